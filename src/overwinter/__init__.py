@@ -1,0 +1,1 @@
+"""Overwinter: serverless inference for many models on few machines."""

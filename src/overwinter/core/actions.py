@@ -1,0 +1,89 @@
+"""All that a mind may ask for. Frozen data; the node or the simulator carries it out."""
+
+from typing import Literal
+
+import msgspec
+
+from overwinter.core.ids import Address, FunctionId, RequestId, RunId, Seconds, WorkerId
+
+Start = Literal["warm", "host", "disk"]
+"""From where a request's function had to be woken."""
+
+
+class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of the tagged union."""
+
+
+class Stage(_Action, frozen=True):
+    """Bring a function's missing blocks from the repository to the host store; answer Staged or StageFailed."""
+
+    function: FunctionId
+
+
+class Drop(_Action, frozen=True):
+    """Take these blocks out of the host store: no staged function needs them."""
+
+    addresses: tuple[Address, ...]
+
+
+class StartBody(_Action, frozen=True):
+    """Fork a body; answer BodyReady or BodyExited. On trial it runs once by itself before it is ready."""
+
+    worker: WorkerId
+    function: FunctionId
+    on_trial: bool = False
+
+
+class Prepare(_Action, frozen=True):
+    """Let the zygote compile this function's program and build its primitives before the next fork."""
+
+    function: FunctionId
+
+
+class Run(_Action, frozen=True):
+    """Hand these requests to a body as one batch; answer RunEnded or BodyExited."""
+
+    worker: WorkerId
+    run: RunId
+    requests: tuple[RequestId, ...]
+
+
+class StopBody(_Action, frozen=True):
+    """End a body: an idle one is asked, a hung one is killed; answer BodyExited."""
+
+    worker: WorkerId
+    kill: bool = False
+
+
+class Reply(_Action, frozen=True):
+    """Hand a request its outputs."""
+
+    request: RequestId
+    function: FunctionId
+    start: Start
+
+
+class Refuse(_Action, frozen=True):
+    """Tell a request that it gets no answer, and why."""
+
+    request: RequestId
+    error: str
+    message: str
+    retry_after_s: float | None = None
+
+
+class Announce(_Action, frozen=True):
+    """Tell who waits for a deploy or a load how it went. A new version that failed is forgotten by the mind."""
+
+    function: FunctionId
+    error: str | None = None
+    reason: str = ""
+
+
+class SetAlarm(_Action, frozen=True):
+    """Send Alarm at this time; replaces the alarm set before."""
+
+    at: Seconds
+
+
+Action = Stage | Drop | StartBody | Prepare | Run | StopBody | Reply | Refuse | Announce | SetAlarm

@@ -1,0 +1,109 @@
+"""Errors say whose fault it is and which HTTP status tells so.
+
+OverwinterError
+  CallerError           the caller's: 400
+    NotFoundError       404
+    ConflictError       409
+    TooLargeError       413
+  AuthorError           the function author's: 400 on deploy
+    ProgramError        what cannot be exported, validated or run
+    HandlerError        raised by preprocess or postprocess, 500
+  MachineError          this machine's, or its load's
+    OverloadedError     503 with Retry-After
+    DeadlineError       504
+    NoSpaceError        507
+    StoreError          500: a damaged block, a disk that fails
+    WorkerError         500: a worker died or answered nonsense
+"""
+
+from typing import ClassVar
+
+
+class OverwinterError(Exception):
+    """Root of all errors raised on purpose; `str()` names the thing and the way out."""
+
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CallerError(OverwinterError):
+    """The request is wrong."""
+
+    status = 400
+
+
+class NotFoundError(CallerError):
+    """No such function, version or block."""
+
+    status = 404
+
+
+class ConflictError(CallerError):
+    """The request does not fit the state of the thing it names."""
+
+    status = 409
+
+
+class TooLargeError(CallerError):
+    """The request is larger than the node accepts."""
+
+    status = 413
+
+
+class AuthorError(OverwinterError):
+    """What was deployed is wrong."""
+
+    status = 400
+
+
+class ProgramError(AuthorError):
+    """A model that cannot be exported, or a program that is not valid."""
+
+
+class HandlerError(AuthorError):
+    """The function's own code failed."""
+
+    status = 500
+
+
+class MachineError(OverwinterError):
+    """The machine or its load is in the way."""
+
+
+class OverloadedError(MachineError):
+    """Full for now: try again after `retry_after_s`."""
+
+    status = 503
+
+
+class DeadlineError(MachineError):
+    """The deadline passed before an answer."""
+
+    status = 504
+
+
+class NoSpaceError(MachineError):
+    """A disk, a tmpfs or a budget is full."""
+
+    status = 507
+
+
+class StoreError(MachineError):
+    """A stored block is damaged or cannot be read."""
+
+
+class WorkerError(MachineError):
+    """A worker process died, or could not start."""
+
+
+def error_named(name: str) -> type[OverwinterError]:
+    """The class of this tree with that name; WorkerError for a name that is none of ours."""
+    tree: list[type[OverwinterError]] = [OverwinterError]
+    for kind in tree:
+        if kind.__name__ == name:
+            return kind
+        tree.extend(kind.__subclasses__())
+    return WorkerError

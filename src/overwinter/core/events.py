@@ -1,0 +1,123 @@
+"""All that can happen to a node's mind. Frozen data: names, sizes and times, never tensors."""
+
+import msgspec
+
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of the tagged union."""
+
+
+class Deployed(_Event, frozen=True):
+    """A version exists. A new one is `on_trial` until a body of it has run; a restored one is not."""
+
+    function: FunctionSpec
+    on_trial: bool = False
+
+
+class Removed(_Event, frozen=True):
+    """A version was taken away by its owner."""
+
+    function: FunctionId
+
+
+class LoadAsked(_Event, frozen=True):
+    """Someone wants the function awake now, and available if it had been unloaded."""
+
+    function: FunctionId
+
+
+class UnloadAsked(_Event, frozen=True):
+    """Someone wants the function to give back its memory and to answer no more."""
+
+    function: FunctionId
+
+
+class Arrived(_Event, frozen=True):
+    """A request waits; its inputs lie with the node under the same id."""
+
+    request: RequestId
+    name: FunctionName
+    version: int | None
+    deadline: Seconds | None
+    """None: the function's own timeout counts."""
+
+
+class Cancelled(_Event, frozen=True):
+    """Nobody waits for this request's answer any more."""
+
+    request: RequestId
+
+
+class Staged(_Event, frozen=True):
+    """All blocks of a function lie in the host store; `added` bytes came from disk."""
+
+    function: FunctionId
+    added: int
+
+
+class StageFailed(_Event, frozen=True):
+    """The host store could not take a function's blocks."""
+
+    function: FunctionId
+    error: str
+    message: str
+
+
+class BodyReady(_Event, frozen=True):
+    """A body has its program and its weights and waits for work."""
+
+    worker: WorkerId
+
+
+class RunFailure(msgspec.Struct, frozen=True):
+    """One request of a run that got no answer, and why."""
+
+    request: RequestId
+    error: str
+    message: str
+
+
+class RunEnded(_Event, frozen=True):
+    """A body answered a run; outputs of those not in `failures` lie with the node."""
+
+    worker: WorkerId
+    run: RunId
+    failures: tuple[RunFailure, ...] = ()
+
+
+class BodyExited(_Event, frozen=True):
+    """A worker process is gone, asked for or not."""
+
+    worker: WorkerId
+    error: str
+    reason: str
+    lost_blocks: bool = False
+    """The host store no longer held what it should: stage anew."""
+
+
+class ZygoteLost(_Event, frozen=True):
+    """The zygote died; what it had prepared is gone."""
+
+
+class Alarm(_Event, frozen=True):
+    """The time of the last SetAlarm has come."""
+
+
+Event = (
+    Deployed
+    | Removed
+    | LoadAsked
+    | UnloadAsked
+    | Arrived
+    | Cancelled
+    | Staged
+    | StageFailed
+    | BodyReady
+    | RunEnded
+    | BodyExited
+    | ZygoteLost
+    | Alarm
+)

@@ -1,0 +1,54 @@
+"""The recorded steps of a mind: `(now, event, actions)`, in a bounded ring and, when asked, in a file.
+
+A journal file is JSON, one value a line: first the mind's configuration, then one Entry a step. Whoever
+feeds the events through a fresh mind of that configuration must get the same actions.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from overwinter.core.actions import Action
+from overwinter.core.config import MindConfig
+from overwinter.core.events import Event
+from overwinter.core.ids import Seconds
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One step of a mind."""
+
+    now: Seconds
+    event: Event
+    actions: tuple[Action, ...]
+
+
+class Journal:
+    """Keeps the last `ring` steps; appends every step to `file` if there is one."""
+
+    def __init__(self, config: MindConfig, ring: int, file: BinaryIO | None = None) -> None:
+        self.recent: deque[Entry] = deque(maxlen=ring)
+        self._file = file
+        self._encoder = msgspec.json.Encoder()
+        if file is not None:
+            file.write(self._encoder.encode(config) + b"\n")
+
+    def record(self, now: Seconds, event: Event, actions: list[Action]) -> None:
+        """Add one step."""
+        entry = Entry(now, event, tuple(actions))
+        self.recent.append(entry)
+        if self._file is not None:
+            self._file.write(self._encoder.encode(entry) + b"\n")
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def read_journal(file: BinaryIO) -> tuple[MindConfig, Iterator[Entry]]:
+    """The configuration and the steps of a journal file; msgspec.ValidationError if it is none."""
+    config = msgspec.json.decode(file.readline(), type=MindConfig)
+    decoder = msgspec.json.Decoder(Entry)
+    return config, (decoder.decode(line) for line in file)
