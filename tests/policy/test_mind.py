@@ -1,0 +1,334 @@
+"""The mind's promises, one test each, driven synchronously."""
+
+from overwinter.core.actions import Announce, Drop, Prepare, Refuse, Reply, Run, Stage, StartBody, StopBody
+from overwinter.core.events import (
+    BodyReady,
+    Cancelled,
+    LoadAsked,
+    Removed,
+    RunEnded,
+    StageFailed,
+    UnloadAsked,
+    ZygoteLost,
+)
+
+from .world import World, spec
+
+
+def kinds(actions):
+    return [type(action).__name__ for action in actions if type(action).__name__ != "SetAlarm"]
+
+
+def awake(**settings) -> World:
+    world = World()
+    world.deploy(spec(**settings))
+    world.arrive()
+    world.settle()
+    world.log.clear()
+    return world
+
+
+def test_a_request_wakes_a_sleeping_function_once():
+    world = World()
+    world.deploy(spec())
+    first, second = world.arrive(), world.arrive()
+    assert kinds(world.log) == ["Stage"]
+    assert kinds(world.stage()) == ["StartBody"]
+    assert kinds(world.ready()) == ["Prepare", "Run"]
+    assert kinds(world.finish()) == ["Reply", "Run"]
+    world.finish()
+    assert [world.answers[id_].start for id_ in (first, second)] == ["disk", "disk"]
+
+
+def test_the_answer_says_from_where_the_function_woke():
+    world = World()
+    world.deploy(spec(keep_alive_s=1.0))
+    world.arrive()
+    world.stage(added=0)
+    world.settle()
+    warm = world.arrive()
+    world.settle()
+    world.ring()
+    world.settle()
+    cold = world.arrive()
+    world.settle()
+    assert world.answers[1].start == "host"
+    assert world.answers[warm].start == "warm"
+    assert world.answers[cold].start == "host"
+
+
+def test_waiting_requests_share_a_run_up_to_the_batch_limit():
+    world = awake(max_batch=3)
+    for _ in range(5):
+        world.arrive()
+    world.finish()
+    runs = [action.requests for action in world.log if isinstance(action, Run)]
+    assert runs == [(2,), (3, 4, 5)]
+
+
+def test_bodies_grow_one_at_a_time_to_the_limit():
+    world = World()
+    world.deploy(spec(max_bodies=3))
+    for _ in range(6):
+        world.arrive()
+    world.stage()
+    assert len(world.starting) == 1
+    world.ready()
+    assert len(world.starting) == 1
+    world.ready()
+    world.ready()
+    assert not world.starting
+    assert len(world.running) == 3
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back():
+    world = awake(queue_limit=2)
+    for _ in range(4):
+        world.arrive()
+    refusal = world.answers[5]
+    assert isinstance(refusal, Refuse)
+    assert refusal.error == "OverloadedError"
+    assert refusal.retry_after_s >= 1.0
+
+
+def test_an_idle_body_sleeps_after_the_keep_alive_which_restarts_on_reuse():
+    world = awake(keep_alive_s=10.0)
+    world.now = 6.0
+    world.arrive()
+    world.finish()
+    assert kinds(world.ring()) == []
+    assert world.now == 10.0
+    assert kinds(world.ring()) == ["StopBody"]
+    assert world.now == 16.0
+    world.die()
+    assert world.mind.state.functions["f@1"].state == "asleep"
+    assert not world.mind.state.bodies
+
+
+def test_a_crash_costs_one_retry_and_then_a_clear_error():
+    world = awake()
+    request = world.arrive()
+    assert kinds(world.die(reason="killed by signal 9")) == []
+    world.ring()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    request = world.arrive()
+    world.die()
+    world.ring()
+    world.ready()
+    world.die(reason="killed by signal 11")
+    refusal = world.answers[request]
+    assert refusal.error == "WorkerError"
+    assert "signal 11" in refusal.message
+
+
+def test_the_backoff_doubles_and_ends_with_success():
+    world = World(backoff_first_s=1.0, backoff_max_s=3.0, attempts_max=9)
+    world.deploy(spec(timeout_s=1000))
+    world.arrive()
+    world.stage()
+    rests = []
+    for _ in range(4):
+        world.die()
+        before = world.now
+        world.ring()
+        rests.append(world.now - before)
+    world.settle()
+    assert rests == [1.0, 2.0, 3.0, 3.0]
+    assert world.mind.state.functions["f@1"].failures == 0
+
+
+def test_a_request_past_its_deadline_is_refused_while_it_waits():
+    world = awake()
+    world.arrive()
+    late = world.arrive(deadline=5.0)
+    assert kinds(world.ring()) == ["Refuse"]
+    assert world.now == 5.0
+    assert world.answers[late].error == "DeadlineError"
+    world.settle()
+    assert isinstance(world.answers[2], Reply)
+
+
+def test_a_hung_body_is_killed_and_its_function_serves_again():
+    world = awake(timeout_s=5.0)
+    world.arrive()
+    while world.now < 5.0:
+        world.ring()
+    assert world.answers[2].error == "DeadlineError"
+    assert [a.kill for a in world.log if isinstance(a, StopBody)] == [True]
+    again = world.arrive()
+    world.die(min(world.stopping))
+    world.ring()
+    world.settle()
+    assert isinstance(world.answers[again], Reply)
+
+
+def test_a_new_version_takes_over_only_after_its_trial():
+    world = awake()
+    world.deploy(spec(version=2, blobs=(("a", 10), ("c", 5))), on_trial=True)
+    world.arrive()
+    assert world.running[1].requests == (2,)
+    world.finish()
+    world.stage()
+    assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True]
+    assert kinds(world.ready())[0] == "Announce"
+    world.arrive()
+    assert 2 in world.running
+    world.arrive(version=1)
+    assert 1 in world.running
+
+
+def test_a_new_version_that_fails_its_trial_leaves_no_trace():
+    world = awake()
+    world.deploy(spec(version=2, blobs=(("a", 10), ("c", 5))), on_trial=True)
+    world.stage()
+    actions = world.die(2, reason="bad program")
+    assert [a for a in actions if isinstance(a, Announce)][0].reason == "bad program"
+    assert [a.addresses for a in actions if isinstance(a, Drop)] == [("c",)]
+    world.arrive()
+    world.settle()
+    assert isinstance(world.answers[2], Reply)
+    assert "f@2" not in world.mind.state.functions
+
+
+def test_a_failed_stage_refuses_and_rests():
+    world = World()
+    world.deploy(spec())
+    request = world.arrive()
+    world.send(StageFailed(world.staging.pop(), "NoSpaceError", "the tmpfs is full"))
+    assert world.answers[request].error == "NoSpaceError"
+    again = world.arrive()
+    assert not world.staging
+    world.ring()
+    world.settle()
+    assert isinstance(world.answers[again], Reply)
+
+
+def test_lost_blocks_are_staged_again():
+    world = awake(keep_alive_s=1.0)
+    world.ring()
+    world.settle()
+    request = world.arrive()
+    world.die(lost_blocks=True)
+    world.ring()
+    assert world.staging == ["f@1"]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_unload_gives_everything_back_and_load_wakes():
+    world = awake()
+    actions = world.send(UnloadAsked("f@1"))
+    assert kinds(actions) == ["StopBody", "Drop"]
+    world.settle()
+    refused = world.arrive()
+    assert world.answers[refused].error == "OverloadedError"
+    assert kinds(world.send(LoadAsked("f@1"))) == ["Stage"]
+    world.stage()
+    assert "Announce" in kinds(world.ready())
+
+
+def test_a_running_request_survives_unload_and_remove():
+    for event in (UnloadAsked("f@1"), Removed("f@1")):
+        world = awake()
+        request = world.arrive()
+        world.send(event)
+        world.settle()
+        assert isinstance(world.answers[request], Reply)
+        assert not world.alive
+
+
+def test_only_unshared_blocks_are_dropped():
+    world = World()
+    for name, blobs in (("f", (("a", 1), ("b", 1))), ("g", (("b", 1), ("c", 1)))):
+        world.deploy(spec(name=name, blobs=blobs))
+        world.arrive(name)
+        world.settle()
+    actions = world.send(Removed("f@1"))
+    assert [a.addresses for a in actions if isinstance(a, Drop)] == [("a",)]
+
+
+def test_the_longest_idle_body_gives_way_when_the_node_is_full():
+    world = World(bodies_max=2)
+    for name in "fgh":
+        world.deploy(spec(name=name))
+    for name in "fg":
+        world.arrive(name)
+        world.settle()
+        world.now += 1.0
+    request = world.arrive("h")
+    world.stage()
+    assert world.stopping == {1}
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_a_busy_full_node_serves_the_waiting_function_when_a_body_falls_idle():
+    world = World(bodies_max=1)
+    world.deploy(spec(name="f"))
+    world.deploy(spec(name="g"))
+    world.arrive("f")
+    world.stage()
+    world.ready()
+    request = world.arrive("g")
+    world.stage()
+    world.finish()
+    assert world.stopping == {1}
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_a_cancelled_request_is_not_run():
+    world = awake()
+    world.arrive()
+    second = world.arrive()
+    world.send(Cancelled(second))
+    world.send(Cancelled(2))
+    world.settle()
+    assert set(world.answers) == {1}
+
+
+def test_the_zygote_prepares_each_program_once_a_life():
+    world = World()
+    world.deploy(spec(keep_alive_s=1.0))
+    for _ in range(2):
+        world.arrive()
+        world.settle()
+        world.ring()
+        world.settle()
+    assert sum(isinstance(a, Prepare) for a in world.log) == 1
+    world.send(ZygoteLost())
+    world.arrive()
+    world.settle()
+    assert sum(isinstance(a, Prepare) for a in world.log) == 2
+
+
+def test_own_code_is_never_prepared_in_the_zygote():
+    world = awake(sandboxed=True)
+    assert not any(isinstance(a, Prepare) for a in world.log)
+
+
+def test_late_and_foreign_news_change_nothing():
+    world = awake()
+    before = repr(world.mind.state)
+    assert world.send(RunEnded(1, 99)) == []
+    assert world.send(BodyReady(77)) == []
+    assert world.send(Cancelled(77)) == []
+    assert repr(world.mind.state) == before
+
+
+def test_unknown_names_and_versions_are_told_apart():
+    world = awake()
+    unknown, version = world.arrive("g"), world.arrive("f", version=7)
+    assert "'g'" in world.answers[unknown].message
+    assert "its versions: [1]" in world.answers[version].message
+
+
+def test_first_wake_of_the_first_version_is_its_trial():
+    world = World()
+    assert [type(a) for a in world.deploy(spec(), on_trial=True)] == [Stage]
+    assert isinstance(world.answers.get(world.arrive()), Refuse)
+    world.settle()
+    request = world.arrive()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
