@@ -1,0 +1,133 @@
+"""How do a Python user's arrays become tensors, and tensors arrays again?
+
+Arrays of PyTorch and NumPy are known by how they look, so that a caller needs neither to be installed.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterable
+from itertools import chain
+from math import prod
+from typing import Any
+
+from overwinter.api.elements import FORMATS
+from overwinter.core.errors import CallerError
+from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
+
+ArrayLike = Any
+"""A PyTorch tensor, a NumPy array or scalar, a number, a str, bytes, or (nested) lists of these."""
+
+DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+"""What PyTorch and NumPy call each datatype."""
+
+_NAMES = {datatype: name for name, datatype in DATATYPES.items()}
+_STRUCT_FORMATS = {**FORMATS, "FP16": "e"}
+
+
+def to_tensor(name: str, value: ArrayLike, spec_of: Callable[[], TensorSpec]) -> Tensor:
+    """A named tensor; `spec_of` is asked for the datatype only when `value` has none of its own. CallerError."""
+    if hasattr(value, "data_ptr"):
+        return _from_torch(name, value)
+    if hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return _from_numpy(name, value)
+    return _from_lists(name, value, spec_of().datatype)
+
+
+def from_tensor(tensor: Tensor) -> Any:
+    """A NumPy array where NumPy is installed, else nested lists; BF16 becomes float32, exactly; BYTES bytes."""
+    try:
+        import numpy
+    except ImportError:
+        return _to_lists(tensor)
+    if tensor.datatype == BYTES:
+        elements = numpy.empty(prod(tensor.shape), dtype=object)
+        elements[:] = unpack_bytes(tensor.data, elements.size)
+        return elements.reshape(tensor.shape)
+    if tensor.datatype == "BF16":
+        return (numpy.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4").reshape(tensor.shape)
+    dtype = numpy.dtype(_NAMES[tensor.datatype]).newbyteorder("<")
+    return numpy.frombuffer(tensor.data, dtype).reshape(tensor.shape)
+
+
+def _from_torch(name: str, value: Any) -> Tensor:
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in DATATYPES:
+        raise CallerError(f"input {name!r} is a tensor of {dtype}; known: {', '.join(DATATYPES)}")
+    whole = value.detach().cpu().contiguous()
+    # PyTorch gives its bytes only through NumPy, which need not be there.
+    data = ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
+    return Tensor(name, DATATYPES[dtype], tuple(whole.shape), data)
+
+
+def _from_numpy(name: str, value: Any) -> Tensor:
+    if value.dtype.kind in "OSU":
+        return Tensor(name, BYTES, tuple(value.shape), pack_bytes([_as_bytes(name, x) for x in value.ravel().tolist()]))
+    dtype = value.dtype.name
+    if dtype not in DATATYPES:
+        raise CallerError(f"input {name!r} is an array of {dtype}; known: {', '.join(DATATYPES)}")
+    little = value.astype(value.dtype.newbyteorder("<"), copy=False)
+    return Tensor(name, DATATYPES[dtype], tuple(value.shape), little.tobytes())
+
+
+def _from_lists(name: str, value: Any, datatype: str) -> Tensor:
+    shape: list[int] = []
+    items = [value]
+    while items and isinstance(items[0], list | tuple):
+        sizes = {len(item) if isinstance(item, list | tuple) else -1 for item in items}
+        if len(sizes) > 1:
+            raise CallerError(f"input {name!r} has lists of different lengths at depth {len(shape)}")
+        shape.append(sizes.pop())
+        items = list(chain.from_iterable(items))
+    if datatype == BYTES:
+        return Tensor(name, BYTES, tuple(shape), pack_bytes([_as_bytes(name, item) for item in items]))
+    code = _STRUCT_FORMATS.get(datatype)
+    if code is None:
+        raise CallerError(f"input {name!r} is {datatype}, which lists cannot give: pass a tensor or an array")
+    try:
+        return Tensor(name, datatype, tuple(shape), struct.pack(f"<{len(items)}{code}", *items))
+    except (struct.error, OverflowError) as error:
+        raise CallerError(f"input {name!r} is not {datatype}: {error}") from error
+
+
+def _as_bytes(name: str, item: Any) -> bytes:
+    if isinstance(item, bytes):
+        return item
+    if isinstance(item, str):
+        return item.encode()
+    raise CallerError(f"input {name!r} is BYTES: it takes str and bytes, not {type(item).__name__}")
+
+
+def _to_lists(tensor: Tensor) -> Any:
+    count = prod(tensor.shape)
+    values: Iterable[Any]
+    if tensor.datatype == BYTES:
+        values = unpack_bytes(tensor.data, count)
+    elif tensor.datatype == "BF16":
+        halves = struct.unpack(f"<{count}H", tensor.data)
+        values = struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(half << 16 for half in halves)))
+    else:
+        values = struct.unpack(f"<{count}{_STRUCT_FORMATS[tensor.datatype]}", tensor.data)
+    return _nest(list(values), tensor.shape)
+
+
+def _nest(values: list[Any], shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return values[0]
+    if len(shape) == 1:
+        return values
+    step = prod(shape[1:])
+    return [_nest(values[at * step : (at + 1) * step], shape[1:]) for at in range(shape[0])]

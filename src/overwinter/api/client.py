@@ -1,0 +1,248 @@
+"""How does Python talk to a node? One synchronous client, with the binary tensor extension on the wire."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from overwinter.api.arrays import ArrayLike, from_tensor, to_tensor
+from overwinter.core.errors import (
+    CallerError,
+    ConflictError,
+    DeadlineError,
+    MachineError,
+    NoSpaceError,
+    NotFoundError,
+    OverloadedError,
+    OverwinterError,
+    TooLargeError,
+)
+from overwinter.core.ids import Address
+from overwinter.core.tensor import Buffer, Tensor, TensorSpec, check_size
+from overwinter.store.manifest import Manifest
+
+ERRORS: dict[int, type[OverwinterError]] = {
+    404: NotFoundError,
+    409: ConflictError,
+    413: TooLargeError,
+    503: OverloadedError,
+    504: DeadlineError,
+    507: NoSpaceError,
+}
+"""The error of each status; others are CallerError below 500 and MachineError from there."""
+
+CHUNK_BYTES = 1 << 20
+GRACE_S = 5.0
+"""How much longer than the request's own deadline the client waits, so that the node's refusal arrives."""
+T = TypeVar("T")
+
+HEAD_LENGTH = "inference-header-content-length"
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """What a deploy made."""
+
+    name: str
+    version: int
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, int]
+
+
+class _Reply(msgspec.Struct):
+    outputs: list[_Output]
+
+
+class Client:
+    """A connection pool to one node. Errors carry the node's own words."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", timeout_s: float = 75.0) -> None:
+        """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead."""
+        self._url = url
+        self._timeout_s = timeout_s
+        # The environment's proxies are not for a node beside us.
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    # Asking
+
+    def live(self) -> bool:
+        """Whether a node works there."""
+        return self._holds("/v2/health/live")
+
+    def ready(self, name: str | None = None, version: int | None = None) -> bool:
+        """Whether the node, or one of its functions, answers requests."""
+        return self._holds("/v2/health/ready" if name is None else f"{_model(name, version)}/ready")
+
+    def functions(self) -> list[dict[str, Any]]:
+        """Every version of every function, as the node describes it."""
+        return _json(self._send("GET", "/overwinter/v1/functions"), list[dict[str, Any]])
+
+    def function(self, name: str, version: int | None = None) -> dict[str, Any]:
+        """One version of a function; the latest unless told. NotFoundError."""
+        return _json(self._send("GET", _function(name, version)), dict[str, Any])
+
+    # Running
+
+    def infer(
+        self, name: str, inputs: Mapping[str, ArrayLike], version: int | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Run a function on tensors, arrays, or (nested) lists, by name of input.
+
+        Returns its outputs by name: NumPy arrays, or nested lists where NumPy is not installed. `timeout_s` is the
+        deadline of the request; without one the function's own holds.
+        """
+        specs: dict[str, TensorSpec] = {}
+
+        def spec_of(wanted: str) -> TensorSpec:
+            if not specs:
+                found = msgspec.convert(self.function(name, version)["inputs"], list[TensorSpec])
+                specs.update({spec.name: spec for spec in found})
+            if wanted not in specs:
+                raise CallerError(f"unknown input {wanted!r} of {name!r}; its inputs are {', '.join(specs) or 'none'}")
+            return specs[wanted]
+
+        tensors = [to_tensor(key, value, partial(spec_of, key)) for key, value in inputs.items()]
+        head, body = _encode_request(tensors, timeout_s)
+        wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
+        headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
+        response = self._send("POST", f"{_model(name, version)}/infer", content=body, headers=headers, timeout=wait_s)
+        return {tensor.name: from_tensor(tensor) for tensor in _decode_reply(response)}
+
+    def load(self, name: str) -> None:
+        """Wake a function, and make it available again."""
+        self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/load")
+
+    def unload(self, name: str) -> None:
+        """Make a function give back its memory and answer no more until it is loaded."""
+        self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/unload")
+
+    # Deploying
+
+    def missing(self, addresses: Sequence[Address]) -> list[Address]:
+        """Which of these blocks the node lacks."""
+        body = msgspec.json.encode({"addresses": addresses})
+        response = self._send("POST", "/overwinter/v1/blocks/missing", content=body)
+        return _json(response, dict[str, list[Address]])["missing"]
+
+    def put_block(self, address: Address, data: Buffer) -> bool:
+        """Send one block; False when the node had it."""
+        view = memoryview(data).cast("B")
+        headers = {"content-length": str(len(view)), "content-type": "application/octet-stream"}
+        path = f"/overwinter/v1/blocks/{address}"
+        return self._send("PUT", path, content=_chunks(view), headers=headers).status_code == 201
+
+    def register(self, manifest: Manifest) -> Registered:
+        """Make a new version of a function whose blocks the node has. ConflictError when it lacks some."""
+        response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
+        return _json(response, Registered)
+
+    def remove(self, name: str, version: int | None = None) -> None:
+        """Take away one version of a function, or all of them."""
+        self._send("DELETE", _function(name, version))
+
+    def _holds(self, path: str) -> bool:
+        response = self._request("GET", path)
+        if response.status_code == 400:
+            return False
+        _raise_error(response)
+        return True
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        response = self._request(method, path, **options)
+        _raise_error(response)
+        return response
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.TimeoutException as error:
+            raise DeadlineError(f"the node at {self._url} did not answer in time") from error
+        except httpx.TransportError as error:
+            raise MachineError(
+                f"no node answers at {self._url} ({error}): start one with `overwinter serve`"
+            ) from error
+
+
+def _raise_error(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    try:
+        message = str(msgspec.json.decode(response.content, type=dict[str, Any])["error"])
+    except (msgspec.DecodeError, UnicodeError, KeyError):
+        message = f"HTTP status {response.status_code} and no error text: is a node there?"
+    kind = ERRORS.get(response.status_code, CallerError if response.status_code < 500 else MachineError)
+    retry = response.headers.get("retry-after", "")
+    raise kind(message, float(retry) if retry.isdigit() else None)
+
+
+def _json(response: httpx.Response, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise MachineError(f"the answer from {response.url} is not a node's: {error}") from error
+
+
+def _encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int, bytes]:
+    """The length of the JSON head, and the body: the head, then the bytes of all tensors."""
+    parameters: dict[str, bool | int] = {"binary_data_output": True}
+    if timeout_s is not None:
+        # The protocol counts microseconds, and 0 would mean no deadline at all.
+        parameters["timeout"] = max(1, round(timeout_s * 1e6))
+    described = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": tensor.shape,
+            "parameters": {"binary_data_size": len(tensor.data)},
+        }
+        for tensor in tensors
+    ]
+    head = msgspec.json.encode({"inputs": described, "parameters": parameters})
+    return len(head), b"".join([head, *(tensor.data for tensor in tensors)])
+
+
+def _decode_reply(response: httpx.Response) -> list[Tensor]:
+    try:
+        head = int(response.headers[HEAD_LENGTH])
+        reply = msgspec.json.decode(response.content[:head], type=_Reply)
+    except (KeyError, ValueError) as error:
+        raise MachineError(f"the answer from {response.url} is not binary inference: {error!r}") from error
+    tensors = []
+    tail = memoryview(response.content)[head:]
+    for output in reply.outputs:
+        size = output.parameters["binary_data_size"]
+        tensors.append(Tensor(output.name, output.datatype, output.shape, tail[:size]))
+        check_size(tensors[-1])
+        tail = tail[size:]
+    return tensors
+
+
+def _chunks(view: memoryview) -> Iterator[bytes]:
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield bytes(view[start : start + CHUNK_BYTES])
+
+
+def _model(name: str, version: int | None) -> str:
+    return f"/v2/models/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")
+
+
+def _function(name: str, version: int | None) -> str:
+    return f"/overwinter/v1/functions/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")

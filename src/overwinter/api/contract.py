@@ -1,0 +1,75 @@
+"""Do these inputs fit what the function takes?"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from overwinter.api.elements import FORMATS
+from overwinter.core.errors import CallerError
+from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorSpec, check_size, pack_bytes
+
+
+def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    """CallerError unless `inputs` are exactly the `specs`: names, datatypes, ranks, sizes; equal sizes where a name of
+    a dimension occurs twice.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    sizes: dict[str, int] = {}
+    for tensor in inputs:
+        spec = wanted.pop(tensor.name, None)
+        if spec is None:
+            known = ", ".join(repr(each.name) for each in specs)
+            raise CallerError(f"unknown or repeated input {tensor.name!r}; the inputs are {known or 'none'}")
+        if tensor.datatype != spec.datatype:
+            raise CallerError(f"input {tensor.name!r} is {spec.datatype}, not {tensor.datatype}")
+        if len(tensor.shape) != len(spec.shape):
+            raise _misfit(tensor, spec)
+        for size, expected in zip(tensor.shape, spec.shape, strict=True):
+            if size != (expected if isinstance(expected, int) else sizes.setdefault(expected, size)):
+                raise _misfit(tensor, spec)
+    if wanted:
+        raise CallerError(f"input {next(iter(wanted))!r} is missing")
+
+
+def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
+    """CallerError unless the function gives the `wanted` outputs (each binary or not; empty: all of them, as `binary`
+    says) and JSON can carry those that are not binary.
+    """
+    given = {spec.name: spec.datatype for spec in specs}
+    for name, as_binary in (wanted or dict.fromkeys(given, binary)).items():
+        datatype = given.get(name)
+        if datatype is None:
+            raise CallerError(f"unknown output {name!r}; the outputs are {', '.join(map(repr, given))}")
+        if not as_binary and datatype not in FORMATS and datatype != BYTES:
+            raise CallerError(f'output {name!r} is {datatype}, which has no JSON form: ask for it with "binary_data"')
+
+
+def raw_input(body: bytes, specs: Sequence[TensorSpec]) -> Tensor:
+    """The only input of a function, out of a body that is nothing but its bytes.
+
+    At most one size can be worked out from the length; when the first (the batch) and another one are open, the
+    batch is 1. A BYTES body is one element, without a length before it.
+    """
+    if len(specs) != 1:
+        raise CallerError(f"a raw body can only be the input of a function with one input; this one has {len(specs)}")
+    spec = specs[0]
+    shape = [size if isinstance(size, int) else -1 for size in spec.shape]
+    if spec.datatype == BYTES:
+        if any(size not in (-1, 1) for size in shape):
+            raise CallerError(
+                f"a raw body is one BYTES element, and input {spec.name!r} takes shape {list(spec.shape)}"
+            )
+        return Tensor(spec.name, BYTES, (1,) * len(shape), pack_bytes([body]))
+    if shape.count(-1) > 1 and shape[0] == -1:
+        shape[0] = 1
+    if shape.count(-1) > 1:
+        raise CallerError(f"a raw body does not say the sizes {list(spec.shape)} of input {spec.name!r}: send JSON")
+    if -1 in shape:
+        item = ITEM_BYTES[spec.datatype] * prod(size for size in shape if size != -1)
+        shape[shape.index(-1)] = len(body) // item if item else 0
+    tensor = Tensor(spec.name, spec.datatype, tuple(shape), body)
+    check_size(tensor)
+    return tensor
+
+
+def _misfit(tensor: Tensor, spec: TensorSpec) -> CallerError:
+    return CallerError(f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}")

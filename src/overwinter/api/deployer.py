@@ -1,0 +1,196 @@
+"""How does a model on the deployer's side become a function of a node?
+
+It is exported to a program, its weights are packed into blocks, what the node lacks is sent, and the manifest
+registers it. PyTorch is needed here, and nowhere on the node's own side of the front door.
+"""
+
+import ast
+import ctypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from overwinter.api.client import Client
+from overwinter.core.errors import CallerError, HandlerError
+from overwinter.core.function import Settings
+from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.tensor import Buffer, TensorSpec
+from overwinter.model.program import Program, encode_program
+from overwinter.store.blocks import address_of, build_block, name_block
+from overwinter.store.manifest import Blob, Handler, Manifest
+from overwinter.store.packing import BlockPlan, pack
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
+MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how many bytes of it are done, and how many there are."""
+
+
+class Uploaded(msgspec.Struct, frozen=True):
+    """What a deploy made, and what it cost: bytes of the whole function, and of these, those that were new."""
+
+    name: str
+    version: int
+    nbytes: int
+    added_bytes: int
+
+
+class Package(msgspec.Struct):
+    """A function ready to be sent: its manifest, and how to make each of its blobs."""
+
+    manifest: Manifest
+    contents: dict[Address, Callable[[], Buffer]]
+
+    def upload(self, client: Client, progress: Progress | None = None) -> Uploaded:
+        """Send what the node lacks and register; raises the node's own words when it refuses."""
+        blobs = self.manifest.blobs()
+        lacking = set(client.missing([blob.address for blob in blobs]))
+        total = sum(blob.nbytes for blob in blobs if blob.address in lacking)
+        sent = 0
+        for blob in blobs:
+            if blob.address in lacking:
+                client.put_block(blob.address, self.contents[blob.address]())
+                sent += blob.nbytes
+                if progress is not None:
+                    progress("upload", sent, total)
+        registered = client.register(self.manifest)
+        return Uploaded(registered.name, registered.version, sum(blob.nbytes for blob in blobs), total)
+
+
+def package(
+    name: str,
+    program: Program,
+    weights: Sequence["torch.Tensor"],
+    *,
+    handler: str | None = None,
+    assets: Mapping[str, bytes] | None = None,
+    tenant: str = "default",
+    settings: Settings | None = None,
+) -> Package:
+    """A program, its weights in its own order and, if there is one, the source of a handler, as a function."""
+    buffers = [_bytes_of(weight) for weight in weights]
+    contents: dict[Address, Callable[[], Buffer]] = {}
+    blocks = []
+    for plan in pack(program.weights):
+        block = name_block(plan, buffers)
+        contents[block.address] = _block_maker(plan, buffers)
+        blocks.append(block)
+    code = None
+    inputs, outputs = program.inputs, program.outputs
+    if handler is not None:
+        inputs, outputs = declared(handler, "INPUTS") or inputs, declared(handler, "OUTPUTS") or outputs
+        files = {key: _blob(data, contents) for key, data in (assets or {}).items()}
+        code = Handler(_blob(handler.encode(), contents), files)
+    manifest = Manifest(
+        name=FunctionName(name),
+        tenant=TenantId(tenant),
+        program=_blob(encode_program(program), contents),
+        blocks=tuple(blocks),
+        inputs=inputs,
+        outputs=outputs,
+        handler=code,
+        settings=settings or Settings(),
+    )
+    return Package(manifest, contents)
+
+
+def deploy(  # noqa: PLR0913 - what a person may want to say of a function
+    model: "torch.nn.Module",
+    example_inputs: Any,
+    *,
+    name: str,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    handler: str | Path | None = None,
+    assets: Mapping[str, bytes] | None = None,
+    slo: str | float | None = None,
+    tenant: str = "default",
+    url: str = DEFAULT_URL,
+    **settings: Any,
+) -> Uploaded:
+    """Deploy a module to a node and wait until it has proved itself there.
+
+    `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary (default: the
+    first of every input is "batch"). `handler` is the path of a Python file, `assets` the files handed to it,
+    `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot
+    be exported, and the node's own error when it refuses.
+    """
+    from overwinter.model.export import export  # PyTorch takes a second: only who deploys waits for it
+
+    chosen = settings_of(slo, settings)
+    source = None if handler is None else Path(handler).read_text()
+    exported = export(model, example_inputs, dynamic)
+    ready = package(
+        name, exported.program, exported.weights, handler=source, assets=assets, tenant=tenant, settings=chosen
+    )
+    with Client(url) as client:
+        return ready.upload(client)
+
+
+def settings_of(slo: str | float | None, settings: Mapping[str, Any]) -> Settings:
+    """Settings from what a person wrote; CallerError names what is unknown or out of bounds."""
+    values = dict(settings)
+    if slo is not None:
+        values["slo_ms"] = milliseconds(slo)
+    try:
+        return msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(Settings))
+        raise CallerError(f"settings: {error}; there are {known}") from None
+
+
+def milliseconds(duration: str | float) -> float:
+    """A duration such as "80ms" or "1.5s" in milliseconds; a bare number is milliseconds."""
+    if not isinstance(duration, str):
+        return float(duration)
+    found = DURATION.fullmatch(duration.strip())
+    if found is None:
+        raise CallerError(f"{duration!r} is not a duration: write a number and one of {', '.join(MS_OF)}, as in 80ms")
+    return float(found[1]) * MS_OF[found[2]]
+
+
+def declared(source: str, name: str) -> tuple[TensorSpec, ...] | None:
+    """The tensors that a handler's source lists under `name`, read without running it; None if it lists none."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise HandlerError(f"the handler is not valid Python: {error}") from None
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            named: list[ast.expr] = [node.target]
+            value = node.value
+        elif isinstance(node, ast.Assign):
+            named, value = node.targets, node.value
+        else:
+            continue
+        if value is not None and any(isinstance(target, ast.Name) and target.id == name for target in named):
+            try:
+                return msgspec.convert(ast.literal_eval(value), tuple[TensorSpec, ...])
+            except (ValueError, msgspec.ValidationError) as error:
+                form = '{"name": "text", "datatype": "BYTES", "shape": ["batch"]}'
+                raise HandlerError(f"{name} of the handler must be a list of literals like {form}: {error}") from None
+    return None
+
+
+def _blob(data: bytes, contents: dict[Address, Callable[[], Buffer]]) -> Blob:
+    address = address_of(data)
+    contents[address] = lambda: data
+    return Blob(address, len(data))
+
+
+def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer]) -> Callable[[], Buffer]:
+    return lambda: build_block(plan, buffers)
+
+
+def _bytes_of(weight: "torch.Tensor") -> memoryview:
+    """The bytes of a contiguous tensor, without a copy: the tensor must outlive them."""
+    if not weight.nbytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * weight.nbytes).from_address(weight.data_ptr())).cast("B")

@@ -1,0 +1,221 @@
+"""The Open Inference Protocol v2 over HTTP: health, metadata, inference, and the repository of models."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from overwinter.api.contract import check_inputs, check_outputs, raw_input
+from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
+from overwinter.api.front import Front, FunctionView
+from overwinter.api.oip import Inference, decode_request, encode_reply
+from overwinter.api.routing import Route
+from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.ids import FunctionName
+from overwinter.core.tensor import BYTES, TensorSpec
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+)
+HEAD_LENGTH = b"inference-header-content-length"
+BINARY_TYPE = (b"content-type", b"application/octet-stream")
+STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "host", "disk")}
+"""The header that tells a caller where the weights lay when the request came."""
+
+
+class _IndexRequest(msgspec.Struct):
+    ready: bool = False
+
+
+class _LoadRequest(msgspec.Struct):
+    parameters: dict[str, bool | int | float | str] = {}
+
+
+_index_decoder = msgspec.json.Decoder(_IndexRequest)
+_load_decoder = msgspec.json.Decoder(_LoadRequest)
+
+
+class InferenceApi:
+    """The protocol's routes over one node."""
+
+    def __init__(self, front: Front, request_bytes_max: int, product_version: str) -> None:
+        self._front = front
+        self._bytes_max = request_bytes_max
+        self._server = {"name": "overwinter", "version": product_version, "extensions": EXTENSIONS}
+
+    def routes(self) -> list[Route]:
+        """Every route of the protocol."""
+        model, version = "/v2/models/*", "/v2/models/*/versions/*"
+        return [
+            ("GET", "/v2", self.server),
+            ("GET", "/v2/health/live", self.live),
+            ("GET", "/v2/health/ready", self.ready),
+            ("GET", "/v2/models", self.models),
+            *((method, path + action, handler)
+              for path in (model, version)
+              for method, action, handler in (
+                  ("POST", "/infer", self.infer),
+                  ("GET", "", self.model),
+                  ("GET", "/ready", self.model_ready),
+                  ("GET", "/config", self.model_config),
+              )),
+            ("POST", "/v2/repository/index", self.index),
+            ("POST", "/v2/repository/models/*/load", self.load),
+            ("POST", "/v2/repository/models/*/unload", self.unload),
+        ]  # fmt: skip
+
+    async def infer(self, request: Request) -> Response:
+        """Run a function on the body's tensors."""
+        name, version = function_of(request)
+        view = self._front.function(name, version)
+        body = await request.body(self._bytes_max)
+        head_bytes = head_length(request)
+        if head_bytes == 0:
+            inference = Inference([raw_input(body, view.inputs)], binary=True)
+        else:
+            inference = decode_request(body, head_bytes)
+        check_inputs(inference.inputs, view.inputs)
+        check_outputs(inference.wanted, inference.binary, view.outputs)
+        reply = await request.unless_gone(
+            self._front.infer(name, version, inference.inputs, inference.timeout_s, inference.priority)
+        )
+        answer, head_bytes = encode_reply(reply.name, reply.version, reply.outputs, inference)
+        start = STARTS[reply.start]
+        if head_bytes is None:
+            return Response(200, answer, [JSON_TYPE, start])
+        return Response(200, answer, [BINARY_TYPE, (HEAD_LENGTH, b"%d" % head_bytes), start])
+
+    async def server(self, request: Request) -> Response:
+        """What this server is."""
+        return json_response(self._server)
+
+    async def live(self, request: Request) -> Response:
+        """Whether the node works; 400 when not, as the protocol says."""
+        live = self._front.live()
+        return json_response({"live": live}, 200 if live else 400)
+
+    async def ready(self, request: Request) -> Response:
+        """Whether the node answers requests."""
+        ready = self._front.ready()
+        return json_response({"ready": ready}, 200 if ready else 400)
+
+    async def models(self, request: Request) -> Response:
+        """The names of all functions (KServe's list)."""
+        return json_response({"models": sorted({view.name for view in self._front.functions()})})
+
+    async def model(self, request: Request) -> Response:
+        """A function's inputs and outputs."""
+        view = self._view(request)
+        versions = [each.version for each in self._front.functions() if each.name == view.name]
+        return json_response(
+            {
+                "name": view.name,
+                "versions": [str(version) for version in sorted(versions)],
+                "platform": view.platform,
+                "inputs": _tensors(view.inputs),
+                "outputs": _tensors(view.outputs),
+            }
+        )
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a function answers requests; one that sleeps does."""
+        view = self._view(request)
+        ready = view.state == "READY"
+        return json_response({"name": view.name, "ready": ready}, 200 if ready else 400)
+
+    async def model_config(self, request: Request) -> Response:
+        """What is true of a function in the words of Triton's model configuration."""
+        view = self._view(request)
+        settings = msgspec.to_builtins(view.settings)
+        return json_response(
+            {
+                "name": view.name,
+                "platform": view.platform,
+                "backend": "overwinter",
+                "version_policy": {"all": {}},
+                # 0: the sizes in `dims` are the whole shapes, the batch among them.
+                "max_batch_size": 0,
+                "input": _config_tensors(view.inputs),
+                "output": _config_tensors(view.outputs),
+                "instance_group": [{"name": view.name, "kind": "KIND_CPU", "count": view.settings.max_bodies}],
+                "parameters": {
+                    key: {"string_value": str(value)} for key, value in settings.items() if value is not None
+                },
+            }
+        )
+
+    async def index(self, request: Request) -> Response:
+        """Every version of every function, and its state."""
+        body = await request.body(self._bytes_max)
+        ready_only = decode_json(_index_decoder, body).ready if body else False
+        return json_response(
+            [
+                {"name": view.name, "version": str(view.version), "state": view.state, "reason": view.reason}
+                for view in self._front.functions()
+                if view.state == "READY" or not ready_only
+            ]
+        )
+
+    async def load(self, request: Request) -> Response:
+        """Wake a function and make it available."""
+        body = await request.body(self._bytes_max)
+        if body and decode_json(_load_decoder, body).parameters:
+            raise CallerError("load takes no parameters here: a changed function is a new version, deploy it")
+        await self._front.load(*function_of(request))
+        return Response(200, b"", [])
+
+    async def unload(self, request: Request) -> Response:
+        """Make a function give back its memory."""
+        body = await request.body(self._bytes_max)
+        if body:
+            # The only parameter, unload_dependents, changes nothing: no function has dependents.
+            decode_json(_load_decoder, body)
+        await self._front.unload(*function_of(request))
+        return Response(200, b"", [])
+
+    def _view(self, request: Request) -> FunctionView:
+        return self._front.function(*function_of(request))
+
+
+def function_of(request: Request) -> tuple[FunctionName, int | None]:
+    """The name, and the version where the path gives one; NotFoundError when that is not a number."""
+    name = FunctionName(request.values[0])
+    if len(request.values) == 1:
+        return name, None
+    version = request.values[1]
+    if not (version.isascii() and version.isdigit() and len(version) < 19):
+        raise NotFoundError(f"function {name!r} has no version {version!r}: versions are whole numbers")
+    return name, int(version)
+
+
+def head_length(request: Request) -> int | None:
+    """The length of the JSON before the binary tensors; None when the body is all JSON; CallerError."""
+    text = request.headers.get(HEAD_LENGTH)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 18:
+        raise CallerError(f"Inference-Header-Content-Length is not a number of bytes: {text.decode('latin-1')!r}")
+    return int(text)
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, object]]:
+    return [{"name": spec.name, "datatype": spec.datatype, "shape": _dims(spec)} for spec in specs]
+
+
+def _config_tensors(specs: Sequence[TensorSpec]) -> list[dict[str, object]]:
+    return [
+        # Triton calls its BYTES so in messages and STRING in configurations.
+        {
+            "name": spec.name,
+            "data_type": f"TYPE_{'STRING' if spec.datatype == BYTES else spec.datatype}",
+            "dims": _dims(spec),
+        }
+        for spec in specs
+    ]
+
+
+def _dims(spec: TensorSpec) -> list[int]:
+    return [size if isinstance(size, int) else -1 for size in spec.shape]

@@ -1,0 +1,236 @@
+"""A node in this process, for tests of the front door: real functions on bytes, a real repository, no workers."""
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from overwinter.api.app import create_app, serve
+from overwinter.core.errors import NotFoundError, OverloadedError
+from overwinter.core.function import Settings
+from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import Blob, Deployment, Manifest
+from overwinter.store.repository import Repository
+
+REQUEST_BYTES_MAX = 1 << 20
+BLOCK_BYTES_MAX = 1 << 21
+UPLOAD_IDLE_S = 0.2
+
+Outputs = list[Tensor]
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    version: int
+    latest: bool
+    state: str
+    reason: str = ""
+    platform: str = "overwinter_program"
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    settings: Settings
+
+
+class Reply(msgspec.Struct):
+    name: str
+    version: int
+    outputs: Outputs
+    start: str = "host"
+
+
+def spec(name: str, datatype: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name, datatype, shape)
+
+
+def add(inputs: dict[str, Tensor]) -> Outputs:
+    """Sum and difference of two INT32 tensors."""
+    a, b = (memoryview(bytes(inputs[name].data)).cast("i").tolist() for name in ("a", "b"))
+    shape = inputs["a"].shape
+    return [
+        Tensor("sum", "INT32", shape, struct.pack(f"<{len(a)}i", *(x + y for x, y in zip(a, b, strict=True)))),
+        Tensor("difference", "INT32", shape, struct.pack(f"<{len(a)}i", *(x - y for x, y in zip(a, b, strict=True)))),
+    ]
+
+
+def reverse(inputs: dict[str, Tensor]) -> Outputs:
+    """Each BYTES element backwards."""
+    given = inputs["text"]
+    elements = unpack_bytes(given.data, given.shape[0])
+    return [Tensor("reversed", BYTES, given.shape, pack_bytes([element[::-1] for element in elements]))]
+
+
+def echo(inputs: dict[str, Tensor]) -> Outputs:
+    given = inputs["x"]
+    return [Tensor("y", given.datatype, given.shape, bytes(given.data))]
+
+
+def overloaded(inputs: dict[str, Tensor]) -> Outputs:
+    raise OverloadedError("function 'busy' has 512 requests waiting: try again later", 2.5)
+
+
+def broken(inputs: dict[str, Tensor]) -> Outputs:
+    raise ZeroDivisionError("a secret of the house")
+
+
+ECHOED = ("BOOL", "UINT8", "INT8", "INT16", "UINT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64", BYTES)
+
+FUNCTIONS: dict[str, tuple[Callable[[dict[str, Tensor]], Outputs], tuple[TensorSpec, ...], tuple[TensorSpec, ...]]] = {
+    "add": (
+        add,
+        (spec("a", "INT32", "batch", 3), spec("b", "INT32", "batch", 3)),
+        (spec("sum", "INT32", "batch", 3), spec("difference", "INT32", "batch", 3)),
+    ),
+    "reverse": (reverse, (spec("text", BYTES, "n"),), (spec("reversed", BYTES, "n"),)),
+    "busy": (overloaded, (spec("x", "FP32", "n"),), (spec("y", "FP32", "n"),)),
+    "broken": (broken, (spec("x", "FP32", "n"),), (spec("y", "FP32", "n"),)),
+    "slow": (echo, (spec("x", "FP32", "n"),), (spec("y", "FP32", "n"),)),
+    **{
+        f"echo-{name.lower()}": (echo, (spec("x", name, "batch", "n"),), (spec("y", name, "batch", "n"),))
+        for name in ECHOED
+    },
+}
+
+
+class Door:
+    """The node's interface over FUNCTIONS; what is deployed echoes."""
+
+    def __init__(self, root: Path) -> None:
+        self.repository = Repository(root)
+        self.views: dict[tuple[str, int], View] = {}
+        self.asked: list[tuple[str, int | None, float | None, int]] = []
+        self.slow_started = threading.Event()
+        self.slow_cancelled = threading.Event()
+        self.slow_go = asyncio.Event()
+        for name, (_, inputs, outputs) in FUNCTIONS.items():
+            self._add(name, 1, inputs, outputs)
+        self._add("add", 2, *FUNCTIONS["add"][1:])
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return any(view.state == "READY" for view in self.views.values())
+
+    def functions(self) -> list[View]:
+        return [self.views[key] for key in sorted(self.views)]
+
+    def function(self, name: str, version: int | None) -> View:
+        versions = [key[1] for key in self.views if key[0] == name]
+        wanted = max(versions, default=0) if version is None else version
+        if wanted not in versions:
+            raise NotFoundError(f"unknown function {name!r}" + ("" if version is None else f" version {version}"))
+        return self.views[name, wanted]
+
+    async def infer(
+        self, name: str, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int
+    ) -> Reply:
+        self.asked.append((name, version, timeout_s, priority))
+        if name == "slow":
+            self.slow_started.set()
+            try:
+                await self.slow_go.wait()
+            except asyncio.CancelledError:
+                self.slow_cancelled.set()
+                raise
+        compute = FUNCTIONS[name][0] if name in FUNCTIONS else echo
+        return Reply(name, self.function(name, version).version, compute({tensor.name: tensor for tensor in inputs}))
+
+    async def deploy(self, manifest: Manifest) -> Deployment:
+        deployment = self.repository.register(manifest, time.time())
+        self._add(manifest.name, deployment.version, manifest.inputs, manifest.outputs)
+        return deployment
+
+    async def remove(self, name: str, version: int | None) -> None:
+        self.function(name, version)
+        self.views = {key: view for key, view in self.views.items() if key[0] != name or version not in (None, key[1])}
+
+    async def load(self, name: str, version: int | None) -> None:
+        self._set_state(name, version, "READY", "")
+
+    async def unload(self, name: str, version: int | None) -> None:
+        self._set_state(name, version, "UNAVAILABLE", "unloaded")
+
+    def _add(self, name: str, version: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        for key, view in self.views.items():
+            if key[0] == name:
+                self.views[key] = msgspec.structs.replace(view, latest=False)
+        self.views[name, version] = View(
+            name=name,
+            version=version,
+            latest=True,
+            state="READY",
+            inputs=inputs,
+            outputs=outputs,
+            settings=Settings(slo_ms=80),
+        )
+
+    def _set_state(self, name: str, version: int | None, state: str, reason: str) -> None:
+        view = self.function(name, version)
+        self.views[name, view.version] = msgspec.structs.replace(view, state=state, reason=reason)
+
+
+class Served(msgspec.Struct):
+    """A door that answers on a socket."""
+
+    door: Door
+    port: int
+    loop: asyncio.AbstractEventLoop
+    stop: Callable[[], None]
+    thread: threading.Thread
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serving(root: Path, drain_s: int = 20) -> Iterator[Served]:
+    """Serve a fresh door from another thread with its own loop."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    started = threading.Event()
+    found: list[Served] = []
+    ended: list[BaseException] = []
+
+    async def run() -> None:
+        door = Door(root)
+        app = create_app(door, REQUEST_BYTES_MAX, BLOCK_BYTES_MAX, UPLOAD_IDLE_S)
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(serve(app, listener, drain_s))
+            port = listener.getsockname()[1]
+            found.append(Served(door, port, loop, lambda: loop.call_soon_threadsafe(task.cancel), thread))
+            started.set()
+        door.repository.close()
+
+    def main() -> None:
+        try:
+            uvloop.run(run())
+        except BaseException as error:  # noqa: BLE001 - handed to the test below
+            ended.append(error)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    started.wait()
+    try:
+        yield found[0]
+    finally:
+        if found and thread.is_alive():
+            found[0].stop()
+        thread.join()
+    assert ended == []
+
+
+def manifest_of(name: str, program: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Manifest:
+    """A manifest whose only blob is `program`."""
+    blob = Blob(address_of(program), len(program))
+    return Manifest(name=name, tenant="tests", program=blob, blocks=(), inputs=inputs, outputs=outputs)

@@ -1,0 +1,266 @@
+"""The door as any HTTP client sees it: statuses, headers, bounds, and what happens when a client leaves."""
+
+import gzip
+import logging
+import socket
+import threading
+import zlib
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from tests.api.door import REQUEST_BYTES_MAX, Served, serving
+
+ADD = {
+    "inputs": [
+        {"name": "a", "datatype": "INT32", "shape": [1, 3], "data": [[1, 2, 3]]},
+        {"name": "b", "datatype": "INT32", "shape": [1, 3], "data": [10, 20, 30]},
+    ]
+}
+ECHO = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0.5]}]}
+
+
+def answers_connections(port: int) -> bool:
+    with socket.socket() as newcomer:
+        return newcomer.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_what_the_server_is(http: httpx.Client) -> None:
+    answer = http.get("/v2").json()
+    assert answer["name"] == "overwinter"
+    assert {"binary_tensor_data", "model_repository", "schedule_policy"} <= set(answer["extensions"])
+
+
+def test_health(http: httpx.Client) -> None:
+    assert http.get("/v2/health/live").json() == {"live": True}
+    assert http.get("/v2/health/ready").json() == {"ready": True}
+
+
+def test_models(http: httpx.Client) -> None:
+    assert {"add", "reverse"} <= set(http.get("/v2/models").json()["models"])
+
+
+def test_metadata_of_a_model(http: httpx.Client) -> None:
+    expected = {
+        "name": "add",
+        "versions": ["1", "2"],
+        "platform": "overwinter_program",
+        "inputs": [{"name": name, "datatype": "INT32", "shape": [-1, 3]} for name in ("a", "b")],
+        "outputs": [{"name": name, "datatype": "INT32", "shape": [-1, 3]} for name in ("sum", "difference")],
+    }
+    assert http.get("/v2/models/add").json() == expected
+    assert http.get("/v2/models/add/versions/1").json() == expected
+
+
+def test_configuration_of_a_model(http: httpx.Client) -> None:
+    answer = http.get("/v2/models/reverse/versions/1/config").json()
+    assert answer["max_batch_size"] == 0
+    assert answer["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1]}]
+    assert answer["parameters"]["slo_ms"] == {"string_value": "80"}
+
+
+def test_inference_in_json(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/add/infer", json=ADD | {"id": "x7"})
+    assert answer.headers["overwinter-start"] == "host"
+    assert answer.json() == {
+        "model_name": "add",
+        "model_version": "2",
+        "id": "x7",
+        "outputs": [
+            {"name": "sum", "datatype": "INT32", "shape": [1, 3], "data": [11, 22, 33]},
+            {"name": "difference", "datatype": "INT32", "shape": [1, 3], "data": [-9, -18, -27]},
+        ],
+    }
+
+
+def test_a_version_is_called_by_number(http: httpx.Client) -> None:
+    assert http.post("/v2/models/add/versions/1/infer", json=ADD).json()["model_version"] == "1"
+
+
+def test_outputs_are_chosen_in_order(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/add/infer", json=ADD | {"outputs": [{"name": "difference"}]}).json()
+    assert [output["name"] for output in answer["outputs"]] == ["difference"]
+
+
+def test_deadline_and_priority_reach_the_node(http: httpx.Client, served: Served) -> None:
+    http.post("/v2/models/add/infer", json=ADD | {"parameters": {"timeout": 250_000, "priority": 2}})
+    assert served.door.asked[-1] == ("add", None, 0.25, 2)
+
+
+def test_a_raw_body(http: httpx.Client) -> None:
+    body = bytes(range(16))
+    answer = http.post("/v2/models/echo-fp32/infer", content=body, headers={"Inference-Header-Content-Length": "0"})
+    head = int(answer.headers["inference-header-content-length"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert msgspec.json.decode(answer.content[:head])["outputs"][0]["shape"] == [1, 4]
+    assert answer.content[head:] == body
+
+
+@pytest.mark.parametrize(("coding", "press"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_compressed_bodies(http: httpx.Client, coding: str, press: object) -> None:
+    body = press(msgspec.json.encode(ADD))
+    answer = http.post("/v2/models/add/infer", content=body, headers={"Content-Encoding": coding})
+    assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
+    cut = http.post("/v2/models/add/infer", content=body[:-6], headers={"Content-Encoding": coding})
+    assert (cut.status_code, "cut short" in cut.json()["error"]) == (400, True)
+    not_pressed = http.post("/v2/models/add/infer", json=ADD, headers={"Content-Encoding": coding})
+    assert (not_pressed.status_code, "not valid" in not_pressed.json()["error"]) == (400, True)
+
+
+def test_a_body_that_swells_past_the_bound(http: httpx.Client) -> None:
+    bomb = gzip.compress(bytes(REQUEST_BYTES_MAX + 1))
+    assert len(bomb) < REQUEST_BYTES_MAX // 100
+    answer = http.post("/v2/models/add/infer", content=bomb, headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 413
+
+
+def test_an_unknown_coding(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/add/infer", content=b"x", headers={"Content-Encoding": "br"})
+    assert (answer.status_code, answer.json()["error"].split(";")[0]) == (415, "content-encoding 'br' is not known")
+
+
+def test_a_body_past_the_bound_announced_or_not(http: httpx.Client) -> None:
+    too_much = bytes(REQUEST_BYTES_MAX + 1)
+    for content in (too_much, iter([too_much[: 1 << 19], too_much[1 << 19 :]])):
+        answer = http.post("/v2/models/add/infer", content=content)
+        assert (answer.status_code, str(REQUEST_BYTES_MAX) in answer.json()["error"]) == (413, True)
+
+
+def test_a_body_in_several_chunks(http: httpx.Client) -> None:
+    body = msgspec.json.encode(ADD)
+    answer = http.post("/v2/models/add/infer", content=iter([body[:20], body[20:21], body[21:]]))
+    assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/v2/models/nobody", 404, "unknown function 'nobody'"),
+        ("/v2/models/add/versions/9", 404, "version 9"),
+        ("/v2/models/add/versions/two", 404, "whole numbers"),
+        ("/v2/models/add/versions/-1", 404, "whole numbers"),
+        ("/v2/models/nobody/ready", 404, "unknown function 'nobody'"),
+        ("/v2/models/add/stats", 404, "nothing at"),
+        ("/v2/models/", 404, "nothing at"),
+        ("/v3", 404, "nothing at"),
+        ("/", 404, "nothing at"),
+        ("/v2/models/add/infer", 405, "does not take GET; it takes POST"),
+    ],
+)
+def test_paths_that_lead_nowhere(http: httpx.Client, path: str, status: int, words: str) -> None:
+    answer = http.get(path)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert words in answer.json()["error"]
+
+
+def test_a_head_request_has_no_body(http: httpx.Client) -> None:
+    answer = http.head("/v2/health/live")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize("length", ["x", "-1", "99999999999999999999"])
+def test_a_head_length_that_is_no_number(http: httpx.Client, length: str) -> None:
+    answer = http.post("/v2/models/add/infer", json=ADD, headers={"Inference-Header-Content-Length": length})
+    assert (answer.status_code, "not a number" in answer.json()["error"]) == (400, True)
+
+
+def test_a_bad_body_is_answered_with_where_it_is_bad(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/add/infer", json={"inputs": [{"name": "a", "datatype": "INT32", "shape": "all"}]})
+    assert (answer.status_code, "$.inputs[0].shape" in answer.json()["error"]) == (400, True)
+
+
+def test_a_full_node_says_when_to_come_back(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/busy/infer", json=ECHO)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    assert "512 requests waiting" in answer.json()["error"]
+
+
+def test_an_error_nobody_foresaw_is_logged_and_not_shown(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "overwinter.api"):
+        answer = http.post("/v2/models/broken/infer", json=ECHO)
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "secret" in caplog.text
+
+
+def test_the_request_id_comes_back_also_with_an_error(http: httpx.Client) -> None:
+    for path in ("/v2", "/v3"):
+        assert http.get(path, headers={"X-Request-Id": "r-81"}).headers["x-request-id"] == "r-81"
+    assert "x-request-id" not in http.get("/v2").headers
+
+
+def test_load_unload_and_index(http: httpx.Client) -> None:
+    assert http.post("/v2/repository/models/echo-int8/unload").status_code == 200
+    not_ready = http.get("/v2/models/echo-int8/ready")
+    assert (not_ready.status_code, not_ready.json()) == (400, {"name": "echo-int8", "ready": False})
+    index = {entry["name"]: entry for entry in http.post("/v2/repository/index").json()}
+    assert index["echo-int8"] == {
+        "name": "echo-int8",
+        "version": "1",
+        "state": "UNAVAILABLE",
+        "reason": "unloaded",
+    }
+    ready = http.post("/v2/repository/index", json={"ready": True}).json()
+    assert {"add", "echo-bool"} <= {entry["name"] for entry in ready}
+    assert "echo-int8" not in {entry["name"] for entry in ready}
+    assert http.post("/v2/repository/models/echo-int8/load", json={}).status_code == 200
+    assert http.get("/v2/models/echo-int8/ready").json() == {"name": "echo-int8", "ready": True}
+
+
+def test_load_with_a_configuration_is_refused(http: httpx.Client) -> None:
+    answer = http.post("/v2/repository/models/add/load", json={"parameters": {"config": "{}"}})
+    assert (answer.status_code, "deploy" in answer.json()["error"]) == (400, True)
+
+
+def test_a_client_that_leaves_takes_its_request_with_it(served: Served) -> None:
+    body = msgspec.json.encode(ECHO)
+    with socket.create_connection(("127.0.0.1", served.port)) as leaving:
+        leaving.sendall(
+            b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        assert served.door.slow_started.wait(20)
+    assert served.door.slow_cancelled.wait(20)
+
+
+def test_a_client_that_leaves_inside_its_body_disturbs_nobody(served: Served, http: httpx.Client) -> None:
+    with socket.create_connection(("127.0.0.1", served.port)) as leaving:
+        leaving.sendall(b"POST /v2/models/add/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    assert http.post("/v2/models/add/infer", json=ADD).status_code == 200
+
+
+def test_a_stop_lets_the_answer_under_way_finish(tmp_path: Path) -> None:
+    answers: list[httpx.Response] = []
+    with serving(tmp_path) as served:
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{served.url}/v2/models/slow/infer", json=ECHO, timeout=20, trust_env=False))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert served.door.slow_started.wait(20)
+        served.stop()
+        while answers_connections(served.port):
+            pass
+        served.loop.call_soon_threadsafe(served.door.slow_go.set)
+        asking.join()
+    assert answers[0].json()["outputs"][0]["data"] == [0.5]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{served.url}/v2", trust_env=False)
+
+
+def test_a_stop_that_cannot_wait_says_so(tmp_path: Path) -> None:
+    answers: list[httpx.Response] = []
+    with serving(tmp_path, drain_s=0) as served:
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{served.url}/v2/models/slow/infer", json=ECHO, timeout=20, trust_env=False))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert served.door.slow_started.wait(20)
+        served.stop()
+        asking.join()
+    assert (answers[0].status_code, answers[0].headers["retry-after"]) == (503, "1")
+    assert "stopping" in answers[0].json()["error"]

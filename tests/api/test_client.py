@@ -1,0 +1,142 @@
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy
+import pytest
+import torch
+
+from overwinter.api.client import Client
+from overwinter.core.errors import (
+    CallerError,
+    ConflictError,
+    DeadlineError,
+    MachineError,
+    NotFoundError,
+    OverloadedError,
+    TooLargeError,
+)
+from overwinter.store.blocks import address_of
+from tests.api.door import BLOCK_BYTES_MAX, Served, manifest_of, spec
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.url) as client:
+        yield client
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(answer)
+
+
+def test_arrays_tensors_and_lists_give_the_same(client: Client) -> None:
+    for a in (torch.tensor([[1, 2, 3]], dtype=torch.int32), numpy.array([[1, 2, 3]], dtype="int32"), [[1, 2, 3]]):
+        answer = client.infer("add", {"a": a, "b": [[10, 20, 30]]})
+        assert list(answer) == ["sum", "difference"]
+        assert answer["sum"].tolist() == [[11, 22, 33]]
+        assert answer["difference"].dtype == numpy.int32
+
+
+def test_words(client: Client) -> None:
+    assert client.infer("reverse", {"text": ["stone", b"\xff\x00"]})["reversed"].tolist() == [b"enots", b"\x00\xff"]
+
+
+def test_halves(client: Client) -> None:
+    given = torch.tensor([[0.5, -2.0]], dtype=torch.bfloat16)
+    assert client.infer("echo-bf16", {"x": given})["y"].tolist() == [[0.5, -2.0]]
+
+
+def test_an_empty_tensor(client: Client) -> None:
+    assert client.infer("echo-fp32", {"x": numpy.zeros((0, 4), dtype="float32")})["y"].shape == (0, 4)
+
+
+def test_version_and_deadline_reach_the_node(client: Client, served: Served) -> None:
+    inputs = {"a": [[1, 2, 3]], "b": [[1, 2, 3]]}
+    client.infer("add", inputs, version=1, timeout_s=1.5)
+    assert served.door.asked[-1] == ("add", 1, 1.5, 0)
+    client.infer("add", inputs, timeout_s=0.0)
+    assert served.door.asked[-1] == ("add", None, 1e-6, 0)
+
+
+def test_state(client: Client) -> None:
+    assert client.live()
+    assert client.ready()
+    client.unload("echo-int16")
+    assert not client.ready("echo-int16")
+    client.load("echo-int16")
+    assert client.ready("echo-int16", 1)
+    assert client.function("add")["version"] == 2
+    assert client.function("add", 1)["latest"] is False
+    with pytest.raises(NotFoundError, match="nobody"):
+        client.ready("nobody")
+
+
+def test_a_deploy(client: Client, served: Served) -> None:
+    program = bytes(range(256)) * 6000
+    address = address_of(program)
+    manifest = manifest_of("new", program, (spec("x", "FP32", "batch", 2),), (spec("y", "FP32", "batch", 2),))
+    assert client.missing([address]) == [address]
+    with pytest.raises(ConflictError, match="not in the repository"):
+        client.register(manifest)
+    assert client.put_block(address, memoryview(program))
+    assert not client.put_block(address, program)
+    assert client.missing([address]) == []
+    registered = client.register(manifest)
+    assert (registered.name, registered.version) == ("new", 1)
+    assert ("new", 1) in [(each["name"], each["version"]) for each in client.functions()]
+    assert client.infer("new", {"x": [[1, 2]]})["y"].tolist() == [[1.0, 2.0]]
+    client.remove("new", 1)
+    with pytest.raises(NotFoundError):
+        client.remove("new")
+    assert served.door.repository.read(address) == program
+
+
+def test_errors_carry_the_nodes_words(client: Client) -> None:
+    with pytest.raises(NotFoundError, match="unknown function 'nobody'"):
+        client.infer("nobody", {"x": numpy.zeros(1)})
+    with pytest.raises(CallerError, match="'b' is missing"):
+        client.infer("add", {"a": [[1, 2, 3]]})
+    with pytest.raises(CallerError, match="unknown input 'c' of 'add'; its inputs are a, b"):
+        client.infer("add", {"c": [[1, 2, 3]]})
+    with pytest.raises(OverloadedError, match="512 requests") as full:
+        client.infer("busy", {"x": [1.0]})
+    assert full.value.retry_after_s == 3
+    with pytest.raises(MachineError, match="internal error"):
+        client.infer("broken", {"x": [1.0]})
+    with pytest.raises(TooLargeError):
+        client.put_block(address_of(b""), bytes(BLOCK_BYTES_MAX + 1))
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(MachineError, match="overwinter serve"):
+        client.functions()
+
+
+def test_a_node_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, timeout_s=0.05) as client, pytest.raises(DeadlineError, match="in time"):
+            client.functions()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nhi", "status 502"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "not a node's"),
+    ],
+)
+def test_somebody_else_there(answer: bytes, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answering = threading.Thread(target=answer_once, args=(listener, answer))
+        answering.start()
+        with Client(url) as client, pytest.raises(MachineError, match=words):
+            client.functions()
+        answering.join()

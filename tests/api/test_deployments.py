@@ -1,0 +1,115 @@
+import socket
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from overwinter.store.blocks import address_of
+from tests.api.door import BLOCK_BYTES_MAX, Served, manifest_of, spec
+
+BLOCKS = "/overwinter/v1/blocks"
+FUNCTIONS = "/overwinter/v1/functions"
+TAKES = (spec("x", "FP32", "batch", 2),)
+GIVES = (spec("y", "FP32", "batch", 2),)
+
+
+def files_of(served: Served) -> set[Path]:
+    root = served.door.repository.root
+    return {path for path in root.rglob("*") if path.is_file() and "catalog" not in path.name}
+
+
+def test_a_block_is_stored_once(http: httpx.Client, served: Served) -> None:
+    block = b"weights" * 50_000
+    address = address_of(block)
+    assert http.post(f"{BLOCKS}/missing", json={"addresses": [address]}).json() == {"missing": [address]}
+    first = http.put(f"{BLOCKS}/{address}", content=block)
+    assert (first.status_code, first.json()) == (201, {"address": address, "new": True})
+    again = http.put(f"{BLOCKS}/{address}", content=iter([block[:9], block[9:]]))
+    assert (again.status_code, again.json()["new"]) == (200, False)
+    assert http.post(f"{BLOCKS}/missing", json={"addresses": [address]}).json() == {"missing": []}
+    assert served.door.repository.read(address) == block
+
+
+def test_a_block_that_is_not_what_it_says(http: httpx.Client, served: Served) -> None:
+    before = files_of(served)
+    answer = http.put(f"{BLOCKS}/{address_of(b'right')}", content=b"wrong")
+    assert answer.status_code == 400
+    assert files_of(served) == before
+
+
+@pytest.mark.parametrize("address", ["x", "A" * 64, "0" * 63, "..%2F..%2Fetc", "0" * 64 + "%0A"])
+def test_an_address_that_is_none(http: httpx.Client, address: str) -> None:
+    assert http.put(f"{BLOCKS}/{address}", content=b"x").status_code in (400, 404)
+    assert http.post(f"{BLOCKS}/missing", json={"addresses": [address]}).status_code == 400
+
+
+def test_a_block_past_the_bound(http: httpx.Client, served: Served) -> None:
+    before = files_of(served)
+    block = bytes(BLOCK_BYTES_MAX + 1)
+    for content in (block, iter([block[: 1 << 20], block[1 << 20 :]])):
+        assert http.put(f"{BLOCKS}/{address_of(block)}", content=content).status_code == 413
+    assert files_of(served) == before
+
+
+def test_a_compressed_block_is_refused(http: httpx.Client) -> None:
+    answer = http.put(f"{BLOCKS}/{address_of(b'x')}", content=b"x", headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+
+
+def test_an_upload_that_stands_still_is_given_up(served: Served) -> None:
+    before = files_of(served)
+    with socket.create_connection(("127.0.0.1", served.port)) as slow:
+        slow.settimeout(20)
+        slow.sendall(b"PUT %s/%s HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc" % (BLOCKS.encode(), b"0" * 64))
+        answer = slow.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"stood still" in answer
+    assert files_of(served) == before
+
+
+def test_a_function_comes_and_goes(http: httpx.Client) -> None:
+    program = b"a program"
+    http.put(f"{BLOCKS}/{address_of(program)}", content=program)
+    manifest = manifest_of("passing", program, TAKES, GIVES)
+    as_json = http.post(FUNCTIONS, content=msgspec.json.encode(manifest))
+    assert (as_json.status_code, as_json.json()) == (201, {"name": "passing", "version": 1})
+    packed = {"Content-Type": "application/msgpack"}
+    as_msgpack = http.post(FUNCTIONS, content=msgspec.msgpack.encode(manifest), headers=packed)
+    assert as_msgpack.json() == {"name": "passing", "version": 2}
+
+    described = http.get(f"{FUNCTIONS}/passing").json()
+    assert (described["version"], described["latest"], described["state"]) == (2, True, "READY")
+    assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["batch", 2]}]
+    assert described["settings"]["slo_ms"] == 80
+    assert http.get(f"{FUNCTIONS}/passing/versions/1").json()["latest"] is False
+    listed = [(each["name"], each["version"]) for each in http.get(FUNCTIONS).json()]
+    assert [entry for entry in listed if entry[0] == "passing"] == [("passing", 1), ("passing", 2)]
+
+    assert http.delete(f"{FUNCTIONS}/passing/versions/1").json() == {"name": "passing", "version": 1}
+    assert http.get(f"{FUNCTIONS}/passing/versions/1").status_code == 404
+    assert http.delete(f"{FUNCTIONS}/passing").json() == {"name": "passing", "version": None}
+    assert http.delete(f"{FUNCTIONS}/passing").status_code == 404
+
+
+def test_a_function_whose_blocks_are_missing(http: httpx.Client) -> None:
+    answer = http.post(FUNCTIONS, content=msgspec.json.encode(manifest_of("early", b"not there", TAKES, GIVES)))
+    assert answer.status_code == 409
+    assert http.get(f"{FUNCTIONS}/early").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("application/json", b"{}", 400),
+        ("application/json", b"\xff", 400),
+        ("application/msgpack", b"\xc1", 400),
+        ("application/msgpack", b"", 400),
+        ("application/msgpack", msgspec.msgpack.encode({1: msgspec.msgpack.Ext(1, b"x")}), 400),
+        ("application/msgpack", msgspec.msgpack.encode({b"key": 1}), 400),
+        ("text/plain; charset=utf-8", b"{}", 415),
+    ],
+)
+def test_a_manifest_that_is_none(http: httpx.Client, kind: str, body: bytes, status: int) -> None:
+    answer = http.post(FUNCTIONS, content=body, headers={"Content-Type": kind})
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])

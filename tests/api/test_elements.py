@@ -1,0 +1,130 @@
+import contextlib
+import struct
+from itertools import chain
+from math import prod
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.api.elements import FORMATS, list_elements, parse_elements
+from overwinter.core.errors import CallerError
+from overwinter.core.tensor import BYTES, Tensor, pack_bytes
+
+
+def elements_of(datatype: str) -> st.SearchStrategy:
+    if datatype == BYTES:
+        return st.text()
+    if datatype == "BOOL":
+        return st.booleans()
+    if datatype.startswith("FP"):
+        return st.floats(allow_nan=False, allow_infinity=False, width=32 if datatype == "FP32" else 64)
+    bits = int(datatype.lstrip("UINT"))
+    low, high = (0, 2**bits) if datatype[0] == "U" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    return st.integers(low, high - 1)
+
+
+def nest(values: list, shape: tuple[int, ...]) -> list:
+    for size in reversed(shape[1:]):
+        values = [values[at : at + size] for at in range(0, len(values), size)]
+    return values
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[str, tuple[int, ...], list]:
+    datatype = draw(st.sampled_from([*FORMATS, BYTES]))
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
+    count = prod(shape)
+    return datatype, shape, draw(st.lists(elements_of(datatype), min_size=count, max_size=count))
+
+
+@given(tensors(), st.booleans())
+def test_json_there_and_back(tensor: tuple[str, tuple[int, ...], list], nested: bool) -> None:
+    datatype, shape, values = tensor
+    raw = msgspec.Raw(msgspec.json.encode(nest(values, shape) if nested else values))
+    data = parse_elements("x", datatype, shape, raw)
+    if datatype == BYTES:
+        assert data == pack_bytes([value.encode() for value in values])
+    else:
+        assert data == struct.pack(f"<{len(values)}{FORMATS[datatype]}", *values)
+    assert list_elements(Tensor("x", datatype, shape, data)) == values
+
+
+@given(
+    st.sampled_from([*FORMATS, BYTES, "FP16", "nothing"]),
+    st.lists(st.integers(0, 4), max_size=3).map(tuple),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=4)
+    ),
+)
+def test_any_json_gives_the_right_bytes_or_a_caller_error(datatype: str, shape: tuple[int, ...], value: object) -> None:
+    try:
+        data = parse_elements("x", datatype, shape, msgspec.Raw(msgspec.json.encode(value)))
+    except CallerError:
+        return
+    flat = value
+    for _ in shape[1:]:
+        if flat and isinstance(flat[0], list):
+            flat = list(chain.from_iterable(flat))
+    assert list_elements(Tensor("x", datatype, shape, data)) == pytest.approx(flat, rel=1e-6, abs=1e-30)
+
+
+@given(st.sampled_from([*FORMATS, BYTES]), st.lists(st.integers(0, 3), max_size=3).map(tuple), st.binary(max_size=40))
+def test_any_bytes_give_bytes_or_a_caller_error(datatype: str, shape: tuple[int, ...], raw: bytes) -> None:
+    with contextlib.suppress(CallerError):
+        assert isinstance(parse_elements("x", datatype, shape, msgspec.Raw(raw)), bytes)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "text", "words"),
+    [
+        ("FP32", (2,), "[1.0]", "1 elements"),
+        ("FP32", (2, 2), "[[1,2,3],[4]]", "length is not 2"),
+        ("FP32", (2, 2), "[[1,2],[3,4],[5,6]]", "6 elements"),
+        ("FP32", (4,), "[[1,2],[3,4]]", "nested 2 deep"),
+        ("FP32", (1,), "1.0", "nested 0 deep"),
+        ("FP32", (1,), "[1e39]", "range of FP32"),
+        ("FP32", (1,), "[true]", "not a list of FP32"),
+        ("FP32", (1,), "[NaN]", "not a list of FP32"),
+        ("FP32", (1,), '["1"]', "not a list of FP32"),
+        ("INT8", (1,), "[128]", "range of INT8"),
+        ("UINT64", (1,), "[-1]", "range of UINT64"),
+        ("INT64", (1,), "[1.5]", "not a list of INT64"),
+        ("BOOL", (1,), "[1]", "not a list of BOOL"),
+        ("BYTES", (1,), "[7]", "not a list of BYTES"),
+        ("FP16", (1,), "[1.0]", "binary tensor extension"),
+        ("BF16", (1,), "[1.0]", "binary tensor extension"),
+        ("FLOAT", (1,), "[1.0]", "unknown datatype 'FLOAT'"),
+        ("FP32", (1,) * 9, "[" * 9 + "1" + "]" * 9, "at most 8 deep"),
+        ("FP32", (1,), "[" * 10_000, "nested 10000 deep"),
+    ],
+)
+def test_what_is_wrong_is_named(datatype: str, shape: tuple[int, ...], text: str, words: str) -> None:
+    with pytest.raises(CallerError, match=words) as caught:
+        parse_elements("pixels", datatype, shape, msgspec.Raw(text.encode()))
+    assert "'pixels'" in str(caught.value)
+
+
+def test_lists_may_be_spread_over_lines() -> None:
+    assert parse_elements("x", "UINT8", (1, 2), msgspec.Raw(b"[\n    [\n        1, 2 ] ]")) == b"\1\2"
+
+
+def test_a_tensor_of_no_rank_is_one_flat_element() -> None:
+    assert parse_elements("x", "UINT8", (), msgspec.Raw(b"[7]")) == b"\7"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_json_lacks_are_refused(value: float) -> None:
+    with pytest.raises(CallerError, match="binary_data"):
+        list_elements(Tensor("y", "FP32", (2,), struct.pack("<2f", 1.0, value)))
+
+
+def test_large_doubles_whose_sum_overflows_are_not_infinite() -> None:
+    values = [1.7e308, 1.7e308]
+    assert list_elements(Tensor("y", "FP64", (2,), struct.pack("<2d", *values))) == values
+
+
+def test_bytes_that_are_not_text_are_refused_in_json() -> None:
+    with pytest.raises(CallerError, match="not UTF-8"):
+        list_elements(Tensor("y", BYTES, (1,), pack_bytes([b"\xff"])))
