@@ -1,0 +1,125 @@
+"""What is inside a block file, and what is its name?
+
+    weight | zeros to 64 | weight | ... | layout text | its length, 4 bytes little-endian
+
+The layout has one line `dtype[size,size,...]` for each weight, in order; the offsets follow from it. Weights have no
+names here, so that the same bytes under two names are one block. The address is the BLAKE3 of the whole file, layout
+included: equal addresses mean equal tensors, not merely equal bytes. Other blobs (a program, a handler's source, an
+asset) are raw bytes with the same addressing.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from overwinter.core.errors import CallerError
+from overwinter.core.ids import Address
+from overwinter.core.tensor import Buffer
+from overwinter.model.dtypes import ITEM_BYTES
+from overwinter.store.manifest import ADDRESS_PATTERN, Block, Piece
+from overwinter.store.packing import BlockPlan, plan_block
+
+LENGTH_BYTES = 4
+MAX_LAYOUT_BYTES = 16 << 20
+_LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
+_ADDRESS = re.compile(ADDRESS_PATTERN)
+
+
+class _Described(NamedTuple):
+    """A weight read back from a layout."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def address_of(data: Buffer) -> Address:
+    """The address of some bytes."""
+    return Address(blake3(data).hexdigest())
+
+
+def check_address(text: str) -> Address:
+    """`text` as an address; CallerError unless it is 64 lower-case hexadecimal digits."""
+    if not _ADDRESS.search(text):
+        raise CallerError(f"{text[:80]!r} is not a block address: 64 lower-case hexadecimal digits are needed")
+    return Address(text)
+
+
+def layout_text(plan: BlockPlan) -> bytes:
+    """The trailer's text: one line for each weight."""
+    lines = (f"{piece.dtype}[{','.join(map(str, piece.shape))}]\n" for piece in plan.pieces)
+    return "".join(lines).encode()
+
+
+def block_chunks(plan: BlockPlan, tensors: Sequence[Buffer]) -> Iterator[Buffer]:
+    """The block's file as consecutive pieces of bytes, without a copy of the tensors.
+
+    `tensors` are all of the program's weights, by the plan's weight numbers, contiguous and row-major; CallerError when
+    one has not the bytes that its dtype and shape need.
+    """
+    stop = 0
+    for piece in plan.pieces:
+        data = memoryview(tensors[piece.weight])
+        if data.nbytes != piece.nbytes:
+            raise CallerError(
+                f"weight {piece.weight} of {piece.dtype} {list(piece.shape)} needs {piece.nbytes} bytes, "
+                f"got {data.nbytes}"
+            )
+        yield bytes(piece.offset - stop)
+        if data.nbytes:
+            yield data.cast("B")
+        stop = piece.offset + piece.nbytes
+    text = layout_text(plan)
+    yield text + len(text).to_bytes(LENGTH_BYTES, "little")
+
+
+def build_block(plan: BlockPlan, tensors: Sequence[Buffer]) -> bytes:
+    """The block's whole file; see `block_chunks`."""
+    return b"".join(block_chunks(plan, tensors))
+
+
+def name_block(plan: BlockPlan, tensors: Sequence[Buffer]) -> Block:
+    """The block's entry in a manifest: its address, size and pieces."""
+    hasher = blake3()
+    nbytes = 0
+    for chunk in block_chunks(plan, tensors):
+        hasher.update(chunk)
+        nbytes += len(chunk)
+    pieces = tuple(Piece(piece.weight, piece.offset, piece.nbytes) for piece in plan.pieces)
+    return Block(Address(hasher.hexdigest()), nbytes, pieces)
+
+
+def layout_bytes(last: Buffer, file_bytes: int) -> int:
+    """Length of the layout text, from a file's last 4 bytes; CallerError when it cannot be."""
+    length = int.from_bytes(last, "little")
+    if len(last) != LENGTH_BYTES or length > min(file_bytes - LENGTH_BYTES, MAX_LAYOUT_BYTES):
+        raise CallerError(f"a file of {file_bytes} bytes is no block: it does not end in a layout and its length")
+    return length
+
+
+def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
+    """The pieces that a layout text tells of; CallerError unless they are well-formed and fill `body_bytes` exactly."""
+    try:
+        lines = bytes(text).decode("ascii").split("\n")
+    except UnicodeDecodeError:
+        raise CallerError("a block's layout is not ASCII text") from None
+    weights: list[tuple[int, _Described]] = []
+    for line in lines[:-1]:
+        match = _LINE.fullmatch(line)
+        if match is None or match[1] not in ITEM_BYTES:
+            raise CallerError(f"a block's layout has the line {line[:80]!r}; dtype[size,...] is needed")
+        shape = tuple(map(int, match[2].split(","))) if match[2] else ()
+        weights.append((len(weights), _Described(match[1], shape)))
+    plan = plan_block(weights)
+    if lines[-1] or plan.nbytes != body_bytes:
+        raise CallerError(f"a block's layout tells of {plan.nbytes} bytes, its body has {body_bytes}")
+    return plan
+
+
+def parse_block(data: Buffer) -> BlockPlan:
+    """The layout of a whole block file, weights numbered from 0; CallerError when `data` is not one."""
+    view = memoryview(data)
+    text_stop = max(len(view) - LENGTH_BYTES, 0)
+    body_stop = text_stop - layout_bytes(view[text_stop:], len(view))
+    return parse_layout(view[body_stop:text_stop], body_stop)

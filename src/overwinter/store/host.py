@@ -1,0 +1,245 @@
+"""Which blocks lie in the host's memory?
+
+One file per block in a directory of a tmpfs, this user's alone. A block is copied from the repository to a draft,
+hashed on the way, sealed read-only and renamed to its address: a reader never sees a half-written block. Readers get
+read-only file descriptors and map those; they need no right to the directory.
+
+    absent ──stage: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open maps keep their bytes)
+                                  └──any error──▶ absent
+
+A resident block is trusted without being hashed again. After a crash that trust still holds: whatever lies under an
+address was complete before it got that name, so the start of a node only removes drafts and what nobody needs and
+compares sizes (`sweep`); `verify` hashes again for those who want it. One process owns a host store; its threads may
+use it at once.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.core.ids import Address
+from overwinter.store.blocks import check_address
+from overwinter.store.repository import damaged
+from overwinter.store.residency import Sized, distinct
+from overwinter.store.sealing import Draft, digest_of, disk_errors, free_bytes, private_directory, read_chunks
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MAX_READS = 2
+
+
+class Source(Protocol):
+    """Where a host store gets its blocks from."""
+
+    def open(self, address: Address) -> int:
+        """A descriptor from which all bytes of the block can be read; the caller closes it."""
+        ...
+
+    def set_aside(self, address: Address) -> bool:
+        """Told that a block read wrong; whether it really is damaged."""
+        ...
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What a sweep removed (files and bytes) and how many blocks it kept."""
+
+    files: int
+    nbytes: int
+    kept: int
+
+
+def page_bytes(nbytes: int) -> int:
+    """What a file of `nbytes` takes in a tmpfs: whole pages."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class HostStore:
+    """Blocks in a directory of a tmpfs, in whole pages at most `budget_bytes` (None: what the tmpfs holds)."""
+
+    def __init__(self, root: Path, repository: Source, budget_bytes: int | None = None) -> None:
+        """Begin with nothing resident; `sweep` takes up what an earlier owner left."""
+        self.root = private_directory(Path(root))
+        self.budget_bytes = budget_bytes
+        self._repository = repository
+        self._resident: dict[Address, int] = {}
+        self._claimed: dict[Address, int] = {}
+        self._changed = threading.Condition()
+
+    def holds(self, address: Address) -> bool:
+        """Whether the whole block is resident."""
+        return address in self._resident
+
+    def resident(self) -> dict[Address, int]:
+        """The resident blocks and their bytes."""
+        with self._changed:
+            return dict(self._resident)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the resident blocks: the unit of `missing_bytes`."""
+        return sum(self.resident().values())
+
+    @property
+    def occupied_bytes(self) -> int:
+        """Memory of the resident blocks, in whole pages: the unit of the budget."""
+        return sum(map(page_bytes, self.resident().values()))
+
+    def stage(self, blobs: Iterable[Sized]) -> int:
+        """Make all `blobs` resident and return the bytes this call added; blocks until they are.
+
+        NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile; StoreError
+        when a block is damaged or not in the repository. After an error the blocks copied so far stay resident and
+        accounted for, the one in hand leaves nothing, and staging again goes on from there.
+        """
+        wanted = distinct(blobs)
+        added = 0
+        while True:
+            mine, awaited = self._claim(wanted)
+            added += self._copy_claimed(mine)
+            if not awaited:
+                return added
+            # Another thread copies these. If it fails, the next round claims them and meets the cause itself.
+            self._wait_until_ended(awaited)
+
+    def open(self, addresses: Iterable[Address]) -> list[int]:
+        """Read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
+
+        StoreError when one is not resident or has lost its size; that one is dropped, so that it can be staged again.
+        """
+        descriptors: list[int] = []
+        with ExitStack() as undo:
+            for address in addresses:
+                descriptor = self._open(address)
+                undo.callback(os.close, descriptor)
+                descriptors.append(descriptor)
+                if os.fstat(descriptor).st_size != self._resident.get(address):
+                    self.drop([address])
+                    raise StoreError(f"block {address} in {self.root} was cut or is not resident: stage it again")
+            undo.pop_all()
+        return descriptors
+
+    def drop(self, addresses: Iterable[Address]) -> int:
+        """Remove blocks, if resident, and return their bytes; memory is free once the last map of it is gone."""
+        freed = 0
+        with self._changed, disk_errors("drop blocks", self.root):
+            for address in addresses:
+                if address in self._resident:
+                    self._path(address).unlink(missing_ok=True)
+                    freed += self._resident.pop(address)
+        return freed
+
+    def sweep(self, live: Iterable[Sized]) -> Swept:
+        """Keep the blocks of `live` that lie here in full size, and remove all other files: drafts, leftovers.
+
+        For the start of a node, and whenever the live functions are known; blocks being copied just now are spared.
+        """
+        needed = distinct(live)
+        kept: dict[Address, int] = {}
+        files = nbytes = 0
+        with self._changed, disk_errors("sweep", self.root):
+            for entry in [entry for entry in os.scandir(self.root) if not entry.is_dir(follow_symlinks=False)]:
+                size = entry.stat(follow_symlinks=False).st_size
+                address = Address(entry.name)
+                if size == needed.get(address) and entry.is_file(follow_symlinks=False):
+                    kept[address] = size
+                elif entry.name.partition(".")[0] not in self._claimed:
+                    os.unlink(entry.path)
+                    files += 1
+                    nbytes += size
+            self._resident = kept
+        return Swept(files, nbytes, len(kept))
+
+    def verify(self, address: Address) -> bool:
+        """Hash a resident block again; when it is not what its name says it is dropped, and the answer is False."""
+        with open(self._open(address), "rb") as file, disk_errors(f"read block {address}", self.root):
+            sound = digest_of(file.fileno()) == address
+        if not sound:
+            self.drop([address])
+        return sound
+
+    def _path(self, address: Address) -> Path:
+        return self.root / check_address(address)
+
+    def _open(self, address: Address) -> int:
+        try:
+            return os.open(f"{self.root}/{check_address(address)}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.drop([address])
+            raise StoreError(f"block {address} is not in the host store {self.root}: stage it first") from None
+        except OSError as error:
+            raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
+
+    def _claim(self, wanted: dict[Address, int]) -> tuple[dict[Address, int], set[Address]]:
+        """Split what is not resident into what this thread will copy and what another one is copying."""
+        with self._changed:
+            absent = {address: nbytes for address, nbytes in wanted.items() if address not in self._resident}
+            awaited = absent.keys() & self._claimed.keys()
+            mine = {address: nbytes for address, nbytes in absent.items() if address not in awaited}
+            if mine:
+                self._admit(mine)
+            self._claimed |= mine
+        return mine, awaited
+
+    def _wait_until_ended(self, claims: set[Address]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._claimed.keys().isdisjoint(claims))
+
+    def _admit(self, mine: dict[Address, int]) -> None:
+        needed = sum(map(page_bytes, mine.values()))
+        promised = sum(map(page_bytes, self._claimed.values()))
+        free = free_bytes(self.root) - promised
+        bound = "on the tmpfs"
+        if self.budget_bytes is not None:
+            within = self.budget_bytes - promised - sum(map(page_bytes, self._resident.values()))
+            if within < free:
+                free, bound = within, f"of its budget of {self.budget_bytes}"
+        if needed > free:
+            raise NoSpaceError(
+                f"the host store {self.root} needs {needed} bytes for {len(mine)} blocks, and {max(free, 0)} bytes "
+                f"{bound} are free: unload or remove functions, or give the host store more"
+            )
+
+    def _copy_claimed(self, mine: dict[Address, int]) -> int:
+        """Copy what this thread has claimed; the claims end whatever happens."""
+        try:
+            for address, nbytes in mine.items():
+                self._copy(address, nbytes)
+                with self._changed:
+                    self._resident[address] = self._claimed.pop(address)
+        finally:
+            with self._changed:
+                for address in mine:
+                    self._claimed.pop(address, None)
+                self._changed.notify_all()
+        return sum(mine.values())
+
+    def _copy(self, address: Address, nbytes: int) -> None:
+        for _ in range(MAX_READS):
+            with Draft(self.root, address) as draft:
+                self._fill(draft, address, nbytes)
+                if draft.digest == address and draft.nbytes == nbytes:
+                    draft.seal(self.root, durable=False)
+                    return
+            if self._repository.set_aside(address):
+                raise damaged(address)
+        raise StoreError(
+            f"block {address} did not read as {nbytes} bytes of that address, {MAX_READS} times, though the repository "
+            f"finds it sound: the manifest gives a wrong size, or memory or disk are failing"
+        )
+
+    def _fill(self, draft: Draft, address: Address, nbytes: int) -> None:
+        descriptor = self._repository.open(address)
+        try:
+            for chunk in read_chunks(descriptor):
+                draft.write(chunk)
+                if draft.nbytes > nbytes:
+                    return
+        except OSError as error:
+            raise StoreError(f"cannot read block {address} from the repository: {error.strerror}") from error
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,153 @@
+"""What does a deployed function consist of?
+
+A manifest names a function's blobs by address and says where each weight lies in them. It is what a deployer sends
+after the blobs and what the repository keeps. Encoded as JSON, so that people can read it; a manifest that came in by
+`decode_manifest` has been checked in full.
+"""
+
+from collections import Counter
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from overwinter.core.errors import CallerError
+from overwinter.core.function import Settings
+from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.tensor import BYTES, ITEM_BYTES, TensorSpec
+from overwinter.store.packing import ALIGNMENT_BYTES
+
+# \A and \Z: a `$` would let a trailing newline through.
+ADDRESS_PATTERN = r"\A[0-9a-f]{64}\Z"
+NAME_PATTERN = r"\A[a-z0-9][a-z0-9._-]{0,127}\Z"
+ASSET_PATTERN = r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z"
+
+Digest = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+"""A count or a size in bytes, exact in any JSON reader."""
+
+
+class Blob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Immutable bytes in the repository."""
+
+    address: Digest
+    nbytes: Count
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where one weight (its number in the program's first-use order) lies in its block."""
+
+    weight: Count
+    offset: Count
+    nbytes: Count
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A block file and the program's weights in it; two blocks of equal content have one address."""
+
+    address: Digest
+    nbytes: Count
+    pieces: tuple[Piece, ...]
+
+
+class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function's own code, a single Python source file, and the named files handed to it."""
+
+    source: Blob
+    assets: dict[Annotated[str, Meta(pattern=ASSET_PATTERN)], Blob] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of a function but its bytes."""
+
+    name: Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
+    tenant: Annotated[TenantId, Meta(pattern=NAME_PATTERN)]
+    program: Blob
+    blocks: tuple[Block, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    handler: Handler | None = None
+    settings: Settings = Settings()
+
+    def blobs(self) -> tuple[Blob, ...]:
+        """Everything the function needs in a place, each address once: program, handler, assets, blocks in order."""
+        every = [self.program]
+        if self.handler is not None:
+            every += [self.handler.source, *self.handler.assets.values()]
+        every += [Blob(block.address, block.nbytes) for block in self.blocks]
+        return tuple({blob.address: blob for blob in every}.values())
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """One registered version of a function; `created` in seconds since 1970."""
+
+    name: FunctionName
+    version: int
+    manifest: Manifest
+    created: float
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as JSON, not checked."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """A manifest from JSON; CallerError names the first thing that is wrong in it."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CallerError(f"the manifest is not valid: {error}") from None
+    _check_sizes(manifest)
+    for block in manifest.blocks:
+        _check_pieces(block)
+    _check_weights_once(manifest)
+    _check_tensors("input", manifest.inputs)
+    _check_tensors("output", manifest.outputs)
+    return manifest
+
+
+def _check_sizes(manifest: Manifest) -> None:
+    sizes = {blob.address: blob.nbytes for blob in manifest.blobs()}
+    named: list[Blob | Block] = [manifest.program, *manifest.blocks]
+    if manifest.handler is not None:
+        named += [manifest.handler.source, *manifest.handler.assets.values()]
+    for blob in named:
+        if blob.nbytes != sizes[blob.address]:
+            raise CallerError(
+                f"the manifest gives two sizes for blob {blob.address}: {blob.nbytes} and {sizes[blob.address]} bytes"
+            )
+
+
+def _check_pieces(block: Block) -> None:
+    stop = 0
+    for piece in block.pieces:
+        where = f"weight {piece.weight} at {piece.offset} of block {block.address}"
+        if piece.offset % ALIGNMENT_BYTES:
+            raise CallerError(f"{where} is not aligned to {ALIGNMENT_BYTES} bytes")
+        if piece.offset < stop:
+            raise CallerError(f"{where} overlaps the weight before it, which ends at {stop}")
+        stop = piece.offset + piece.nbytes
+        if stop > block.nbytes:
+            raise CallerError(f"{where} ends at {stop}, outside the block's {block.nbytes} bytes")
+
+
+def _check_weights_once(manifest: Manifest) -> None:
+    numbers = Counter(piece.weight for block in manifest.blocks for piece in block.pieces)
+    for number, times in numbers.items():
+        if times > 1:
+            raise CallerError(f"weight {number} lies in {times} places; each weight must lie in exactly one")
+        if number >= len(numbers):
+            raise CallerError(f"weight {number} is given, but only {len(numbers)} weights lie in the blocks")
+
+
+def _check_tensors(kind: str, specs: tuple[TensorSpec, ...]) -> None:
+    for name, times in Counter(spec.name for spec in specs).items():
+        if times > 1:
+            raise CallerError(f"{kind} {name!r} is given {times} times")
+    for spec in specs:
+        if spec.datatype != BYTES and spec.datatype not in ITEM_BYTES:
+            known = ", ".join([*ITEM_BYTES, BYTES])
+            raise CallerError(f"{kind} {spec.name!r} has unknown datatype {spec.datatype!r}; known: {known}")
+        if any(isinstance(size, int) and size < 0 for size in spec.shape):
+            raise CallerError(f"{kind} {spec.name!r} has a negative size in shape {list(spec.shape)}")

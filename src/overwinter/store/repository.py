@@ -1,0 +1,283 @@
+"""Where do deployed functions lie on disk?
+
+    root/                       this user's alone
+      blocks/<aa>/<address>     sealed files, read-only; aa = the first two digits of the address
+      incoming/                 drafts of blocks that are being uploaded
+      damaged/                  blocks whose bytes no longer match their name, kept for a while to be looked at
+      catalog.sqlite            the functions: name, version, manifest
+      lock                      shared by those who count on a block being there, exclusive for those who remove one
+
+A deploy asks what is missing, puts that, and registers a manifest. Asking, putting and registering touch the blocks,
+and `collect` spares what was touched within its grace period, so a deploy in progress never loses a block. Any number
+of threads and processes may do all of this at once.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from overwinter.core.errors import CallerError, ConflictError, StoreError
+from overwinter.core.ids import Address, FunctionName
+from overwinter.core.tensor import Buffer
+from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
+from overwinter.store.catalog import Catalog, Row
+from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
+from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
+from overwinter.store.residency import Sized
+from overwinter.store.sealing import Draft, digest_of, disk_errors, private_directory
+
+NAMED_AT_MOST = 3
+"""Blocks that an error lists by name."""
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What a collection removed: files and their bytes."""
+
+    files: int
+    nbytes: int
+
+
+class Repository:
+    """Blocks as files and functions in sqlite, under one directory."""
+
+    def __init__(self, root: Path) -> None:
+        """Open or make the repository at `root`; StoreError or NoSpaceError when that cannot be."""
+        self.root = private_directory(Path(root))
+        self._blocks = private_directory(self.root / "blocks")
+        self._incoming = private_directory(self.root / "incoming")
+        self._damaged = private_directory(self.root / "damaged")
+        with self._locked(fcntl.LOCK_EX):
+            self._catalog = Catalog(self.root / "catalog.sqlite")
+        self.node_identity = self._catalog.node_identity
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self._catalog.close()
+
+    # Blocks
+
+    def path(self, address: str) -> Path:
+        """Where the block lies if it is here; CallerError when `address` is none."""
+        return Path(self._place(check_address(address)))
+
+    def holds(self, address: Address) -> bool:
+        """Whether the block is here."""
+        return os.path.exists(self._place(check_address(address)))
+
+    def missing(self, addresses: Iterable[str]) -> list[Address]:
+        """Which blocks must be put before a manifest can name them, each once; the others are kept for the grace."""
+        wanted = dict.fromkeys(check_address(address) for address in addresses)
+        with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
+            return [address for address in wanted if not self._touch(address)]
+
+    def put(self, address: str, body: Buffer | Iterable[Buffer]) -> bool:
+        """Store a blob and return whether it is new. One already here is replaced by an equal one, and so healed.
+
+        CallerError when the body has another address, for instance because it was cut short; NoSpaceError.
+        """
+        with self.upload(address) as upload:
+            for chunk in [body] if isinstance(body, Buffer) else body:
+                upload.write(chunk)
+            return upload.commit()
+
+    def upload(self, address: str) -> "Upload":
+        """`put` for a body that arrives bit by bit: `with` it, `write` to it, `commit`."""
+        checked = check_address(address)
+        return Upload(self, checked, Draft(self._incoming, checked))
+
+    def open(self, address: Address) -> int:
+        """A read-only file descriptor of the block; StoreError when it is not here."""
+        try:
+            return os.open(self._place(check_address(address)), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreError(
+                f"block {address} is not in the repository {self.root}: deploy the function that needs it again"
+            ) from None
+        except OSError as error:
+            raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
+
+    def read(self, address: Address) -> bytes:
+        """All of a blob, verified; StoreError when it is not here or damaged."""
+        with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
+            data = file.read()
+        if address_of(data) == address:
+            return data
+        if self.set_aside(address):
+            raise damaged(address)
+        raise StoreError(f"block {address} read wrong, and right the second time: memory or disk may be failing")
+
+    def set_aside(self, address: Address) -> bool:
+        """Read a suspicious block again; unless it is sound, take it away, so that it counts as missing: True."""
+        with self._locked(fcntl.LOCK_EX), disk_errors(f"check block {address}", self._blocks):
+            place = self._place(check_address(address))
+            if not os.path.exists(place):
+                return True
+            with open(place, "rb") as file:
+                if digest_of(file.fileno()) == address:
+                    return False
+            os.rename(place, self._damaged / f"{address}.damaged")
+            return True
+
+    # Functions
+
+    def register(self, manifest: Manifest, now: float) -> Deployment:
+        """Make the next version of the function; `now` in seconds since 1970.
+
+        CallerError when the manifest is not valid or gives a block another size than it has; ConflictError, naming
+        some, when blocks are missing.
+        """
+        encoded = encode_manifest(manifest)
+        checked = decode_manifest(encoded)
+        wanted = checked.blobs()
+        with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
+            absent = [blob.address for blob in wanted if not self._touch(blob.address)]
+            unequal = [blob for blob in wanted if blob.address not in absent and self._nbytes(blob) != blob.nbytes]
+            if not absent and not unequal:
+                return Deployment(checked.name, self._catalog.add(checked.name, encoded, now), checked, now)
+        for blob in unequal:
+            if not self.set_aside(blob.address):
+                raise CallerError(
+                    f"the manifest of {checked.name!r} gives block {blob.address} {blob.nbytes} bytes; "
+                    f"it has {self._nbytes(blob)}"
+                )
+            absent.append(blob.address)
+        raise ConflictError(
+            f"{len(absent)} blocks of {checked.name!r} are not in the repository: "
+            f"{', '.join(absent[:NAMED_AT_MOST])}{', ...' if len(absent) > NAMED_AT_MOST else ''}; "
+            f"put them, then register again"
+        )
+
+    def check_weights(self, manifest: Manifest, weights: Sequence[Shaped]) -> None:
+        """CallerError unless the program's weights lie where the manifest says, as the blocks' own layouts tell."""
+        placed = sum(len(block.pieces) for block in manifest.blocks)
+        if placed != len(weights):
+            raise CallerError(f"the program of {manifest.name!r} has {len(weights)} weights, its blocks {placed}")
+        for block in manifest.blocks:
+            layout = self.layout(block.address).pieces
+            if len(layout) != len(block.pieces):
+                raise CallerError(f"block {block.address} has {len(layout)} weights, the manifest {len(block.pieces)}")
+            for piece, held in zip(block.pieces, layout, strict=True):
+                weight = weights[piece.weight]
+                said = (piece.offset, piece.nbytes, weight.dtype, tuple(weight.shape), weight_bytes(weight))
+                if said != (held.offset, held.nbytes, held.dtype, held.shape, held.nbytes):
+                    raise CallerError(
+                        f"weight {piece.weight} of {manifest.name!r} should be {weight.dtype} {list(weight.shape)} at "
+                        f"{piece.offset}; block {block.address} has {held.dtype} {list(held.shape)} at {held.offset}"
+                    )
+
+    def layout(self, address: Address) -> BlockPlan:
+        """What a block's trailer says, weights numbered from 0; CallerError when the blob is not a block."""
+        with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
+            file_bytes = os.fstat(file.fileno()).st_size
+            text_stop = max(file_bytes - LENGTH_BYTES, 0)
+            body_stop = text_stop - layout_bytes(os.pread(file.fileno(), LENGTH_BYTES, text_stop), file_bytes)
+            return parse_layout(os.pread(file.fileno(), text_stop - body_stop, body_stop), body_stop)
+
+    def remove(self, name: FunctionName, version: int | None = None) -> tuple[int, ...]:
+        """Forget one version, or all with None, and return their numbers; NotFoundError. `collect` frees the blocks."""
+        return self._catalog.remove(name, version)
+
+    def deployment(self, name: FunctionName, version: int | None = None) -> Deployment:
+        """One version of a function, or the newest with None; NotFoundError."""
+        return _deployment(self._catalog.get(name, version))
+
+    def deployments(self) -> list[Deployment]:
+        """All functions, by name and version."""
+        return [_deployment(row) for row in self._catalog.rows()]
+
+    def collect(self, now: float, grace_s: float) -> Collected:
+        """Remove blocks that no function needs, drafts and damaged blocks, all untouched for `grace_s` before `now`."""
+        files = nbytes = 0
+        with self._locked(fcntl.LOCK_EX), disk_errors("remove unneeded blocks", self._blocks):
+            needed = {blob.address for deployment in self.deployments() for blob in deployment.manifest.blobs()}
+            rooms = [self._incoming, self._damaged, *self._blocks.iterdir()]
+            for entry in [entry for room in rooms for entry in os.scandir(room)]:
+                state = entry.stat(follow_symlinks=False)
+                if entry.name not in needed and now - state.st_mtime >= grace_s:
+                    os.unlink(entry.path)
+                    files += 1
+                    nbytes += state.st_size
+        return Collected(files, nbytes)
+
+    # Within
+
+    def _place(self, address: Address) -> str:
+        return f"{self._blocks}/{address[:2]}/{address}"
+
+    def _touch(self, address: Address) -> bool:
+        try:
+            os.utime(self._place(address))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _nbytes(self, blob: Sized) -> int:
+        try:
+            return os.stat(self._place(blob.address)).st_size
+        except FileNotFoundError:
+            return -1
+
+    def _admit(self, draft: Draft) -> bool:
+        place = self._place(draft.digest)
+        with self._locked(fcntl.LOCK_SH):
+            new = not os.path.exists(place)
+            draft.seal(private_directory(Path(place).parent), durable=True)
+        return new
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        with disk_errors("lock the repository", self.root):
+            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, kind)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class Upload:
+    """A blob on its way into the repository; leaving the `with` without `commit` leaves nothing behind."""
+
+    def __init__(self, repository: Repository, address: Address, draft: Draft) -> None:
+        self._repository = repository
+        self._address = address
+        self._draft = draft
+
+    def __enter__(self) -> "Upload":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._draft.__exit__(kind, error, at)
+
+    def write(self, chunk: Buffer) -> None:
+        """Append some bytes; NoSpaceError when the disk is full."""
+        self._draft.write(chunk)
+
+    def commit(self) -> bool:
+        """Put the blob in its place and return whether it is new; CallerError when it has another address."""
+        if self._draft.digest != self._address:
+            raise CallerError(
+                f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "
+                f"{self._draft.digest}: they were cut short or changed on the way; send them again"
+            )
+        return self._repository._admit(self._draft)
+
+
+def damaged(address: Address) -> StoreError:
+    """The error for a block that was set aside."""
+    return StoreError(
+        f"block {address} is damaged on disk and was set aside: deploy the function that needs it again, which sends it"
+    )
+
+
+def _deployment(row: Row) -> Deployment:
+    try:
+        manifest = decode_manifest(row.manifest)
+    except CallerError as error:
+        raise StoreError(f"the catalog's entry of {row.name}@{row.version} is damaged: {error}; remove it") from error
+    return Deployment(row.name, row.version, manifest, row.created)

@@ -1,0 +1,131 @@
+"""How do bytes become a sealed file?
+
+    draft, a temporary name ──write──▶ hashed and written ──seal──▶ read-only, under its own digest
+                             any error or death on the way leaves no file under any digest
+
+A file lies under a digest only by a rename after its last byte was written, and the name is the digest that was
+computed on the way. So whoever finds a file under an address finds all of it, whatever died meanwhile, and two writers
+of one block replace each other's file with an equal one.
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from blake3 import blake3
+
+from overwinter.core.errors import NoSpaceError, StoreError
+from overwinter.core.ids import Address
+from overwinter.core.tensor import Buffer
+
+CHUNK_BYTES = 256 << 10
+"""Small enough to be still in the cache when it is written after it was hashed."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def disk_errors(action: str, directory: Path) -> Iterator[None]:
+    """Turn OSErrors into NoSpaceError, naming the disk and its free bytes, or StoreError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise NoSpaceError(
+                f"cannot {action}: the disk of {directory} is full ({free_bytes(directory)} bytes free, "
+                f"{error.strerror}); remove functions, or give it more room"
+            ) from error
+        raise StoreError(f"cannot {action} in {directory}: {error.strerror or error}") from error
+
+
+def free_bytes(directory: Path) -> int:
+    """Bytes that may still be written to the filesystem of `directory`, which may yet have to be made."""
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    state = os.statvfs(existing)
+    return state.f_bavail * state.f_frsize
+
+
+def private_directory(path: Path) -> Path:
+    """Make `path`, if need be, readable by this user alone."""
+    with disk_errors("make a directory", path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    return path
+
+
+def read_chunks(descriptor: int) -> Iterator[memoryview]:
+    """What is left to read of a file, a chunk at a time; a chunk is valid until the next one is asked for."""
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    while count := os.readv(descriptor, [buffer]):
+        yield buffer[:count]
+
+
+def digest_of(descriptor: int) -> Address:
+    """The address of what is left to read of a file."""
+    hasher = blake3()
+    for chunk in read_chunks(descriptor):
+        hasher.update(chunk)
+    return Address(hasher.hexdigest())
+
+
+class Draft:
+    """A file on its way to its address; leaving the `with` without `seal` removes it."""
+
+    def __init__(self, directory: Path, address: Address) -> None:
+        self._directory = directory
+        self._hasher = blake3()
+        self._what = f"write block {address}"
+        self.nbytes = 0
+        with disk_errors(self._what, directory):
+            self._descriptor, self._name = tempfile.mkstemp(prefix=f"{address}.", dir=directory)
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._descriptor < 0:
+            return
+        os.close(self._descriptor)
+        self._descriptor = -1
+        Path(self._name).unlink(missing_ok=True)
+
+    @property
+    def digest(self) -> Address:
+        """The address of what was written so far."""
+        return Address(self._hasher.hexdigest())
+
+    def write(self, data: Buffer) -> None:
+        """Append some bytes; NoSpaceError or StoreError."""
+        if not memoryview(data).nbytes:
+            return
+        view = memoryview(data).cast("B")
+        with disk_errors(self._what, self._directory):
+            for start in range(0, len(view), CHUNK_BYTES):
+                chunk = view[start : start + CHUNK_BYTES]
+                self._hasher.update(chunk)
+                while chunk:
+                    chunk = chunk[os.write(self._descriptor, chunk) :]
+        self.nbytes += len(view)
+
+    def seal(self, directory: Path, *, durable: bool) -> None:
+        """Make the file read-only and move it to its digest in `directory`; `durable`: it outlives a power cut."""
+        with disk_errors(self._what, directory):
+            os.fchmod(self._descriptor, 0o444)
+            if durable:
+                os.fsync(self._descriptor)
+            Path(self._name).rename(directory / self.digest)
+            if durable:
+                _sync_directory(directory)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.core.errors import CallerError
+from overwinter.model.dtypes import ITEM_BYTES
+from overwinter.store.blocks import (
+    LENGTH_BYTES,
+    address_of,
+    build_block,
+    check_address,
+    layout_text,
+    name_block,
+    parse_block,
+)
+from overwinter.store.packing import pack, plan_block, weight_bytes
+from tests.store.family import Shape, values
+
+small_weights = st.lists(
+    st.builds(Shape, st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 9), max_size=3).map(tuple)),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(small_weights, st.integers(0, 9))
+def test_a_block_gives_back_what_it_was_built_from(weights, seed):
+    tensors = values(weights, seed)
+    for plan in pack(weights):
+        data = build_block(plan, tensors)
+        found = parse_block(data)
+        assert [(piece.dtype, piece.shape) for piece in found.pieces] == [
+            (piece.dtype, piece.shape) for piece in plan.pieces
+        ]
+        for piece, held in zip(plan.pieces, found.pieces, strict=True):
+            assert data[held.offset : held.offset + held.nbytes] == tensors[piece.weight]
+
+
+@given(small_weights, st.integers(0, 9))
+def test_the_name_of_a_block_is_the_hash_of_its_file(weights, seed):
+    tensors = values(weights, seed)
+    for plan in pack(weights):
+        data = build_block(plan, tensors)
+        block = name_block(plan, tensors)
+        assert (block.address, block.nbytes) == (address_of(data), len(data))
+        assert [(piece.weight, piece.offset, piece.nbytes) for piece in block.pieces] == [
+            (piece.weight, piece.offset, piece.nbytes) for piece in plan.pieces
+        ]
+
+
+@given(small_weights, st.integers(0, 400))
+def test_a_cut_block_is_refused_or_fits_its_layout(weights, kept):
+    (plan, *_) = pack(weights)
+    data = build_block(plan, values(weights, 0))[:kept]
+    try:
+        found = parse_block(data)
+    except CallerError:
+        return
+    text = layout_text(found)
+    assert found.nbytes + len(text) + LENGTH_BYTES == len(data)
+
+
+@given(st.binary(max_size=200), st.integers(0, 220))
+def test_any_bytes_are_parsed_or_refused(body, length):
+    data = body + length.to_bytes(LENGTH_BYTES, "little")
+    with suppress(CallerError):
+        assert parse_block(data).nbytes <= len(body)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"float32[2,3]",
+        b"float32[6]\n\n",
+        b"float32[6]\nx",
+        b"\nfloat32[6]\n",
+        b"float32[2,03]\n",
+        b"float32[2,-3]\n",
+        b"float31[6]\n",
+        b"float32[ 6]\n",
+        b"float32[7]\n",
+        b"\xff[6]\n",
+        b"float32[" + b"9" * 5000 + b"]\n",
+    ],
+)
+def test_only_one_spelling_of_a_layout_is_read(text):
+    sound = b"float32[6]\n"
+    assert parse_block(bytes(24) + sound + len(sound).to_bytes(4, "little")).nbytes == 24
+    with pytest.raises(CallerError, match="layout"):
+        parse_block(bytes(24) + text + len(text).to_bytes(4, "little"))
+
+
+def test_dtype_and_shape_are_part_of_the_name():
+    data = [bytes(24)]
+    names = {
+        name_block(plan_block([(0, shape)]), data).address
+        for shape in (Shape("float32", (6,)), Shape("int32", (6,)), Shape("float32", (2, 3)), Shape("float32", (3, 2)))
+    }
+    assert len(names) == 4
+
+
+def test_the_number_of_a_weight_is_not_part_of_the_name():
+    weight = Shape("float32", (6,))
+    first = name_block(plan_block([(0, weight)]), [bytes(24)])
+    other = name_block(plan_block([(1, weight)]), [b"", bytes(24)])
+    assert first.address == other.address
+
+
+def test_buffers_of_any_shape_are_taken_without_a_copy():
+    weight = Shape("float32", (2, 3))
+    flat = bytes(range(24))
+    shaped = memoryview(flat).cast("f", (2, 3))
+    plan = plan_block([(0, weight)])
+    assert build_block(plan, [shaped]) == build_block(plan, [flat])
+
+
+def test_a_tensor_of_the_wrong_size_is_refused():
+    weight = Shape("float32", (6,))
+    with pytest.raises(CallerError, match=r"float32 \[6\] needs 24 bytes, got 20"):
+        build_block(plan_block([(0, weight)]), [bytes(20)])
+    assert weight_bytes(weight) == 24
+
+
+@pytest.mark.parametrize("text", ["", "a" * 63, "a" * 65, "A" * 64, "a" * 64 + "\n", "../" + "a" * 61, "g" * 64])
+def test_what_is_not_an_address_is_refused(text):
+    with pytest.raises(CallerError, match="not a block address"):
+        check_address(text)

@@ -1,0 +1,88 @@
+import sqlite3
+import uuid
+
+import pytest
+
+from overwinter.core.errors import NotFoundError, StoreError
+from overwinter.core.ids import FunctionName
+from overwinter.store.catalog import SCHEMA_VERSION, Catalog
+
+NAME = FunctionName("one")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "catalog.sqlite"
+
+
+@pytest.fixture
+def catalog(path):
+    opened = Catalog(path)
+    yield opened
+    opened.close()
+
+
+def test_versions_count_up_for_each_name(catalog):
+    assert [catalog.add(NAME, b"a", 1.0), catalog.add(NAME, b"b", 2.0)] == [1, 2]
+    assert catalog.add(FunctionName("two"), b"c", 3.0) == 1
+    assert [(row.name, row.version, row.manifest, row.created) for row in catalog.rows()] == [
+        ("one", 1, b"a", 1.0),
+        ("one", 2, b"b", 2.0),
+        ("two", 1, b"c", 3.0),
+    ]
+
+
+def test_a_version_number_is_never_given_out_again(catalog, path):
+    catalog.add(NAME, b"a", 1.0)
+    catalog.add(NAME, b"b", 1.0)
+    assert catalog.remove(NAME, 2) == (2,)
+    assert catalog.add(NAME, b"c", 1.0) == 3
+    assert catalog.remove(NAME, None) == (1, 3)
+    catalog.close()
+    again = Catalog(path)
+    assert again.add(NAME, b"d", 1.0) == 4
+    again.close()
+
+
+def test_the_newest_or_a_given_version_is_found(catalog):
+    for manifest in (b"a", b"b"):
+        catalog.add(NAME, manifest, 1.0)
+    assert catalog.get(NAME, None).manifest == b"b"
+    assert catalog.get(NAME, 1).manifest == b"a"
+
+
+@pytest.mark.parametrize("method", ["get", "remove"])
+def test_what_is_not_there_is_named(catalog, method):
+    with pytest.raises(NotFoundError, match="no function 'one'"):
+        getattr(catalog, method)(NAME, None)
+    catalog.add(NAME, b"a", 1.0)
+    with pytest.raises(NotFoundError, match="'one' has no version 7; it has 1"):
+        getattr(catalog, method)(NAME, 7)
+
+
+def test_the_identity_of_a_node_lasts(catalog, path):
+    other = Catalog(path)
+    assert other.node_identity == catalog.node_identity == str(uuid.UUID(catalog.node_identity))
+    other.close()
+
+
+def test_a_catalog_of_a_newer_kind_is_refused(catalog, path):
+    catalog.close()
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    with pytest.raises(StoreError, match="newer Overwinter"):
+        Catalog(path)
+
+
+def test_a_damaged_catalog_is_named(path):
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreError, match=r"catalog\.sqlite"):
+        Catalog(path)
+
+
+def test_a_failed_transaction_takes_no_number(catalog):
+    catalog.add(NAME, b"a", 1.0)
+    with pytest.raises(StoreError):
+        catalog.add(NAME, None, 1.0)  # type: ignore[arg-type]
+    assert catalog.add(NAME, b"b", 1.0) == 2

@@ -1,0 +1,374 @@
+import mmap
+import os
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from overwinter.core.errors import CallerError, NoSpaceError, StoreError
+from overwinter.store.blocks import address_of
+from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
+from overwinter.store.manifest import Blob
+from tests.store.family import base, below, cut, fill_disk, flip_bit, head_variant
+
+DATA = os.urandom(300_000)
+BLOB = Blob(address_of(DATA), len(DATA))
+
+
+def stored(repository, count, nbytes=5000):
+    blobs = []
+    for _ in range(count):
+        data = os.urandom(nbytes)
+        repository.put(address_of(data), data)
+        blobs.append(Blob(address_of(data), nbytes))
+    return blobs
+
+
+def names(host):
+    return {path.name for path in below(host.root)}
+
+
+@contextmanager
+def opened(host, addresses):
+    descriptors = host.open(addresses)
+    try:
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def test_staged_blocks_can_be_mapped_and_are_what_was_deployed(repository, host):
+    model = base()
+    model.deploy(repository)
+    blobs = model.manifest.blobs()
+    assert host.stage(blobs) == sum(blob.nbytes for blob in blobs)
+    with opened(host, [blob.address for blob in blobs]) as descriptors:
+        for blob, descriptor in zip(blobs, descriptors, strict=True):
+            with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
+                assert mapped[:] == model.files[blob.address]
+
+
+def test_descriptors_are_read_only_and_not_inherited(repository, host):
+    repository.put(BLOB.address, DATA)
+    host.stage([BLOB])
+    with opened(host, [BLOB.address, BLOB.address]) as (one, other):
+        assert one != other
+        assert not os.get_inheritable(one)
+        with pytest.raises(OSError):
+            os.write(one, b"x")
+        with pytest.raises(PermissionError):
+            mmap.mmap(one, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    assert (host.root / BLOB.address).stat().st_mode & 0o777 == 0o444
+    assert host.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_staging_again_adds_only_what_is_missing(repository, host):
+    one, other = base(), head_variant("other", seed=1)
+    one.deploy(repository)
+    sent = other.deploy(repository)
+    host.stage(one.manifest.blobs())
+    assert host.stage(one.manifest.blobs()) == 0
+    assert host.stage(other.manifest.blobs()) == sent
+    assert host.stage([*one.manifest.blobs(), *other.manifest.blobs()]) == 0
+
+
+def test_the_accounts_agree_with_the_disk(repository, host):
+    model = base()
+    model.deploy(repository)
+    blobs = model.manifest.blobs()
+    host.stage(blobs)
+    assert host.resident() == {blob.address: blob.nbytes for blob in blobs}
+    for freed in (blobs[1].nbytes, 0):
+        states = [path.stat() for path in below(host.root)]
+        assert host.resident_bytes == sum(state.st_size for state in states)
+        assert host.occupied_bytes == sum(state.st_blocks * 512 for state in states)
+        assert host.drop([blobs[1].address, blobs[1].address]) == freed
+
+
+def test_dropped_blocks_are_gone_but_open_maps_keep_their_bytes(repository, host):
+    repository.put(BLOB.address, DATA)
+    host.stage([BLOB])
+    with opened(host, [BLOB.address]) as (descriptor,):
+        assert host.drop([BLOB.address]) == len(DATA)
+        assert names(host) == set()
+        assert not host.holds(BLOB.address)
+        assert os.pread(descriptor, len(DATA), 0) == DATA
+    with pytest.raises(StoreError, match=f"{BLOB.address} is not in the host store.*stage"):
+        host.open([BLOB.address])
+    assert host.stage([BLOB]) == len(DATA)
+
+
+def test_opening_a_row_with_one_absent_block_opens_none(repository, host):
+    blobs = stored(repository, 3)
+    host.stage(blobs)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(StoreError):
+        host.open([*(blob.address for blob in blobs), BLOB.address])
+    with pytest.raises(CallerError, match="not a block address"):
+        host.open([*(blob.address for blob in blobs), "../../etc/passwd"])
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("at", [0, 1, 299_999])
+def test_a_flipped_bit_on_disk_is_found_when_staged(repository, host, at):
+    repository.put(BLOB.address, DATA)
+    flip_bit(repository.path(BLOB.address), at)
+    with pytest.raises(StoreError, match=f"block {BLOB.address} is damaged on disk.*deploy"):
+        host.stage([BLOB])
+    assert names(host) == set()
+    assert host.resident() == {}
+    assert repository.missing([BLOB.address]) == [BLOB.address]
+    repository.put(BLOB.address, DATA)
+    assert host.stage([BLOB]) == len(DATA)
+
+
+def test_a_short_file_on_disk_is_found_when_staged(repository, host):
+    repository.put(BLOB.address, DATA)
+    cut(repository.path(BLOB.address), 1000)
+    with pytest.raises(StoreError, match="damaged"):
+        host.stage([BLOB])
+    assert names(host) == set()
+    assert repository.missing([BLOB.address]) == [BLOB.address]
+
+
+def test_a_damaged_block_disturbs_no_other(repository, host):
+    blobs = stored(repository, 3)
+    flip_bit(repository.path(blobs[1].address))
+    with pytest.raises(StoreError, match=blobs[1].address):
+        host.stage(blobs)
+    assert host.stage([blobs[0], blobs[2]]) == blobs[2].nbytes
+    assert names(host) == {blobs[0].address, blobs[2].address}
+
+
+def test_a_block_that_is_not_in_the_repository_is_named(host):
+    with pytest.raises(StoreError, match=f"{BLOB.address} is not in the repository"):
+        host.stage([BLOB])
+    assert names(host) == set()
+
+
+def test_a_wrong_size_in_the_manifest_is_refused_and_the_block_kept(repository, host):
+    repository.put(BLOB.address, DATA)
+    for nbytes in (len(DATA) - 1, len(DATA) + 1):
+        with pytest.raises(StoreError, match="wrong size"):
+            host.stage([Blob(BLOB.address, nbytes)])
+    assert names(host) == set()
+    assert repository.holds(BLOB.address)
+
+
+def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
+    repository.put(BLOB.address, DATA)
+    host.stage([BLOB])
+    cut(host.root / BLOB.address, 4096)
+    with pytest.raises(StoreError, match=f"{BLOB.address}.*was cut.*stage"):
+        host.open([BLOB.address])
+    assert host.stage([BLOB]) == len(DATA)
+    with opened(host, [BLOB.address]) as (descriptor,):
+        assert os.pread(descriptor, len(DATA), 0) == DATA
+
+
+def test_a_block_removed_behind_the_stores_back_can_be_staged_again(repository, host):
+    repository.put(BLOB.address, DATA)
+    host.stage([BLOB])
+    (host.root / BLOB.address).unlink()
+    with pytest.raises(StoreError, match="stage"):
+        host.open([BLOB.address])
+    assert host.stage([BLOB]) == len(DATA)
+
+
+def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
+    repository.put(BLOB.address, DATA)
+    host.stage([BLOB])
+    assert host.verify(BLOB.address)
+    flip_bit(host.root / BLOB.address)
+    assert not host.verify(BLOB.address)
+    assert host.resident() == {}
+    assert host.stage([BLOB]) == len(DATA)
+    assert host.verify(BLOB.address)
+
+
+def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host):
+    live, cut_short, dead = stored(repository, 3)
+    host.stage([live, cut_short, dead])
+    cut(host.root / cut_short.address, 4096)
+    (host.root / f"{live.address}.draft").write_bytes(b"half")
+    (host.root / "stranger").write_bytes(b"what")
+    (host.root / ("e" * 64)).symlink_to("/etc/passwd")
+    after = HostStore(host.root, repository)
+    assert after.resident() == {}
+    swept = after.sweep([live, cut_short, BLOB, Blob("e" * 64, len("/etc/passwd"))])
+    assert (swept.kept, swept.files) == (1, 5)
+    assert names(after) == {live.address}
+    assert after.resident() == {live.address: live.nbytes}
+    assert after.verify(live.address)
+
+
+def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, host):
+    repository.put(BLOB.address, DATA)
+    host.stage([BLOB])
+    flip_bit(host.root / BLOB.address)
+    after = HostStore(host.root, repository)
+    assert after.stage([BLOB]) == len(DATA)
+    assert after.verify(BLOB.address)
+
+
+def test_a_budget_is_enforced_before_anything_is_written(repository, memory):
+    blobs = stored(repository, 4, nbytes=PAGE_BYTES + 1)
+    host = HostStore(memory / "host", repository, budget_bytes=6 * PAGE_BYTES)
+    with pytest.raises(
+        NoSpaceError, match=rf"needs {8 * PAGE_BYTES} bytes for 4 blocks, and {6 * PAGE_BYTES} .*budget"
+    ):
+        host.stage(blobs)
+    assert names(host) == set()
+    host.stage(blobs[:3])
+    assert host.occupied_bytes == 6 * PAGE_BYTES
+    with pytest.raises(NoSpaceError, match="and 0 bytes of its budget"):
+        host.stage(blobs)
+    assert names(host) == {blob.address for blob in blobs[:3]}
+    host.drop([blobs[0].address])
+    assert host.stage(blobs[1:]) == blobs[3].nbytes
+
+
+def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, small_disk):
+    blobs = stored(repository, 5, nbytes=400_000)
+    host = HostStore(small_disk / "host", repository)
+    with pytest.raises(NoSpaceError, match=r"host store .* needs \d+ bytes for 5 blocks.* on the tmpfs are free"):
+        host.stage(blobs)
+    assert names(host) == set()
+    assert host.stage(blobs[:2]) == 800_000
+
+
+class Pipes:
+    """A source of blocks that come through pipes, as fast as the test writes them."""
+
+    def __init__(self):
+        self.readers = {}
+
+    def pipe(self, address):
+        self.readers[address], writer = os.pipe()
+        return writer
+
+    def open(self, address):
+        return self.readers.pop(address)
+
+    def set_aside(self, address):
+        return True
+
+
+def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
+    class FillsTheDisk(Pipes):
+        def open(self, address):
+            fill_disk(small_disk)
+            return super().open(address)
+
+    source = FillsTheDisk()
+    host = HostStore(small_disk / "host", source)
+    writer = source.pipe(BLOB.address)
+    os.write(writer, DATA[:40_000])
+    os.close(writer)
+    with pytest.raises(NoSpaceError, match=f"cannot write block {BLOB.address}: the disk of {host.root} is full"):
+        host.stage([BLOB])
+    assert names(host) == set()
+    assert host.resident() == {}
+    assert host.occupied_bytes == 0
+
+
+def test_two_threads_copy_a_block_once(memory):
+    source = Pipes()
+    host = HostStore(memory / "host", source)
+    writer = source.pipe(BLOB.address)  # a second `open` of it would be a KeyError
+    added: list[int] = []
+    threads = [threading.Thread(target=lambda: added.append(host.stage([BLOB])), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with open(writer, "wb") as file:
+        file.write(DATA)
+    for thread in threads:
+        thread.join()
+    assert sorted(added) == [0, 0, len(DATA)]
+    assert names(host) == {BLOB.address}
+
+
+def test_room_promised_to_a_copy_in_progress_is_not_given_twice(memory):
+    source = Pipes()
+    host = HostStore(memory / "host", source, budget_bytes=page_bytes(len(DATA)))
+    writer = source.pipe(BLOB.address)
+    thread = threading.Thread(target=host.stage, args=([BLOB],), daemon=True)
+    thread.start()
+    with open(writer, "wb", buffering=0) as file:
+        file.write(DATA[:200_000])
+        with pytest.raises(NoSpaceError, match="and 0 bytes of its budget"):
+            host.stage([Blob(address_of(b"x"), 1)])
+        file.write(DATA[200_000:])
+    thread.join()
+    assert host.resident() == {BLOB.address: len(DATA)}
+
+
+def test_one_who_waited_for_a_failed_copy_meets_the_cause_itself(memory):
+    class FailsOnce(Pipes):
+        def open(self, address):
+            if address in self.readers:
+                return self.readers.pop(address)
+            raise StoreError("the second owner finds it gone")
+
+    source = FailsOnce()
+    host = HostStore(memory / "host", source)
+    writer = source.pipe(BLOB.address)
+    said: list[str] = []
+
+    def stage() -> None:
+        try:
+            host.stage([BLOB])
+        except StoreError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=stage, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    with open(writer, "wb") as file:
+        file.write(DATA[:-1])
+    for thread in threads:
+        thread.join()
+    assert len(said) == 2
+    assert any("damaged" in text for text in said)
+    assert any("finds it gone" in text for text in said)
+    assert names(host) == set()
+    assert host.resident() == {}
+
+
+def test_two_threads_may_stage_overlapping_models_at_once(repository, host):
+    blobs = stored(repository, 30)
+    barrier = threading.Barrier(4)
+    added: list[int] = []
+
+    def stage(offset: int) -> None:
+        barrier.wait()
+        added.append(host.stage(blobs[offset:] + blobs[:offset]))
+
+    threads = [threading.Thread(target=stage, args=(offset,), daemon=True) for offset in (0, 7, 15, 29)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(added) == sum(blob.nbytes for blob in blobs)
+    assert names(host) == {blob.address for blob in blobs}
+
+
+def test_a_sweep_spares_what_is_being_copied(memory):
+    source = Pipes()
+    host = HostStore(memory / "host", source)
+    writer = source.pipe(BLOB.address)
+    thread = threading.Thread(target=host.stage, args=([BLOB],), daemon=True)
+    thread.start()
+    with open(writer, "wb", buffering=0) as file:
+        # More than a pipe holds: when this returns, the copy has begun.
+        file.write(DATA[:200_000])
+        assert host.sweep([BLOB]).files == 0
+        file.write(DATA[200_000:])
+    thread.join()
+    assert host.resident() == {BLOB.address: len(DATA)}
+
+
+@pytest.mark.parametrize(("nbytes", "pages"), [(0, 0), (1, 1), (PAGE_BYTES, 1), (PAGE_BYTES + 1, 2)])
+def test_a_file_takes_whole_pages(nbytes, pages):
+    assert page_bytes(nbytes) == pages * PAGE_BYTES

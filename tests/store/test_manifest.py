@@ -1,0 +1,112 @@
+import json
+
+import msgspec
+import pytest
+
+from overwinter.core.errors import CallerError
+from overwinter.core.function import Settings
+from overwinter.core.tensor import TensorSpec
+from overwinter.store.manifest import Blob, Block, Handler, Piece, decode_manifest, encode_manifest
+from tests.store.family import assemble, base, shapes, values
+
+A, B = "a" * 64, "b" * 64
+
+
+def changed(**fields):
+    return msgspec.structs.replace(base().manifest, **fields)
+
+
+def refused(manifest):
+    with pytest.raises(CallerError) as caught:
+        decode_manifest(encode_manifest(manifest))
+    return str(caught.value)
+
+
+def test_a_manifest_survives_its_encoding():
+    weights = shapes()
+    manifest = assemble("a.b_c-1", weights, values(weights, 3), handler=b"def preprocess(x, state): return x").manifest
+    manifest = msgspec.structs.replace(manifest, settings=Settings(slo_ms=80, threads=2))
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+
+
+def test_blobs_are_everything_needed_each_once():
+    source, asset = Blob(A, 3), Blob(B, 4)
+    model = base()
+    twice = model.manifest.blocks[0]
+    again = Block(twice.address, twice.nbytes, ())
+    manifest = changed(blocks=(*model.manifest.blocks, again), handler=Handler(source, {"vocab.txt": asset}))
+    addresses = [blob.address for blob in manifest.blobs()]
+    assert len(addresses) == len(set(addresses))
+    assert set(addresses) == {*model.files, A, B}
+    assert sum(blob.nbytes for blob in manifest.blobs()) == sum(map(len, model.files.values())) + 7
+
+
+@pytest.mark.parametrize("name", ["", "Aa", "-a", ".a", "a/b", "a" * 129, "a\n", "a b", "ä"])
+@pytest.mark.parametrize("field", ["name", "tenant"])
+def test_a_bad_name_is_refused(field, name):
+    assert field in refused(changed(**{field: name}))
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a\0", "x" * 129])
+def test_a_bad_asset_name_is_refused(name):
+    assert "assets" in refused(changed(handler=Handler(Blob(A, 1), {name: Blob(B, 1)})))
+
+
+@pytest.mark.parametrize("address", ["", "a" * 63, "A" * 64, "a" * 64 + "\n", "../../etc/passwd"])
+def test_a_bad_address_is_refused(address):
+    assert "program" in refused(changed(program=Blob(address, 1)))
+    assert "blocks" in refused(changed(blocks=(Block(address, 1, ()),)))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ((Piece(0, 0, 101),), "outside the block's 100 bytes"),
+        ((Piece(0, 128, 0),), "outside the block's 100 bytes"),
+        ((Piece(0, 8, 4),), "not aligned"),
+        ((Piece(0, 0, 65), Piece(1, 64, 4)), "overlaps"),
+        ((Piece(0, 64, 4), Piece(1, 0, 4)), "overlaps"),
+        ((Piece(0, 0, 4), Piece(0, 64, 4)), "weight 0 lies in 2 places"),
+        ((Piece(0, 0, 4), Piece(2, 64, 4)), "only 2 weights"),
+        ((Piece(-1, 0, 4),), ">= 0"),
+        ((Piece(0, -64, 4),), ">= 0"),
+        ((Piece(0, 0, -4),), ">= 0"),
+        ((Piece(0, 0, 1 << 60),), "<="),
+    ],
+)
+def test_bad_pieces_are_refused(pieces, said):
+    assert said in refused(changed(blocks=(Block(A, 100, pieces),)))
+
+
+def test_two_sizes_of_one_blob_are_refused():
+    program = base().manifest.program
+    assert "two sizes" in refused(changed(handler=Handler(Blob(program.address, program.nbytes + 1))))
+
+
+@pytest.mark.parametrize(
+    ("specs", "said"),
+    [
+        ((TensorSpec("x", "FP32", ()), TensorSpec("x", "FP32", ())), "given 2 times"),
+        ((TensorSpec("x", "FP33", ()),), "unknown datatype 'FP33'"),
+        ((TensorSpec("x", "FP32", (-1,)),), "negative size"),
+    ],
+)
+def test_bad_tensors_are_refused(specs, said):
+    assert said in refused(changed(inputs=specs))
+    assert said in refused(changed(outputs=specs))
+
+
+def test_an_unknown_field_a_bad_setting_and_broken_text_are_refused():
+    fields = json.loads(encode_manifest(base().manifest))
+    for data in (
+        json.dumps(fields | {"color": "red"}).encode(),
+        json.dumps(fields | {"settings": {"max_batch": 0}}).encode(),
+        json.dumps({key: value for key, value in fields.items() if key != "program"}).encode(),
+        b"{",
+        b"\xff\xfe",
+        b'{"name": "\xff"}',
+        b"",
+        b"null",
+    ):
+        with pytest.raises(CallerError, match="manifest is not valid"):
+            decode_manifest(data)

@@ -1,0 +1,315 @@
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError, StoreError
+from overwinter.core.ids import FunctionName
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import Blob, Block, Piece
+from overwinter.store.repository import Repository
+from tests.store.family import Model, Shape, base, below, blocks_and_drafts, cut, fill_disk, flip_bit, head_variant
+
+DATA = os.urandom(300_000)
+ADDRESS = address_of(DATA)
+BASE = FunctionName("base")
+LATER = 1e12
+
+
+def age(repository: Repository, seconds: float) -> None:
+    for path in below(repository.root):
+        state = path.stat()
+        os.utime(path, (state.st_atime - seconds, state.st_mtime - seconds))
+
+
+def newest_touch(repository: Repository) -> float:
+    return max(path.stat().st_mtime for path in below(repository.root / "blocks"))
+
+
+@pytest.mark.parametrize(
+    "body", [DATA, memoryview(DATA), [DATA[:7], b"", DATA[7:]], (DATA[i : i + 999] for i in range(0, 300_000, 999))]
+)
+def test_a_blob_is_stored_under_its_address(repository, body):
+    assert repository.missing([ADDRESS]) == [ADDRESS]
+    assert not repository.holds(ADDRESS)
+    assert repository.put(ADDRESS, body)
+    assert repository.holds(ADDRESS)
+    assert repository.missing([ADDRESS]) == []
+    assert repository.read(ADDRESS) == DATA
+    path = repository.path(ADDRESS)
+    assert path == repository.root / "blocks" / ADDRESS[:2] / ADDRESS
+    assert path.stat().st_mode & 0o777 == 0o444
+    assert not repository.put(ADDRESS, DATA)
+    assert blocks_and_drafts(repository) == {ADDRESS}
+
+
+def test_an_empty_blob_is_a_blob(repository):
+    empty = address_of(b"")
+    assert repository.put(empty, b"")
+    assert repository.read(empty) == b""
+
+
+def test_the_directory_is_this_users_alone(repository):
+    for path in [repository.root, *(path for path in repository.root.rglob("*") if path.is_dir())]:
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("body", [DATA[:-1], DATA + b"x", b"", b"\0" + DATA[1:]])
+def test_a_body_of_another_address_leaves_nothing(repository, body):
+    with pytest.raises(CallerError, match=f"{len(body)} bytes sent for block {ADDRESS}"):
+        repository.put(ADDRESS, body)
+    assert repository.missing([ADDRESS]) == [ADDRESS]
+    assert blocks_and_drafts(repository) == set()
+
+
+def test_a_body_that_breaks_off_leaves_nothing(repository):
+    def body():
+        yield DATA[:1000]
+        raise ConnectionResetError("the deployer went away")
+
+    with pytest.raises(ConnectionResetError):
+        repository.put(ADDRESS, body())
+    with repository.upload(ADDRESS) as upload:
+        upload.write(DATA[:1000])
+    assert blocks_and_drafts(repository) == set()
+
+
+@pytest.mark.parametrize("address", ["", "../" * 20 + "etc/passwd", "A" * 64, ADDRESS + "\n"])
+@pytest.mark.parametrize("method", ["path", "holds", "open", "read", "upload", "set_aside"])
+def test_only_addresses_reach_the_disk(repository, method, address):
+    with pytest.raises(CallerError, match="not a block address"):
+        getattr(repository, method)(address)
+    with pytest.raises(CallerError, match="not a block address"):
+        repository.missing([ADDRESS, address])
+
+
+def test_missing_names_each_once_in_order(repository):
+    repository.put(ADDRESS, DATA)
+    others = [address_of(bytes([n])) for n in range(3)]
+    assert repository.missing([others[1], ADDRESS, others[0], others[1]]) == [others[1], others[0]]
+
+
+def test_a_function_is_registered_when_its_blobs_are_there(repository):
+    model = base()
+    with pytest.raises(ConflictError, match=r"blocks of 'base' are not in the repository: [0-9a-f]{64}"):
+        repository.register(model.manifest, now=5.0)
+    assert repository.deployments() == []
+    model.deploy(repository, now=6.0)
+    (found,) = repository.deployments()
+    assert (found.name, found.version, found.manifest, found.created) == ("base", 1, model.manifest, 6.0)
+    assert repository.deployment(BASE) == repository.deployment(BASE, 1) == found
+    assert repository.register(model.manifest, now=7.0).version == 2
+    assert repository.deployment(BASE).version == 2
+
+
+def test_functions_outlive_the_repository_object(repository):
+    model = base()
+    model.deploy(repository)
+    again = Repository(repository.root)
+    assert again.deployments() == repository.deployments()
+    assert again.node_identity == repository.node_identity
+    again.close()
+
+
+def test_a_variant_sends_only_what_is_new(repository):
+    one, other = base(), head_variant("other", seed=1)
+    everything = one.deploy(repository)
+    assert everything == sum(map(len, one.files.values()))
+    sent = other.deploy(repository)
+    assert 0 < sent < everything / 4
+    assert base("again").deploy(repository) == 0
+
+
+def test_a_manifest_that_is_not_valid_is_refused(repository):
+    model = base()
+    model.deploy(repository)
+    with pytest.raises(CallerError, match="name"):
+        repository.register(msgspec.structs.replace(model.manifest, name="Not A Name"), now=1.0)
+
+
+def test_a_manifest_with_a_wrong_size_is_refused_and_the_block_kept(repository):
+    model = base()
+    model.deploy(repository)
+    lying = msgspec.structs.replace(model.manifest.blocks[0], nbytes=10**6)
+    manifest = msgspec.structs.replace(model.manifest, blocks=(lying, *model.manifest.blocks[1:]))
+    with pytest.raises(CallerError, match=f"{lying.address} 1000000 bytes; it has {model.manifest.blocks[0].nbytes}"):
+        repository.register(manifest, now=1.0)
+    assert repository.holds(lying.address)
+
+
+def test_a_short_file_is_found_at_registration_and_can_be_sent_again(repository):
+    model = base()
+    model.deploy(repository)
+    short = model.manifest.blocks[0].address
+    cut(repository.path(short), 1000)
+    with pytest.raises(ConflictError, match=short):
+        repository.register(model.manifest, now=1.0)
+    assert repository.missing(model.files) == [short]
+    assert model.deploy(repository) == len(model.files[short])
+    assert repository.read(short) == model.files[short]
+
+
+def test_a_flipped_bit_is_found_and_can_be_sent_again(repository):
+    repository.put(ADDRESS, DATA)
+    flip_bit(repository.path(ADDRESS))
+    with pytest.raises(StoreError, match=f"block {ADDRESS} is damaged.*deploy"):
+        repository.read(ADDRESS)
+    assert repository.missing([ADDRESS]) == [ADDRESS]
+    with pytest.raises(StoreError, match=f"{ADDRESS} is not in the repository.*deploy"):
+        repository.read(ADDRESS)
+    assert repository.put(ADDRESS, DATA)
+    assert repository.read(ADDRESS) == DATA
+
+
+def test_a_put_heals_a_damaged_block_that_nobody_noticed(repository):
+    repository.put(ADDRESS, DATA)
+    flip_bit(repository.path(ADDRESS))
+    assert not repository.put(ADDRESS, DATA)
+    assert repository.read(ADDRESS) == DATA
+
+
+def test_a_sound_block_is_not_set_aside(repository):
+    repository.put(ADDRESS, DATA)
+    assert not repository.set_aside(ADDRESS)
+    assert repository.read(ADDRESS) == DATA
+
+
+def test_removal_frees_what_no_other_function_needs(repository):
+    one, other = base(), head_variant("other", seed=1)
+    one.deploy(repository)
+    other.deploy(repository)
+    assert repository.remove(BASE) == (1,)
+    with pytest.raises(NotFoundError, match="'base'"):
+        repository.remove(BASE)
+    collected = repository.collect(LATER, grace_s=60)
+    only_ours = one.files.keys() - other.files.keys()
+    assert blocks_and_drafts(repository) == set(other.files)
+    assert (collected.files, collected.nbytes) == (len(only_ours), sum(len(one.files[name]) for name in only_ours))
+    assert repository.register(other.manifest, now=1.0).version == 2
+
+
+def test_a_collection_spares_what_a_deploy_in_progress_counts_on(repository):
+    model = base()
+    model.deploy(repository)
+    repository.remove(BASE)
+    age(repository, 1000)
+    kept = list(model.files)[:3]
+    assert repository.missing(kept) == []
+    put_again = list(model.files)[3]
+    repository.put(put_again, model.files[put_again])
+    repository.collect(newest_touch(repository), grace_s=60)
+    assert blocks_and_drafts(repository) == {*kept, put_again}
+    repository.collect(newest_touch(repository) + 61, grace_s=60)
+    assert blocks_and_drafts(repository) == set()
+
+
+def test_a_collection_removes_old_drafts_and_damaged_blocks_only(repository):
+    repository.put(ADDRESS, DATA)
+    flip_bit(repository.path(ADDRESS))
+    assert repository.set_aside(ADDRESS)
+    with repository.upload(ADDRESS) as upload:
+        upload.write(DATA)
+        (draft,) = below(repository.root / "incoming")
+        assert repository.collect(draft.stat().st_mtime, grace_s=60).files == 0
+        assert repository.collect(draft.stat().st_mtime + 61, grace_s=60).files == 2
+        with pytest.raises(StoreError, match=ADDRESS):
+            upload.commit()
+    assert blocks_and_drafts(repository) == set()
+
+
+def weights_of(model: Model) -> list[Shape]:
+    return model.weights
+
+
+def test_weights_lie_where_the_blocks_themselves_say(repository):
+    model = base()
+    model.deploy(repository)
+    repository.check_weights(model.manifest, weights_of(model))
+
+
+def test_weights_that_lie_elsewhere_are_named(repository):
+    model = base()
+    model.deploy(repository)
+    weights = weights_of(model)
+    with pytest.raises(CallerError, match=f"{len(weights) - 1} weights, its blocks {len(weights)}"):
+        repository.check_weights(model.manifest, weights[:-1])
+    with pytest.raises(CallerError, match=r"weight 0 of 'base' should be int32 .* has float32"):
+        repository.check_weights(model.manifest, [Shape("int32", weights[0].shape), *weights[1:]])
+    with pytest.raises(CallerError, match=r"weight 0 of 'base' should be float32 \[160, 64\]"):
+        repository.check_weights(model.manifest, [Shape("float32", (160, 64)), *weights[1:]])
+    blocks = list(model.manifest.blocks)
+    at = next(number for number, block in enumerate(blocks) if len(block.pieces) > 1)
+    first, second, *rest = blocks[at].pieces
+    swapped = (Piece(second.weight, first.offset, first.nbytes), Piece(first.weight, second.offset, second.nbytes))
+    blocks[at] = Block(blocks[at].address, blocks[at].nbytes, (*swapped, *rest))
+    manifest = msgspec.structs.replace(model.manifest, blocks=tuple(blocks))
+    repository.check_weights(manifest, weights)  # norms are of one shape: only the deployer knows which is which
+    blocks[at] = Block(blocks[at].address, blocks[at].nbytes, blocks[at].pieces[1:])
+    with pytest.raises(CallerError, match="its blocks"):
+        repository.check_weights(msgspec.structs.replace(model.manifest, blocks=tuple(blocks)), weights)
+
+
+def test_a_blob_that_is_no_block_is_named(repository):
+    repository.put(ADDRESS, DATA)
+    with pytest.raises(CallerError, match="block"):
+        repository.layout(ADDRESS)
+    repository.put(address_of(b""), b"")
+    with pytest.raises(CallerError, match="no block"):
+        repository.layout(address_of(b""))
+
+
+def test_threads_may_deploy_one_model_at_once(repository):
+    model = base()
+    barrier = threading.Barrier(4)
+
+    def deploy(_: int) -> int:
+        barrier.wait()
+        for address, data in model.files.items():
+            repository.put(address, data)
+        return repository.register(model.manifest, now=1.0).version
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(deploy, range(4))) == [1, 2, 3, 4]
+    assert [found.version for found in repository.deployments()] == [1, 2, 3, 4]
+    assert blocks_and_drafts(repository) == set(model.files)
+    assert all(repository.read(address) == data for address, data in model.files.items())
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
+    repository = Repository(small_disk / "repository")
+    large = os.urandom(2 << 20)
+    with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}.*bytes free"):
+        repository.put(address_of(large), large)
+    assert blocks_and_drafts(repository) == set()
+    assert repository.put(ADDRESS, DATA)
+    assert repository.read(ADDRESS) == DATA
+    repository.close()
+
+
+def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_disk):
+    repository = Repository(small_disk / "repository")
+    repository.put(ADDRESS, DATA)
+    blob = Blob(ADDRESS, len(DATA))
+    manifest = msgspec.structs.replace(base().manifest, program=blob, blocks=(Block(ADDRESS, len(DATA), ()),))
+    filler = fill_disk(small_disk)
+
+    def register_often() -> None:  # the first few fit into pages that the catalog already has
+        for _ in range(100):
+            repository.register(manifest, now=1.0)
+
+    with pytest.raises(NoSpaceError, match=str(small_disk)):
+        register_often()
+    before = len(repository.deployments())
+    filler.unlink()
+    assert repository.register(manifest, now=1.0).version == before + 1
+    repository.close()
+
+
+@pytest.mark.parametrize("room", [0, 4096, 16 << 10, 24 << 10, 40 << 10])
+def test_a_repository_on_a_full_disk_is_refused(small_disk, room):
+    filler = fill_disk(small_disk)
+    os.truncate(filler, filler.stat().st_size - room)
+    with pytest.raises(NoSpaceError, match=str(small_disk)):
+        Repository(small_disk / "repository")
