@@ -1,1 +1,28 @@
-"""Overwinter: serverless inference for many models on few machines."""
+"""Overwinter: serverless inference for many models on few machines.
+
+import overwinter
+
+overwinter.deploy(model, example_inputs, name="classifier", slo="80ms")
+overwinter.Client().infer("classifier", {"image": image})
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from overwinter.api.client import Client
+    from overwinter.api.deployer import deploy
+
+__all__ = ["Client", "deploy"]
+
+
+def __getattr__(name: str) -> object:
+    # Late, so that a worker that imports one module of this package does not load an HTTP client.
+    if name == "Client":
+        from overwinter.api.client import Client
+
+        return Client
+    if name == "deploy":
+        from overwinter.api.deployer import deploy
+
+        return deploy
+    raise AttributeError(f"module 'overwinter' has no attribute {name!r}")

@@ -38,6 +38,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     settings: Settings
 
+    def info(self) -> "View":
+        return self
+
 
 class Reply(msgspec.Struct):
     name: str

@@ -101,11 +101,11 @@ class DeploymentApi:
 
     async def functions(self, request: Request) -> Response:
         """Every version of every function, with all that the node says of it."""
-        return json_response(self._front.functions())
+        return json_response([view.info() for view in self._front.functions()])
 
     async def function(self, request: Request) -> Response:
         """One version of a function; the latest where the path does not say."""
-        return json_response(self._front.function(*function_of(request)))
+        return json_response(self._front.function(*function_of(request)).info())
 
     async def remove(self, request: Request) -> Response:
         """Take away one version of a function, or all."""

@@ -67,6 +67,10 @@ class FunctionView(Protocol):
         """What its owner chose."""
         ...
 
+    def info(self) -> object:
+        """All that can be told of it, as data for JSON. Not cheap."""
+        ...
+
 
 class Reply(Protocol):
     """A function's answer."""

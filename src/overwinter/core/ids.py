@@ -17,3 +17,9 @@ RunId = NewType("RunId", int)
 def function_id(name: FunctionName, version: int) -> FunctionId:
     """The id of one version of a function."""
     return FunctionId(f"{name}@{version}")
+
+
+def split_id(id_: FunctionId) -> tuple[FunctionName, int]:
+    """The name and the version in an id."""
+    name, _, version = id_.rpartition("@")
+    return FunctionName(name), int(version)

@@ -6,7 +6,7 @@ feeds the events through a fresh mind of that configuration must get the same ac
 
 from collections import deque
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -25,9 +25,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Journal:
-    """Keeps the last `ring` steps; appends every step to `file` if there is one."""
+    """Keeps the last `ring` steps; appends every step to `file`, its owner's to close, if there is one."""
 
-    def __init__(self, config: MindConfig, ring: int, file: BinaryIO | None = None) -> None:
+    def __init__(self, config: MindConfig, ring: int, file: IO[bytes] | None = None) -> None:
         self.recent: deque[Entry] = deque(maxlen=ring)
         self._file = file
         self._encoder = msgspec.json.Encoder()
@@ -41,13 +41,8 @@ class Journal:
         if self._file is not None:
             self._file.write(self._encoder.encode(entry) + b"\n")
 
-    def close(self) -> None:
-        """Flush and close the file."""
-        if self._file is not None:
-            self._file.close()
 
-
-def read_journal(file: BinaryIO) -> tuple[MindConfig, Iterator[Entry]]:
+def read_journal(file: IO[bytes]) -> tuple[MindConfig, Iterator[Entry]]:
     """The configuration and the steps of a journal file; msgspec.ValidationError if it is none."""
     config = msgspec.json.decode(file.readline(), type=MindConfig)
     decoder = msgspec.json.Decoder(Entry)

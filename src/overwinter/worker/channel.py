@@ -1,0 +1,87 @@
+"""How two processes of a node speak: one message a packet, file descriptors beside it, one reused buffer."""
+
+import array
+import socket
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+PACKET_BYTES_MAX = 1 << 20
+FDS_A_PACKET = 200
+"""The kernel takes 253 descriptors a packet; what goes beyond travels in packets of its own before the message."""
+MORE = b"+"
+
+In = TypeVar("In")
+
+
+class ChannelClosedError(Exception):
+    """The process at the other end is gone."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends, with room for a message of PACKET_BYTES_MAX where the kernel allows it."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX)
+    return ends
+
+
+class Channel(Generic[In]):
+    """Sends any msgspec struct; receives messages of the union `incoming`."""
+
+    def __init__(self, end: socket.socket, incoming: type[In]) -> None:
+        self._end = end
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
+        self._buffer = bytearray(PACKET_BYTES_MAX)
+        self._view = memoryview(self._buffer)
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._end.fileno()
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Send one message; ChannelClosedError if nobody listens, OSError if it does not fit."""
+        rest = list(fds)
+        try:
+            while len(rest) > FDS_A_PACKET:
+                socket.send_fds(self._end, [MORE], rest[:FDS_A_PACKET])
+                rest = rest[FDS_A_PACKET:]
+            packet = self._encoder.encode(message)
+            if rest:
+                socket.send_fds(self._end, [packet], rest)
+            else:
+                self._end.send(packet)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosedError("the other process is gone") from error
+
+    def receive(self) -> tuple[In, list[int]]:
+        """The next message and its descriptors; ChannelClosedError at the end; BlockingIOError if none is there."""
+        while True:
+            nbytes, fds = self._receive_packet()
+            self._fds += fds
+            if nbytes == 0:
+                raise ChannelClosedError("the other process closed its end")
+            if self._view[:nbytes] == MORE:
+                continue
+            taken, self._fds = self._fds, []
+            return self._decoder.decode(self._view[:nbytes]), taken
+
+    def _receive_packet(self) -> tuple[int, list[int]]:
+        fds = array.array("i")
+        try:
+            nbytes, ancillary, _, _ = self._end.recvmsg_into(
+                [self._buffer], socket.CMSG_LEN(FDS_A_PACKET * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            return 0, []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        return nbytes, list(fds)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()

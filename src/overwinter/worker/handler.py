@@ -1,0 +1,73 @@
+"""A function's own code: executed in the body's sandbox, nowhere else."""
+
+import linecache
+import traceback
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import cast
+
+import torch
+
+from overwinter.core.errors import HandlerError
+from overwinter.worker.values import Value
+
+Step = Callable[..., Mapping[str, object]]
+FILENAME = "handler.py"
+
+
+class Handler:
+    """A loaded source: `preprocess(inputs, state)` before the program, `postprocess(outputs, inputs, state)` after."""
+
+    def __init__(self, source: str, assets: Mapping[str, bytes]) -> None:
+        module = ModuleType("handler")
+        # So that a traceback can show the author's lines, which lie in no file here.
+        linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
+        try:
+            exec(compile(source, FILENAME, "exec"), module.__dict__)
+            setup = getattr(module, "setup", None)
+            self._state: object = setup(dict(assets)) if setup is not None else None
+        except Exception as error:
+            raise HandlerError(f"the handler could not be set up: {_told(error)}") from error
+        self._preprocess = cast("Step | None", getattr(module, "preprocess", None))
+        self._postprocess = cast("Step | None", getattr(module, "postprocess", None))
+
+    def before(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
+        """The program's inputs, by name; HandlerError with the author's line if the code fails."""
+        values: Mapping[str, object] = inputs
+        if self._preprocess is not None:
+            values = self._call(self._preprocess, dict(inputs), self._state)
+        wrong = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
+        if wrong:
+            raise HandlerError(f"preprocess must give a torch.Tensor for each program input; {wrong[0]!r} is none")
+        return cast("dict[str, torch.Tensor]", dict(values))
+
+    def after(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
+        """The function's outputs, by name; HandlerError with the author's line if the code fails."""
+        if self._postprocess is None:
+            return dict(outputs)
+        values = self._call(self._postprocess, outputs, inputs, self._state)
+        return {name: _sendable(name, value) for name, value in values.items()}
+
+    def _call(self, step: Step, *arguments: object) -> Mapping[str, object]:
+        try:
+            values = step(*arguments)
+        except Exception as error:
+            raise HandlerError(f"{step.__name__} failed: {_told(error)}") from error
+        if not isinstance(values, Mapping):
+            raise HandlerError(f"{step.__name__} must return a dict of named values, not {type(values).__name__}")
+        return values
+
+
+def _sendable(name: str, value: object) -> Value:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, list) and all(isinstance(item, bytes) for item in value):
+        return value
+    raise HandlerError(f"postprocess must give a torch.Tensor or a list of bytes for {name!r}")
+
+
+def _told(error: Exception) -> str:
+    """The error with the last line of the author's code that it went through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
+    where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

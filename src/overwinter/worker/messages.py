@@ -1,0 +1,139 @@
+"""What the node, the zygotes and the bodies tell each other. Tensors lie in trays, never in here."""
+
+import msgspec
+
+from overwinter.core.ids import Address, RunId, WorkerId
+from overwinter.core.tensor import TensorMeta, TensorSpec
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of the tagged unions."""
+
+
+# node -> zygote
+
+
+class ForkBody(_Message, frozen=True):
+    """Fork a body; descriptors: its end of a channel, its tray for inputs, its tray for outputs."""
+
+    worker: WorkerId
+    uid: int | None
+    """The user it becomes; None: it stays who it is."""
+    memory_bytes: int
+
+
+class ForkZygote(_Message, frozen=True):
+    """Fork a second zygote that may hold programs; descriptor: its end of a channel."""
+
+
+class Kill(_Message, frozen=True):
+    """Kill a body that does not listen."""
+
+    worker: WorkerId
+
+
+class Load(_Message, frozen=True):
+    """What to run; descriptors: program, then blocks, then the handler's source and assets if there is one."""
+
+    function: str
+    program: Address
+    program_bytes: int
+    block_bytes: tuple[int, ...]
+    pieces: tuple[tuple[int, int], ...]
+    """For each weight of the program: which block, and where in it."""
+    threads: int = 1
+    on_trial: bool = False
+    source_bytes: int | None = None
+    """None: no handler."""
+    assets: tuple[tuple[str, int], ...] = ()
+    """Names and sizes of the handler's files."""
+    handler_inputs: tuple[TensorSpec, ...] = ()
+
+
+class Prepare(_Message, frozen=True):
+    """Compile this program and build its primitives, so that the next fork has both."""
+
+    load: Load
+
+
+ToZygote = ForkBody | ForkZygote | Kill | Prepare
+
+# zygote -> node
+
+
+class Up(_Message, frozen=True):
+    """The zygote has what it needs; `uncontained` names what the system would not let it apply."""
+
+    pid: int
+    uncontained: tuple[str, ...]
+
+
+class Forked(_Message, frozen=True):
+    """A body lives."""
+
+    worker: WorkerId
+    pid: int
+
+
+class Exited(_Message, frozen=True):
+    """A body is gone; `status` as waitpid gives it, turned into an exit code."""
+
+    worker: WorkerId
+    status: int
+
+
+FromZygote = Up | Forked | Exited
+
+# node -> body
+
+
+class RunBatch(_Message, frozen=True):
+    """Run these requests; their inputs lie in the tray in this order."""
+
+    run: RunId
+    requests: tuple[tuple[TensorMeta, ...], ...]
+    tray_bytes: int
+
+
+class Stop(_Message, frozen=True):
+    """Nothing more will come."""
+
+
+ToBody = Load | RunBatch | Stop
+
+# body -> node
+
+
+class Ready(_Message, frozen=True):
+    """The function is loaded and, on trial, has run once."""
+
+
+class LoadFailed(_Message, frozen=True):
+    """The function cannot be loaded; the body exits."""
+
+    error: str
+    message: str
+
+
+class Failure(_Message, frozen=True):
+    """A request that got no answer."""
+
+    error: str
+    message: str
+
+
+class Outputs(_Message, frozen=True):
+    """A request's outputs, which lie in the tray in this order after those of the requests before it."""
+
+    metas: tuple[TensorMeta, ...]
+
+
+class Answer(_Message, frozen=True):
+    """What came of a run, one outcome a request."""
+
+    run: RunId
+    outcomes: tuple[Outputs | Failure, ...]
+    tray_bytes: int
+
+
+FromBody = Ready | LoadFailed | Answer

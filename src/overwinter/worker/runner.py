@@ -1,0 +1,142 @@
+"""How a loaded function runs a batch of requests: handler, program, handler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from overwinter.core.errors import CallerError, OverwinterError
+from overwinter.core.ids import Address
+from overwinter.model.compile import compile_program
+from overwinter.model.program import Program, decode_program
+from overwinter.worker.handler import Handler
+from overwinter.worker.messages import Failure, Load
+from overwinter.worker.values import DTYPES, Value
+from overwinter.worker.weights import MappedBlock, read_all, weight_tensors
+
+Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+Named = dict[str, Value]
+Outcome = dict[str, Value] | Failure
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Prepared:
+    """A program made ready to run, over no weights yet."""
+
+    def __init__(self, content: bytes) -> None:
+        self.program: Program = decode_program(content)
+        self.run: Compiled = compile_program(self.program)
+
+
+class Runner:
+    """A function in this process: a program over its weights, and a handler if there is one."""
+
+    def __init__(self, function: str, prepared: Prepared, weights: list[torch.Tensor], handler: Handler | None) -> None:
+        self.function = function
+        self._program = prepared.program
+        self._run = prepared.run
+        self._weights = weights
+        self._handler = handler
+        every = (*self._program.inputs, *self._program.outputs)
+        self._batched = all(spec.shape[:1] == ("batch",) for spec in every)
+
+    def rehearse(self) -> None:
+        """Run the program once on zeros of its example sizes; ProgramError or the operator's own error if it fails."""
+        zeros = [
+            torch.zeros(
+                [size if isinstance(size, int) else self._sizes().get(size, 1) for size in spec.shape],
+                dtype=DTYPES[spec.datatype],
+            )
+            for spec in self._program.inputs
+        ]
+        with torch.inference_mode():
+            self._run(self._weights, zeros)
+
+    def _sizes(self) -> Mapping[str, int]:
+        return {**self._program.example, "batch": 1}
+
+    def answer(self, requests: list[Named]) -> list[Outcome]:
+        """One outcome a request, in order. Requests whose inputs fit together run as one batch."""
+        with torch.inference_mode():
+            ready = [_attempt(self._before, request) for request in requests]
+            outputs: list[dict[str, torch.Tensor] | Failure] = [
+                item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
+            ]
+            for group in _alike(ready, self._batched):
+                for index, outcome in zip(group, self._run_group([ready[index] for index in group]), strict=True):
+                    outputs[index] = outcome
+            return [
+                item if isinstance(item, Failure) else _attempt(self._after, item, request)
+                for item, request in zip(outputs, requests, strict=True)
+            ]
+
+    def _before(self, request: Named) -> list[torch.Tensor]:
+        values: Mapping[str, object] = request if self._handler is None else self._handler.before(request)
+        tensors = []
+        for spec in self._program.inputs:
+            value = values.get(spec.name)
+            if not isinstance(value, torch.Tensor):
+                raise CallerError(f"the program of {self.function} needs a tensor {spec.name!r}, got {sorted(values)}")
+            if value.dtype != DTYPES[spec.datatype]:
+                raise CallerError(f"input {spec.name!r} of {self.function} must be {spec.datatype}, not {value.dtype}")
+            tensors.append(value)
+        return tensors
+
+    def _after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
+        return dict(outputs) if self._handler is None else self._handler.after(outputs, request)
+
+    def _run_group(self, group: list[list[torch.Tensor] | Failure]) -> list[dict[str, torch.Tensor] | Failure]:
+        """Run requests that fit together; if the batch fails, each alone, so that one cannot hurt another."""
+        inputs = [item for item in group if not isinstance(item, Failure)]
+        if len(inputs) == 1:
+            return [_attempt(self._run_once, inputs[0])]
+        joined = [torch.cat(parts) for parts in zip(*inputs, strict=True)]
+        outputs = _attempt(self._run_once, joined)
+        if isinstance(outputs, Failure):
+            return [_attempt(self._run_once, item) for item in inputs]
+        sizes = [item[0].shape[0] for item in inputs]
+        parts = {name: torch.split(value, sizes) for name, value in outputs.items()}
+        return [{name: part[index] for name, part in parts.items()} for index in range(len(inputs))]
+
+    def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        try:
+            outputs = self._run(self._weights, inputs)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            shapes = [list(tensor.shape) for tensor in inputs]
+            raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
+        return {spec.name: value for spec, value in zip(self._program.outputs, outputs, strict=True)}
+
+
+def _attempt(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Failure:
+    try:
+        return step(*args, **kwargs)
+    except OverwinterError as error:
+        return Failure(type(error).__name__, str(error))
+
+
+def _alike(ready: Sequence[list[torch.Tensor] | Failure], batched: bool) -> list[list[int]]:
+    """Indices of requests that may share a run: the same shapes but for the first dimension, which is the batch."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, inputs in enumerate(ready):
+        if not isinstance(inputs, Failure):
+            batches = {tensor.shape[0] if tensor.dim() else -1 for tensor in inputs}
+            alone = len(batches) != 1 or -1 in batches or not batched
+            key = (index,) if alone else tuple(tensor.shape[1:] for tensor in inputs)
+            groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def load(message: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]) -> tuple[Runner, list[MappedBlock]]:
+    """The function that `message` and its descriptors describe, and the blocks that it lies in."""
+    program_fd, *rest = fds
+    block_fds, rest = rest[: len(message.block_bytes)], rest[len(message.block_bytes) :]
+    ready = prepared.get(message.program) or Prepared(read_all(program_fd, message.program_bytes))
+    blocks = [MappedBlock(fd, nbytes) for fd, nbytes in zip(block_fds, message.block_bytes, strict=True)]
+    weights = weight_tensors(ready.program.weights, message.pieces, blocks)
+    handler = None
+    if message.source_bytes is not None:
+        source = read_all(rest[0], message.source_bytes).decode()
+        assets = {name: read_all(fd, n) for fd, (name, n) in zip(rest[1:], message.assets, strict=True)}
+        handler = Handler(source, assets)
+    return Runner(message.function, ready, weights, handler), blocks

@@ -1,0 +1,69 @@
+"""Between the bytes of a tray and the tensors of a program."""
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+
+from overwinter.core.errors import HandlerError
+from overwinter.core.tensor import BYTES, TensorMeta, pack_bytes, unpack_bytes
+from overwinter.worker.tray import Tray
+
+Value = torch.Tensor | list[bytes]
+
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "UINT16": torch.uint16,
+    "UINT32": torch.uint32,
+    "UINT64": torch.uint64,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+DATATYPES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def read(tray: Tray, meta: TensorMeta, offset: int) -> Value:
+    """The tensor at `offset`, without a copy; a BYTES tensor as a list of its elements, row-major."""
+    if meta.datatype == BYTES:
+        return unpack_bytes(tray.view[offset : offset + meta.nbytes], prod(meta.shape))
+    dtype = DTYPES[meta.datatype]
+    count = prod(meta.shape)
+    if count == 0:
+        return torch.empty(meta.shape, dtype=dtype)
+    return torch.frombuffer(tray.map, dtype=dtype, count=count, offset=offset).view(meta.shape)
+
+
+class Parcel:
+    """A tensor on its way into a tray: its description and where its bytes come from."""
+
+    def __init__(self, name: str, value: Value) -> None:
+        self._bytes: bytes | None = None
+        self._tensor: torch.Tensor | None = None
+        if isinstance(value, torch.Tensor):
+            self._tensor = value
+            if value.dtype not in DATATYPES:
+                raise HandlerError(f"output {name!r} is of {value.dtype}, which no client can be sent")
+            self.meta = TensorMeta(name, DATATYPES[value.dtype], tuple(value.shape), value.nbytes)
+        else:
+            self._bytes = pack_bytes(value)
+            self.meta = TensorMeta(name, BYTES, (len(value),), len(self._bytes))
+
+    def write(self, tray: Tray, offset: int) -> None:
+        """Copy the bytes into the tray."""
+        if self._bytes is not None:
+            tray.view[offset : offset + len(self._bytes)] = self._bytes
+        elif self._tensor is not None and self._tensor.numel():
+            target = torch.frombuffer(tray.map, dtype=self._tensor.dtype, count=self._tensor.numel(), offset=offset)
+            target.view(self._tensor.shape).copy_(self._tensor)
+
+
+def parcels(values: Mapping[str, Value]) -> list[Parcel]:
+    """One parcel a value, in order."""
+    return [Parcel(name, value) for name, value in values.items()]

@@ -1,0 +1,203 @@
+"""The zygote: imports PyTorch once, stays single-threaded, and forks bodies in milliseconds.
+
+There are two. The first holds nothing of anybody's; bodies with code of their own are forked from it. From
+it the node forks the second, which compiles programs, builds their primitives, and forks the bodies that
+run nothing but a program. Neither ever runs a function's own code.
+
+Run as `python -m overwinter.worker.zygote FD`, where FD is its end of a channel.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+import torch
+
+from overwinter.core.errors import OverwinterError
+from overwinter.core.ids import Address, WorkerId
+from overwinter.worker import sandbox
+from overwinter.worker.body import Body, give_back_heap
+from overwinter.worker.channel import Channel, ChannelClosedError
+from overwinter.worker.messages import Exited, ForkBody, Forked, ForkZygote, Kill, Load, Prepare, ToZygote, Up
+from overwinter.worker.runner import Prepared, load
+from overwinter.worker.tray import Tray
+from overwinter.worker.weights import MappedBlock
+
+PREPARED_MAX = 256
+"""Programs kept compiled; the one unused longest goes first."""
+TRAY_BYTES_MAX = 2 << 30
+"""Most bytes of one answer."""
+
+
+class Zygote:
+    """Serves one channel: forks, reaps, and prepares programs when nobody waits for a fork."""
+
+    def __init__(self, channel: Channel[ToZygote], wakeup: socket.socket, python_fds: list[int]) -> None:
+        self._channel = channel
+        self._wakeup = wakeup
+        self._python_fds = python_fds
+        self._children: dict[int, WorkerId | None] = {}
+        self._prepared: OrderedDict[Address, Prepared] = OrderedDict()
+        self._rehearsals: deque[tuple[Load, list[int]]] = deque()
+        self._become: Callable[[], None] | None = None
+
+    def serve(self) -> Callable[[], None]:
+        """Serve until the node is gone (then exit), or until this process is a fork: returns what it is to become."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while self._become is None:
+            ready = {fd for fd, _ in poll.poll(0 if self._rehearsals else None)}
+            if self._wakeup.fileno() in ready:
+                self._wakeup.recv(4096)
+                self._reap()
+            if self._channel.fileno() in ready:
+                try:
+                    self._obey(*self._channel.receive())
+                except ChannelClosedError:
+                    os._exit(0)
+            elif not ready and self._rehearsals:
+                self._rehearse(*self._rehearsals.popleft())
+        return self._become
+
+    def _obey(self, message: ToZygote, fds: list[int]) -> None:
+        match message:
+            case ForkBody():
+                self._fork_body(message, fds)
+            case ForkZygote():
+                self._fork_zygote(fds[0])
+            case Kill(worker):
+                for pid, child in self._children.items():
+                    if child == worker:
+                        os.kill(pid, signal.SIGKILL)
+            case Prepare(wanted):
+                self._prepare(wanted, fds)
+
+    def _fork_body(self, message: ForkBody, fds: list[int]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become = lambda: _be_body(message, fds, self._python_fds, self._prepared)
+            return
+        _close(fds)
+        self._children[pid] = message.worker
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)
+        self._channel.send(Forked(message.worker, pid))
+
+    def _fork_zygote(self, fd: int) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._channel.close()
+            self._become = lambda: _be_zygote(fd, parent, self._python_fds)
+            return
+        os.close(fd)
+        self._children[pid] = None
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            worker = self._children.pop(pid, None)
+            if worker is not None:
+                self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)))
+
+    def _prepare(self, wanted: Load, fds: list[int]) -> None:
+        """Compile now; run once, for the primitives, when nobody waits. The program has proved itself in a body."""
+        if wanted.program in self._prepared:
+            self._prepared.move_to_end(wanted.program)
+            _close(fds)
+            return
+        with open(fds[0], "rb", closefd=False) as file:
+            self._prepared[wanted.program] = Prepared(file.read())
+        while len(self._prepared) > PREPARED_MAX:
+            self._prepared.popitem(last=False)
+        self._rehearsals.append((wanted, fds))
+
+    def _rehearse(self, wanted: Load, fds: list[int]) -> None:
+        blocks: list[MappedBlock] = []
+        try:
+            runner, blocks = load(wanted, fds, self._prepared)
+            runner.rehearse()
+            del runner
+        except OverwinterError as error:
+            print(f"overwinter zygote: {wanted.function} was not prepared: {error}", file=sys.stderr)  # noqa: T201
+        finally:
+            _close(fds)
+        gc.collect()
+        for block in blocks:
+            block.close()
+        # What the forks share must not be written to by their collectors.
+        gc.freeze()
+        give_back_heap()
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _be_body(
+    message: ForkBody, fds: list[int], python_fds: list[int], prepared: OrderedDict[Address, Prepared]
+) -> None:
+    """Never returns: contained, the process serves as a body and exits."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        sandbox.contain(message.uid, message.memory_bytes, TRAY_BYTES_MAX, [*fds, *python_fds])
+        end = socket.socket(fileno=fds[0])
+        Body(end, Tray.open(fds[1]), Tray.open(fds[2]), prepared).work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _be_zygote(end: int, parent: int, python_fds: list[int]) -> None:
+    """A second zygote, born from the first: serves its own channel."""
+    sandbox.die_with_parent(parent)
+    _serve(socket.socket(fileno=end), [], python_fds)
+
+
+def _serve(end: socket.socket, uncontained: list[str], python_fds: list[int]) -> None:
+    wakeup, alarm = socket.socketpair()
+    alarm.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+    channel: Channel[ToZygote] = Channel(end, ToZygote)  # type: ignore[arg-type]
+    channel.send(Up(os.getpid(), tuple(uncontained)))
+    Zygote(channel, wakeup, python_fds).serve()()
+
+
+def main() -> None:
+    """Serve the channel whose descriptor is the first argument."""
+    faulthandler.enable()
+    parent = int(sys.argv[2])
+    sandbox.die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
+    torch.set_num_threads(1)
+    python_fds = sandbox.reach_python()
+    uncontained = sandbox.leave_network() + sandbox.try_out()
+    gc.collect()
+    gc.freeze()
+    give_back_heap()
+    _serve(socket.socket(fileno=int(sys.argv[1])), uncontained, python_fds)
+
+
+if __name__ == "__main__":
+    main()
