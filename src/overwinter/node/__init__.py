@@ -1,0 +1,1 @@
+"""The hall: one task-owned loop that feeds the mind and carries out what it asks for."""

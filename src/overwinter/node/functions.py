@@ -1,0 +1,58 @@
+"""What the node keeps of each deployed function: how to stage it, and what a body of it must be told."""
+
+from overwinter.core.function import BlobSize, FunctionSpec
+from overwinter.core.ids import Address, FunctionId, function_id
+from overwinter.store.manifest import Deployment
+from overwinter.worker.messages import Load
+
+
+class DeployedFunction:
+    """One version, with the messages that never change made once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.manifest = deployment.manifest
+        self.id: FunctionId = function_id(deployment.name, deployment.version)
+        self.blobs = self.manifest.blobs()
+        self.nbytes = sum(blob.nbytes for blob in self.blobs)
+
+    def spec(self) -> FunctionSpec:
+        """The function as the mind knows it."""
+        return FunctionSpec(
+            id=self.id,
+            name=self.deployment.name,
+            version=self.deployment.version,
+            tenant=self.manifest.tenant,
+            settings=self.manifest.settings,
+            program=self.manifest.program.address,
+            sandboxed=self.manifest.handler is not None,
+            blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
+        )
+
+    def load(self, on_trial: bool) -> Load:
+        """What a body of it must be told; its descriptors are those of `files`, in order."""
+        places = {
+            piece.weight: (number, piece.offset)
+            for number, block in enumerate(self.manifest.blocks)
+            for piece in block.pieces
+        }
+        handler = self.manifest.handler
+        return Load(
+            function=self.id,
+            program=self.manifest.program.address,
+            program_bytes=self.manifest.program.nbytes,
+            block_bytes=tuple(block.nbytes for block in self.manifest.blocks),
+            pieces=tuple(places[weight] for weight in range(len(places))),
+            threads=self.manifest.settings.threads,
+            on_trial=on_trial,
+            source_bytes=None if handler is None else handler.source.nbytes,
+            assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
+        )
+
+    def files(self) -> list[Address]:
+        """The blobs whose descriptors go with `load`."""
+        addresses = [self.manifest.program.address, *(block.address for block in self.manifest.blocks)]
+        if self.manifest.handler is not None:
+            addresses += [self.manifest.handler.source.address]
+            addresses += [blob.address for blob in self.manifest.handler.assets.values()]
+        return addresses

@@ -1,0 +1,52 @@
+"""The one owner of the mind: events in, actions out, each step into the journal.
+
+`post` may be called from any callback of the node's event loop, never from another thread. An event posted
+while another is handled waits for its turn, so a step is never inside a step.
+"""
+
+from collections import deque
+from typing import Protocol
+
+from overwinter.core.actions import Action
+from overwinter.core.events import Event
+from overwinter.core.journal import Journal
+from overwinter.node import clock
+from overwinter.policy.mind import Mind
+
+
+class Effects(Protocol):
+    """Whoever carries actions out. It must not block: what takes long comes back as an event."""
+
+    def carry_out(self, action: Action) -> None:
+        """Begin what the action asks for."""
+        ...
+
+
+class Loop:
+    """Feeds events to the mind, one after another, and hands its actions to `effects`."""
+
+    def __init__(self, mind: Mind, journal: Journal, effects: Effects) -> None:
+        self._mind = mind
+        self._journal = journal
+        self._effects = effects
+        self._events: deque[Event] = deque()
+        self._turning = False
+
+    def post(self, event: Event) -> None:
+        """Let the mind know what happened."""
+        self._events.append(event)
+        if self._turning:
+            return
+        self._turning = True
+        try:
+            while self._events:
+                self._turn(self._events.popleft())
+        finally:
+            self._turning = False
+
+    def _turn(self, event: Event) -> None:
+        now = clock.now()
+        actions = self._mind.handle(event, now)
+        self._journal.record(now, event, actions)
+        for action in actions:
+            self._effects.carry_out(action)

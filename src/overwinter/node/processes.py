@@ -1,0 +1,354 @@
+"""The node's side of its processes: two zygotes and the bodies they fork.
+
+Everything here runs in callbacks of the event loop and never waits. A body's end is told once, by its
+zygote or by that zygote's own end.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from overwinter.core.errors import WorkerError
+from overwinter.core.ids import RunId, WorkerId
+from overwinter.worker.channel import Channel, ChannelClosedError, pair
+from overwinter.worker.messages import (
+    Answer,
+    Exited,
+    ForkBody,
+    Forked,
+    ForkZygote,
+    FromBody,
+    FromZygote,
+    Kill,
+    Load,
+    LoadFailed,
+    Prepare,
+    Ready,
+    Stop,
+    ToBody,
+    Up,
+)
+from overwinter.worker.sandbox import uid_of
+from overwinter.worker.tray import Tray
+
+RESTART_FIRST_S = 0.1
+RESTART_MAX_S = 10.0
+GONE_S = 5.0
+LINGER_S = 1.0
+UNREADABLE = (ValueError, TypeError)
+"""What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
+
+
+class Staff(Protocol):
+    """Who hears of the processes: the effects."""
+
+    def body_ready(self, worker: WorkerId) -> None:
+        """The body is loaded."""
+        ...
+
+    def body_answered(self, body: "BodyProcess", answer: Answer) -> None:
+        """The body ran something; ValueError if the answer cannot be true."""
+        ...
+
+    def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
+        """The body is gone."""
+        ...
+
+    def zygote_lost(self) -> None:
+        """What the zygote had prepared is gone."""
+        ...
+
+
+class BodyProcess:
+    """One body: its channel, its trays, and what is known of its end."""
+
+    def __init__(self, worker: WorkerId, zygote: "ZygoteProcess") -> None:
+        self.worker = worker
+        self.zygote = zygote
+        self.pid: int | None = None
+        self.run: RunId | None = None
+        self.failure: tuple[str, str] | None = None
+        self.inputs = Tray.make(f"overwinter-in-{worker}")
+        self.outputs = Tray.make(f"overwinter-out-{worker}")
+        here, self.there = pair()
+        here.setblocking(False)
+        self.channel: Channel[FromBody] = Channel(here, FromBody)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Close what the node holds of it."""
+        self.channel.close()
+        self.inputs.close()
+        self.outputs.close()
+
+
+class ZygoteProcess:
+    """One zygote: its channel, its bodies, and the process if the node itself started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
+        self.process = process
+        self.up: Up | None = None
+        self.bodies: dict[WorkerId, BodyProcess] = {}
+        here, self.there = pair()
+        here.setblocking(False)
+        self.channel: Channel[FromZygote] = Channel(here, FromZygote)  # type: ignore[arg-type]
+
+
+class Processes:
+    """Starts zygotes, restarts them when they die, and forks bodies from them."""
+
+    def __init__(self, staff: Staff, environment: Mapping[str, str], log: Callable[[str], None]) -> None:
+        self._staff = staff
+        self._environment = dict(environment)
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._first: ZygoteProcess | None = None
+        self._second: ZygoteProcess | None = None
+        self._failures = 0
+        self._closing = False
+        self._bodies: dict[WorkerId, BodyProcess] = {}
+        self._told: set[str] = set()
+        self.on_ready: Callable[[], None] | None = None
+
+    # Zygotes
+
+    def start(self) -> None:
+        """Start both zygotes; `is_up` tells when they can fork. Messages sent before wait for them."""
+        zygote = ZygoteProcess(None)
+        command = [sys.executable, "-m", "overwinter.worker.zygote", str(zygote.there.fileno()), str(os.getpid())]
+        zygote.process = subprocess.Popen(
+            command,
+            pass_fds=[zygote.there.fileno()],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            cwd=Path(sys.prefix),
+        )
+        zygote.there.close()
+        self._first = zygote
+        self._listen_to(zygote)
+        self._start_second()
+
+    def _start_second(self) -> None:
+        assert self._first is not None
+        zygote = ZygoteProcess(None)
+        self._second = zygote
+        self._first.channel.send(ForkZygote(), [zygote.there.fileno()])
+        zygote.there.close()
+        self._listen_to(zygote)
+
+    def _listen_to(self, zygote: ZygoteProcess) -> None:
+        self._loop.add_reader(zygote.channel.fileno(), self._hear_zygote, zygote)
+
+    def is_up(self) -> bool:
+        """Whether both zygotes can fork."""
+        return all(zygote is not None and zygote.up is not None for zygote in (self._first, self._second))
+
+    def pids(self) -> list[int]:
+        """The zygotes' process ids, those that are up."""
+        zygotes = (self._first, self._second)
+        return [zygote.up.pid for zygote in zygotes if zygote is not None and zygote.up is not None]
+
+    def body_pids(self) -> dict[WorkerId, int]:
+        """The bodies' process ids."""
+        return {worker: body.pid for worker, body in self._bodies.items() if body.pid is not None}
+
+    def _hear_zygote(self, zygote: ZygoteProcess) -> None:
+        try:
+            message, _ = zygote.channel.receive()
+        except BlockingIOError:
+            return
+        except (ChannelClosedError, *UNREADABLE):
+            self._lose_zygote(zygote)
+            return
+        match message:
+            case Up():
+                zygote.up = message
+                for lack in set(message.uncontained) - self._told:
+                    self._told.add(lack)
+                    self._log(f"bodies are not fully contained here: {lack}")
+                if self.is_up() and self.on_ready is not None:
+                    self._failures = 0
+                    self.on_ready()
+            case Forked(worker, pid):
+                if worker in zygote.bodies:
+                    zygote.bodies[worker].pid = pid
+            case Exited(worker, status):
+                self._end_body(zygote, worker, status)
+
+    def _lose_zygote(self, zygote: ZygoteProcess) -> None:
+        """A zygote is gone, and its bodies with it: they die with their parent."""
+        self._loop.remove_reader(zygote.channel.fileno())
+        zygote.channel.close()
+        if zygote.process is not None:
+            zygote.process.kill()
+            zygote.process.wait()
+        first = zygote is self._first
+        if first:
+            self._first = None
+        elif zygote is self._second:
+            self._second = None
+        if not self._closing:
+            self._log("a zygote died and is started again")
+            if zygote.up is None:
+                self._failures += 1
+            if first:
+                self._loop.call_later(self._restart_s(), self._restart_first)
+            elif self._first is not None:
+                self._loop.call_later(self._restart_s(), self._restart_second)
+            self._staff.zygote_lost()
+        for worker in list(zygote.bodies):
+            self._end_body(zygote, worker, -signal.SIGKILL)
+
+    def _restart_s(self) -> float:
+        return 0.0 if self._failures == 0 else min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S)
+
+    def _restart_first(self) -> None:
+        if self._first is None and not self._closing:
+            self.start()
+
+    def _restart_second(self) -> None:
+        if self._first is not None and self._second is None and not self._closing:
+            try:
+                self._start_second()
+            except ChannelClosedError:
+                self._second = None
+
+    # Bodies
+
+    def fork(self, worker: WorkerId, sandboxed: bool, memory_bytes: int, load: Load, fds: Sequence[int]) -> None:
+        """Fork a body and hand it what to load; WorkerError when there is no zygote to fork it."""
+        zygote = self._first if sandboxed else self._second
+        if zygote is None:
+            raise WorkerError("the zygote is being started again")
+        body = BodyProcess(worker, zygote)
+        order = ForkBody(worker, uid_of(worker), memory_bytes)
+        try:
+            zygote.channel.send(order, [body.there.fileno(), body.inputs.fd, body.outputs.fd])
+            body.there.close()
+            body.channel.send(load, fds)
+        except (ChannelClosedError, OSError) as error:
+            body.there.close()
+            body.close()
+            raise WorkerError(f"a body could not be forked: {error}") from error
+        zygote.bodies[worker] = self._bodies[worker] = body
+        self._loop.add_reader(body.channel.fileno(), self._hear_body, body)
+
+    def prepare(self, load: Load, fds: Sequence[int]) -> None:
+        """Let the second zygote prepare a program; nothing happens when there is none."""
+        if self._second is not None:
+            try:
+                self._second.channel.send(Prepare(load), fds)
+            except (ChannelClosedError, BlockingIOError) as error:
+                self._log(f"{load.function} is not prepared in the zygote: {error}")
+
+    def body(self, worker: WorkerId) -> BodyProcess | None:
+        """The body, if it lives."""
+        return self._bodies.get(worker)
+
+    def send(self, body: BodyProcess, message: ToBody) -> None:
+        """Tell a body something; one that does not listen is killed, and its end is told as any other."""
+        try:
+            body.channel.send(message)
+        except (ChannelClosedError, OSError):
+            self.kill(body)
+
+    def stop(self, worker: WorkerId, kill: bool) -> None:
+        """End a body; its end is told when it is gone."""
+        body = self._bodies.get(worker)
+        if body is not None and kill:
+            self.kill(body)
+        elif body is not None:
+            self.send(body, Stop())
+
+    def kill(self, body: BodyProcess) -> None:
+        """Kill a body through its zygote, which knows whether the process id is still its own."""
+        try:
+            body.zygote.channel.send(Kill(body.worker))
+        except (ChannelClosedError, OSError):
+            self._log(f"body {body.worker} is left to die with its zygote")
+
+    def _hear_body(self, body: BodyProcess) -> None:
+        try:
+            message, _ = body.channel.receive()
+            match message:
+                case Answer():
+                    self._staff.body_answered(body, message)
+                case Ready():
+                    self._staff.body_ready(body.worker)
+                case LoadFailed(error, reason):
+                    body.failure = (error, reason)
+        except BlockingIOError:
+            return
+        except ChannelClosedError:
+            # Nothing more will come. Its zygote will tell its end; one that only closed its channel must not linger.
+            self._loop.remove_reader(body.channel.fileno())
+            self._loop.call_later(LINGER_S, self.kill, body)
+        except UNREADABLE as error:
+            body.failure = ("WorkerError", f"it answered nonsense: {error}")
+            self._loop.remove_reader(body.channel.fileno())
+            self.kill(body)
+
+    def _end_body(self, zygote: ZygoteProcess, worker: WorkerId, status: int) -> None:
+        body = zygote.bodies.pop(worker, None)
+        if body is None:
+            return
+        self._bodies.pop(worker, None)
+        self._take_last_words(body)
+        self._loop.remove_reader(body.channel.fileno())
+        body.close()
+        error, reason = body.failure or ("WorkerError", ending(status))
+        self._staff.body_exited(worker, error, reason)
+
+    def _take_last_words(self, body: BodyProcess) -> None:
+        """A body that could not load says why before it exits, and may exit before it is heard."""
+        try:
+            while body.failure is None:
+                message, _ = body.channel.receive()
+                if isinstance(message, LoadFailed):
+                    body.failure = (message.error, message.message)
+                elif isinstance(message, Answer):
+                    self._staff.body_answered(body, message)
+        except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
+            return
+
+    async def close(self) -> None:
+        """Kill everything, bodies first, and wait until the first zygote is gone."""
+        self._closing = True
+        for body in list(self._bodies.values()):
+            self.kill(body)
+        for zygote in (self._second, self._first):
+            if zygote is not None:
+                self._loop.remove_reader(zygote.channel.fileno())
+                zygote.channel.close()
+                if zygote.process is not None:
+                    zygote.process.kill()
+                    await asyncio.to_thread(zygote.process.wait)
+        await asyncio.to_thread(_wait_gone, list(self.body_pids().values()))
+        for body in self._bodies.values():
+            self._loop.remove_reader(body.channel.fileno())
+            body.close()
+
+
+def ending(status: int) -> str:
+    """How a process ended, for people."""
+    if status >= 0:
+        return f"its process exited with status {status}"
+    name = signal.Signals(-status).name
+    hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
+    return f"its process was killed by signal {-status} ({name}){hint}"
+
+
+def _wait_gone(pids: Sequence[int]) -> None:
+    """Wait, at most GONE_S for each, until these processes are gone."""
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        select.select([fd], [], [], GONE_S)
+        os.close(fd)

@@ -1,0 +1,111 @@
+"""What the node tells others of a function and of an answer."""
+
+from typing import Literal
+
+import msgspec
+
+from overwinter.core.actions import Start
+from overwinter.core.function import Settings
+from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node.functions import DeployedFunction
+from overwinter.policy.state import Function
+from overwinter.store.residency import Place, missing_bytes
+
+
+Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A function's answer to one request."""
+
+    name: FunctionName
+    version: int
+    outputs: list[Tensor]
+    start: Start
+
+
+class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A function for people and programs that ask about it."""
+
+    name: FunctionName
+    version: int
+    tenant: TenantId
+    latest: bool
+    state: Availability
+    reason: str
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    settings: Settings
+    handler: bool
+    life: str
+    bodies: int
+    """Its processes alive."""
+    waiting: int
+    """Its requests in the queue."""
+    blocks: int
+    nbytes: int
+    """Bytes of all its blobs."""
+    missing_bytes: int
+    """Of these, what the host store lacks."""
+    created: float
+    """Seconds since 1970."""
+
+
+class FunctionView:
+    """One deployed version of a function, as it is at the moment of asking. Cheap to make: one is made a request."""
+
+    platform = "overwinter_program"
+
+    def __init__(self, function: DeployedFunction, state: Function | None, latest: bool, host: Place) -> None:
+        self._function = function
+        self._state = state
+        self._host = host
+        self.latest = latest
+        self.name: FunctionName = function.deployment.name
+        self.version: int = function.deployment.version
+        self.inputs: tuple[TensorSpec, ...] = function.manifest.inputs
+        self.outputs: tuple[TensorSpec, ...] = function.manifest.outputs
+        self.settings: Settings = function.manifest.settings
+
+    @property
+    def life(self) -> str:
+        """Its state in the mind: asleep, waking, awake, resting or unloaded."""
+        return "unloaded" if self._state is None else self._state.state
+
+    @property
+    def state(self) -> Availability:
+        """READY: a request would be answered, even if the function sleeps now."""
+        if self._state is not None and self._state.on_trial:
+            return "LOADING"
+        return "UNAVAILABLE" if self.life == "unloaded" else "READY"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not READY; empty otherwise."""
+        return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": "unloaded"}[self.state]
+
+    def info(self) -> FunctionInfo:
+        """All that can be told of it."""
+        deployment = self._function.deployment
+        return FunctionInfo(
+            name=self.name,
+            version=self.version,
+            tenant=deployment.manifest.tenant,
+            latest=self.latest,
+            state=self.state,
+            reason=self.reason,
+            platform=self.platform,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            settings=self.settings,
+            handler=deployment.manifest.handler is not None,
+            life=self.life,
+            bodies=0 if self._state is None else len(self._state.bodies),
+            waiting=0 if self._state is None else len(self._state.queue),
+            blocks=len(deployment.manifest.blocks),
+            nbytes=self._function.nbytes,
+            missing_bytes=missing_bytes(self._function.blobs, self._host),
+            created=deployment.created,
+        )

@@ -1,0 +1,66 @@
+"""The only place where concrete parts meet: a node behind its front door."""
+
+import asyncio
+import resource
+import signal
+import socket
+from collections.abc import Callable
+
+import uvloop
+
+from overwinter.api.app import create_app, serve
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import ConflictError
+from overwinter.node.node import Node, running
+
+ZYGOTE_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/nonexistent",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""All that zygotes and bodies see of the environment, but for Python's own search path."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. ConflictError when the address is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConflictError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    listener.listen(1024)
+    listener.setblocking(False)
+    return listener
+
+
+async def serve_node(
+    config: NodeConfig, listener: socket.socket, log: Callable[[str], None], ready: Callable[[Node], None]
+) -> None:
+    """Run a node behind its front door until SIGTERM or SIGINT; `ready` is called once it can fork bodies."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_ in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_, stop.set)
+    async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
+        node.processes.on_ready = lambda: ready(node)
+        app = create_app(node, config.request_bytes_max, config.block_bytes_max)
+        async with asyncio.TaskGroup() as tasks:
+            front = tasks.create_task(serve(app, listener))
+            broken = tasks.create_task(node.broken())
+            asked = tasks.create_task(stop.wait())
+            await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
+            for task in (front, asked, broken):
+                task.cancel()
+
+
+def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None], ready: Callable[[Node], None]) -> None:
+    """Run a node in this process until it is told to stop."""
+    # Every body holds three descriptors here, and a fork needs one a block for a moment.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uvloop.run(serve_node(config, listener, log, ready))

@@ -1,0 +1,25 @@
+"""One real node for the tests that disturb nothing, and a maker of nodes for those that do."""
+
+import pytest
+
+from .nodes import NodeProcess
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory):
+    started = NodeProcess(tmp_path_factory.mktemp("node"))
+    yield started
+    started.clean()
+
+
+@pytest.fixture
+def make_node(tmp_path):
+    made = []
+
+    def make(*options: str, data=None) -> NodeProcess:
+        made.append(NodeProcess(data or tmp_path / f"node{len(made)}", *options))
+        return made[-1]
+
+    yield make
+    for started in made:
+        started.clean()

@@ -1,0 +1,183 @@
+"""Real nodes for the tests: a daemon in a process of its own, its processes, and what they leave behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+
+from overwinter.api.client import Client
+from overwinter.api.deployer import package, settings_of
+from overwinter.model.export import export
+
+START_S = 60.0
+
+
+class NodeProcess:
+    """A daemon started as a user would, on a free port."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        self.journal = data / "journal.jsonl"
+        data.mkdir(parents=True, exist_ok=True)
+        self.shm = Path(tempfile.mkdtemp(prefix="overwinter-test-", dir="/dev/shm"))
+        self.options = ("--host-store", str(self.shm), *options)
+        self.start()
+
+    def start(self) -> None:
+        port_file = self.data / "port"
+        port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--port-file", str(port_file)]
+        command += ["--data", str(self.data), "--journal", str(self.journal), *self.options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.said: list[str] = []
+        ready = threading.Event()
+        threading.Thread(target=self._listen, args=(self.process.stdout, ready), daemon=True).start()
+        assert ready.wait(START_S), f"the node did not become ready: {self.said}"
+        assert self.process.poll() is None, f"the node ended at once: {''.join(self.said)}"
+        self.url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        self.client = Client(self.url)
+
+    def _listen(self, output, ready) -> None:
+        with output:
+            for line in output:
+                self.said.append(line)
+                if "http://" in line:
+                    ready.set()
+            ready.set()
+
+    def children(self) -> list[int]:
+        """Every process below the daemon: zygotes and bodies."""
+        found, parents = [], [self.process.pid]
+        table = parents_of_all()
+        while parents:
+            parent = parents.pop()
+            below = [pid for pid, its in table.items() if its == parent]
+            found += below
+            parents += below
+        return found
+
+    def zygotes(self) -> list[int]:
+        """The two zygotes, the first first."""
+        table = parents_of_all()
+        first = [pid for pid, parent in table.items() if parent == self.process.pid]
+        members = set(self.body_pids())
+        return first + [pid for pid, parent in table.items() if parent in first and pid not in members]
+
+    def body_pids(self) -> list[int]:
+        """Bodies lead process groups of their own; zygotes do not."""
+        return [pid for pid in self.children() if group_of(pid) == pid]
+
+    def steps(self) -> list[list]:
+        """The journal so far: [now, event, actions]."""
+        lines = self.journal.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
+
+    def wait_for(self, kind: str, count: int = 1) -> None:
+        """Wait until the mind has asked `count` times for an action of this kind, or heard such an event."""
+        deadline = threading.Event()
+        for _ in range(2000):
+            seen = [e["type"] for step in self.steps() for e in (step[1], *step[2])]
+            if seen.count(kind) >= count:
+                return
+            deadline.wait(0.01)
+        raise AssertionError(f"{kind} was not seen {count} times; seen: {sorted(set(seen))}")
+
+    def store(self) -> Path:
+        """The host store's directory."""
+        [place] = self.shm.iterdir()
+        return place
+
+    def stored_bytes(self) -> int:
+        """What the host store holds."""
+        return sum(path.stat().st_size for path in self.store().iterdir())
+
+    def kill(self) -> None:
+        """kill -9."""
+        below = self.children()
+        self.process.kill()
+        self.process.wait()
+        self.client.close()
+        wait_gone(below)
+
+    def stop(self) -> None:
+        """As Ctrl-C or a service manager would."""
+        below = self.children()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.client.close()
+        wait_gone(below)
+
+    def clean(self) -> None:
+        """Stop if it runs, and take away its place in memory, which a clean stop must have emptied."""
+        if self.process.poll() is None:
+            self.stop()
+        self.shm.rmdir()
+
+
+def parents_of_all() -> dict[int, int]:
+    table = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                table[int(entry)] = int(fields[1])
+    return table
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def wait_gone(pids: list[int]) -> None:
+    waiting = threading.Event()
+    for _ in range(1000):
+        alive = [pid for pid in pids if pid in parents_of_all()]
+        if not alive:
+            return
+        waiting.wait(0.01)
+    raise AssertionError(f"still alive: {alive}")
+
+
+class Scale(torch.nn.Module):
+    """y = x * factor + shift, with a weight large enough to be a block of its own."""
+
+    def __init__(self, factor: float, size: int = 16384) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((size,), factor), requires_grad=False)
+        self.shift = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x):
+        return {"y": x * self.factor[:4] + self.shift}
+
+
+def deploy(node: NodeProcess, name: str, module=None, handler=None, assets=None, tenant="default", **settings):
+    """Deploy a small function that takes x [batch, 4]; returns what it made."""
+    exported = export(module or Scale(2.0), {"x": torch.zeros(2, 4)})
+    chosen = settings_of(None, settings)
+    made = package(
+        name, exported.program, exported.weights, handler=handler, assets=assets, tenant=tenant, settings=chosen
+    )
+    return made.upload(node.client)
+
+
+def ask(node: NodeProcess, name: str, value: float = 1.0, **options) -> list[float]:
+    """The first row of the function's answer."""
+    x = torch.full((1, 4), value)
+    with Client(node.url) as client:
+        return client.infer(name, {"x": x}, **options)["y"].tolist()[0]

@@ -1,0 +1,237 @@
+"""A node from outside: wake, sleep, answer, refuse, take over, and tell the same story in its journal."""
+
+import concurrent.futures
+import threading
+
+import pytest
+import torch
+
+from overwinter.api.client import Client
+from overwinter.api.deployer import package
+from overwinter.core.config import MindConfig
+from overwinter.core.errors import (
+    CallerError,
+    DeadlineError,
+    OverwinterError,
+    NotFoundError,
+    OverloadedError,
+    ProgramError,
+)
+from overwinter.core.journal import read_journal
+from overwinter.model.export import export
+from overwinter.policy.mind import Mind
+
+from .nodes import NodeProcess, Scale, ask, deploy
+
+SLOW = """
+import time
+
+def preprocess(inputs, state):
+    time.sleep(float(inputs["x"][0, 1]))
+    return inputs
+"""
+
+
+def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeProcess):
+    deploy(node, "sleeper", keep_alive_s=0.05)
+    for value in (1.0, 2.0):
+        wait_until(lambda: node.client.function("sleeper")["bodies"] == 0)
+        assert node.client.function("sleeper")["life"] == "asleep"
+        assert ask(node, "sleeper", value) == [2.0 * value + 1.0] * 4
+
+
+def test_answers_equal_plain_pytorch_at_every_batch(node: NodeProcess):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.GELU(), torch.nn.Linear(256, 3)).eval()
+    exported = export(module, {"input": torch.zeros(2, 4)})
+    package("mlp", exported.program, exported.weights).upload(node.client)
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 4)
+        with torch.inference_mode():
+            expected = module(x)
+        [answer] = node.client.infer("mlp", {"input": x}).values()
+        assert torch.equal(torch.from_numpy(answer.copy()), expected)
+
+
+def test_concurrent_requests_share_runs_and_get_their_own_answers(node: NodeProcess):
+    deploy(node, "batched", max_batch=8, handler=None)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda n: ask(node, "batched", float(n)), range(64)))
+    assert answers == [[2.0 * n + 1.0] * 4 for n in range(64)]
+
+
+def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):
+    first = deploy(node, "variant-a", Scale(3.0))
+    again = deploy(node, "variant-b", Scale(3.0))
+    sibling = deploy(node, "variant-c", Scale(4.0))
+    assert first.added_bytes > 65536
+    assert again.added_bytes == 0
+    assert 65536 <= sibling.added_bytes < first.nbytes
+    assert ask(node, "variant-b") == [4.0] * 4
+    assert ask(node, "variant-c") == [5.0] * 4
+
+
+def test_a_new_version_takes_over_without_a_lost_request_and_the_old_one_answers_by_number(node: NodeProcess):
+    deploy(node, "versions", Scale(2.0), max_bodies=2)
+    stop, answers = threading.Event(), []
+
+    def keep_asking():
+        while not stop.is_set():
+            answers.append(ask(node, "versions")[0])
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    made = deploy(node, "versions", Scale(5.0))
+    wait_until(lambda: 6.0 in answers)
+    stop.set()
+    asking.join()
+    assert made.version == 2
+    assert answers == sorted(answers)
+    assert set(answers) == {3.0, 6.0}
+    assert ask(node, "versions", version=1) == [3.0] * 4
+
+
+def test_a_version_that_cannot_run_is_refused_and_the_old_one_stays(node: NodeProcess):
+    deploy(node, "proven", Scale(2.0))
+    with pytest.raises(CallerError, match="setup failed on purpose"):
+        deploy(node, "proven", Scale(3.0), handler="raise ValueError('setup failed on purpose')")
+    assert ask(node, "proven") == [3.0] * 4
+    with pytest.raises(NotFoundError):
+        ask(node, "proven", version=2)
+
+
+def test_a_handler_shapes_inputs_and_outputs_and_its_errors_name_the_line(node: NodeProcess):
+    handler = (
+        'INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]\n'
+        'OUTPUTS = [{"name": "answer", "datatype": "BYTES", "shape": ["batch"]}]\n'
+        "import torch\n"
+        "def setup(assets):\n"
+        '    return assets["greeting.txt"]\n'
+        "def preprocess(inputs, state):\n"
+        '    return {"x": torch.tensor([[float(text)] * 4 for text in inputs["text"]])}\n'
+        "def postprocess(outputs, inputs, state):\n"
+        '    return {"answer": [state + b"%d" % int(row[0]) for row in outputs["y"]]}\n'
+    )
+    deploy(node, "texts", handler=handler, assets={"greeting.txt": b"it is "})
+    answer = node.client.infer("texts", {"text": ["1", "20"]})["answer"]
+    assert [bytes(item) for item in answer] == [b"it is 3", b"it is 41"]
+    with pytest.raises(OverwinterError, match="could not convert string to float.*line 7"):
+        node.client.infer("texts", {"text": ["no number"]})
+
+
+def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
+    deploy(node, "slow", handler=SLOW, queue_limit=1)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = pool.submit(wait_for_answer, node, "slow", 1.0)
+        wait_until(lambda: arrived(node, "slow") == 1)
+        waiting = pool.submit(wait_for_answer, node, "slow", 0.0)
+        wait_until(lambda: node.client.function("slow")["waiting"] == 1)
+        with pytest.raises(OverloadedError, match="1 requests waiting") as refusal:
+            wait_for_answer(node, "slow", 0.0)
+        assert refusal.value.retry_after_s >= 1
+        assert running.result() == waiting.result() == 3.0
+    with pytest.raises(DeadlineError, match="slow@1"):
+        wait_for_answer(node, "slow", 0.8, timeout_s=0.1)
+
+
+def test_unload_gives_memory_back_and_load_makes_it_ready(node: NodeProcess):
+    deploy(node, "loaded", Scale(77.0))
+    before = node.stored_bytes()
+    node.client.unload("loaded")
+    wait_until(lambda: node.stored_bytes() <= before - 65536)
+    with pytest.raises(OverloadedError, match="unloaded"):
+        ask(node, "loaded")
+    node.client.load("loaded")
+    assert node.client.function("loaded")["life"] == "awake"
+    assert ask(node, "loaded") == [78.0] * 4
+
+
+def test_removal_leaves_nothing_and_names_are_not_found_any_more(node: NodeProcess):
+    deploy(node, "gone", Scale(99.0))
+    node.client.remove("gone")
+    with pytest.raises(NotFoundError, match="'gone'"):
+        ask(node, "gone")
+    deploy(node, "gone", Scale(98.0))
+    assert node.client.function("gone")["version"] == 2
+
+
+def test_what_a_program_cannot_run_is_the_callers_error_and_hurts_nobody(node: NodeProcess):
+    table = torch.nn.Embedding(10, 4).requires_grad_(False).eval()
+    exported = export(table, {"input": torch.zeros(2, 3, dtype=torch.int64)})
+    package("embedding", exported.program, exported.weights).upload(node.client)
+    body = node.client.function("embedding")["bodies"]
+    with pytest.raises(CallerError, match="embedding@1 cannot run"):
+        node.client.infer("embedding", {"input": torch.full((1, 3), 11)})
+    assert node.client.infer("embedding", {"input": torch.ones((1, 3), dtype=torch.int64)})
+    assert node.client.function("embedding")["bodies"] == body == 1
+
+
+def test_a_program_with_an_unknown_operator_is_refused_by_name(node: NodeProcess):
+    exported = export(Scale(2.0), {"x": torch.zeros(2, 4)})
+    call = exported.program.calls[0]
+    calls = (type(call)("aten.from_file.default", *list_fields(call)[1:]), *exported.program.calls[1:])
+    hostile = replace(exported.program, calls=calls)
+    with pytest.raises((ProgramError, CallerError), match="aten.from_file.default"):
+        package("hostile", hostile, exported.weights).upload(node.client)
+
+
+def test_a_live_journal_replays_to_the_same_actions(make_node):
+    node = make_node()
+    deploy(node, "f", keep_alive_s=0.05, max_batch=4)
+    deploy(node, "f", Scale(3.0), handler=SLOW)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: ask(node, "f", version=1 + n % 2), range(24)))
+    with pytest.raises(DeadlineError):
+        wait_for_answer(node, "f", 0.3, timeout_s=0.05)
+    node.client.unload("f")
+    node.stop()
+    with node.journal.open("rb") as file:
+        config, entries = read_journal(file)
+        mind, steps = Mind(config), list(entries)
+    assert config == MindConfig()
+    assert len(steps) > 50
+    for step in steps:
+        assert tuple(mind.handle(step.event, step.now)) == step.actions
+    assert {type(action).__name__ for step in steps for action in step.actions} >= {
+        "Stage", "StartBody", "Run", "Reply", "StopBody", "Refuse", "Announce", "SetAlarm", "Drop", "Prepare",
+    }  # fmt: skip
+
+
+def test_a_stopped_node_leaves_nothing_behind(make_node):
+    node = make_node()
+    deploy(node, "f")
+    place, below = node.store(), node.children()
+    assert len(below) == 3
+    node.stop()
+    assert node.process.returncode == 0
+    assert not place.exists()
+
+
+# What the tests above wait with
+
+
+def wait_until(holds) -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        if holds():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never came true")
+
+
+def arrived(node: NodeProcess, name: str) -> int:
+    return sum(step[1]["type"] == "Arrived" and step[1]["name"] == name for step in node.steps())
+
+
+def wait_for_answer(node: NodeProcess, name: str, seconds: float, **options) -> float:
+    with Client(node.url) as client:
+        return client.infer(name, {"x": [[1.0, seconds, 1.0, 1.0]]}, **options)["y"].tolist()[0][0]
+
+
+def list_fields(struct) -> list:
+    return [getattr(struct, field) for field in struct.__struct_fields__]
+
+
+def replace(struct, **changes):
+    fields = {field: getattr(struct, field) for field in struct.__struct_fields__}
+    return type(struct)(**{**fields, **changes})
