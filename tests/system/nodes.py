@@ -39,7 +39,10 @@ class NodeProcess:
         ready = threading.Event()
         threading.Thread(target=self._listen, args=(self.process.stdout, ready), daemon=True).start()
         assert ready.wait(START_S), f"the node did not become ready: {self.said}"
-        assert self.process.poll() is None, f"the node ended at once: {''.join(self.said)}"
+        if not any("http://" in line for line in self.said):
+            self.process.wait(START_S)
+            self.shm.rmdir()
+            raise AssertionError(f"the node ended at once: {''.join(self.said)}")
         self.url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         self.client = Client(self.url)
 

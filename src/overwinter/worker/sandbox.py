@@ -61,6 +61,8 @@ def contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Itera
     _limit(resource.RLIMIT_DATA, memory_bytes)
     missing = [] if uid is not None else ["no user of its own: the node does not run as root"]
     parent = os.getppid()
+    # Made while this process may still pass every parent directory of Python's own files.
+    ruleset = _ruleset(_python_files())
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -69,7 +71,7 @@ def contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Itera
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     die_with_parent(parent)
-    return missing + _see_only(_python_files())
+    return missing + _restrict(ruleset)
 
 
 def reach_python() -> list[int]:
@@ -157,24 +159,34 @@ class _PathRule(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def _see_only(paths: list[str]) -> list[str]:
-    """Landlock: no file but those below `paths`, read only; no TCP; no signal or abstract socket out of here."""
-    abi = _libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+def _ruleset(paths: list[str]) -> int:
+    """Landlock: no file but those below `paths`, read only; no TCP; no signal or abstract socket out of here.
+
+    Returns a descriptor, or a negative number where the system has no Landlock.
+    """
+    abi = int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
     if abi < 1:
-        return [f"files are not hidden by Landlock: {os.strerror(ctypes.get_errno())}"]
+        return -1
     rules = _Ruleset(max(mask for least, mask in _FILES_BY_ABI.items() if abi >= least), 0, 0)
     rules.network = 0b11 if abi >= _NETWORK_ABI else 0
     rules.scoped = 0b11 if abi >= _SCOPE_ABI else 0
     size = 24 if abi >= _SCOPE_ABI else 16 if abi >= _NETWORK_ABI else 8
-    ruleset = _libc.syscall(_LANDLOCK_CREATE, ctypes.byref(rules), size, 0)
+    ruleset = int(_libc.syscall(_LANDLOCK_CREATE, ctypes.byref(rules), size, 0))
     if ruleset < 0:
-        return [f"files are not hidden by Landlock: {os.strerror(ctypes.get_errno())}"]
+        return -1
     for path in paths:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = _READ_FILE | _READ_DIR | _EXECUTE if os.path.isdir(path) else _READ_FILE
         allowed |= _WRITE_FILE if path == "/dev/null" else 0
         _libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(_PathRule(allowed, fd)), 0)
         os.close(fd)
+    return ruleset
+
+
+def _restrict(ruleset: int) -> list[str]:
+    if ruleset < 0:
+        return ["files are not hidden: this system has no Landlock"]
     failed = _libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)
+    reason = os.strerror(ctypes.get_errno())
     os.close(ruleset)
-    return [f"files are not hidden by Landlock: {os.strerror(ctypes.get_errno())}"] if failed else []
+    return [f"files are not hidden by Landlock: {reason}"] if failed else []

@@ -1,0 +1,134 @@
+"""Real deaths: of a worker, of a zygote, of the daemon. Each request is answered or clearly refused."""
+
+import concurrent.futures
+import os
+import signal
+
+import pytest
+
+from overwinter.core.errors import MachineError
+
+from .nodes import NodeProcess, Scale, ask, deploy
+from .test_serving import SLOW, arrived, wait_for_answer, wait_until
+
+
+def start_slow_request(pool, node: NodeProcess, seconds: float):
+    """A request that is surely running in a body when this returns, and that body."""
+    wait_until(lambda: len(node.body_pids()) == 1)
+    before = arrived(node, "slow")
+    future = pool.submit(wait_for_answer, node, "slow", seconds)
+    wait_until(lambda: arrived(node, "slow") > before)
+    [body] = node.body_pids()
+    return future, body
+
+
+def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_second_time(make_node):
+    node = make_node()
+    deploy(node, "slow", handler=SLOW)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer, body = start_slow_request(pool, node, 0.5)
+        os.kill(body, signal.SIGKILL)
+        assert answer.result() == 3.0
+        answer, body = start_slow_request(pool, node, 1.0)
+        os.kill(body, signal.SIGKILL)
+        wait_until(lambda: node.body_pids() not in ([], [body]))
+        runs = node.steps()[-1]
+        wait_until(lambda: node.steps()[-1] != runs or node.client.function("slow")["life"] == "awake")
+        os.kill(node.body_pids()[0], signal.SIGKILL)
+        with pytest.raises(MachineError, match="failed twice.*signal 9"):
+            answer.result()
+    assert wait_for_answer(node, "slow", 0.0) == 3.0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_request_survives_the_death_of_either_zygote(make_node, which):
+    node = make_node()
+    deploy(node, "plain", keep_alive_s=0.0)
+    deploy(node, "slow", handler=SLOW)
+    zygotes = node.zygotes()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer, _ = start_slow_request(pool, node, 0.3) if which == 0 else (None, None)
+        os.kill(zygotes[which], signal.SIGKILL)
+        assert ask(node, "plain") == [3.0] * 4
+        assert wait_for_answer(node, "slow", 0.0) == 3.0
+        assert answer is None or answer.result() == 3.0
+    wait_until(lambda: node.client.ready() and len(node.zygotes()) == 2)
+    assert zygotes[which] not in node.zygotes()
+
+
+def test_a_killed_daemon_loses_no_function_and_no_memory(make_node):
+    node = make_node()
+    deploy(node, "plain", Scale(2.0), keep_alive_s=0.0)
+    deploy(node, "plain", Scale(4.0), keep_alive_s=0.0)
+    deploy(node, "slow", handler=SLOW)
+    held, inodes = node.stored_bytes(), {path.stat().st_ino for path in node.store().iterdir()}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer, body = start_slow_request(pool, node, 5.0)
+        below = node.children()
+        node.kill()
+        with pytest.raises(MachineError):
+            answer.result()
+    assert body in below
+    (node.store() / "half-written.draft").write_bytes(b"left by a crash")
+    node.start()
+    assert ask(node, "plain") == [5.0] * 4
+    assert ask(node, "plain", version=1) == [3.0] * 4
+    assert wait_for_answer(node, "slow", 0.0) == 3.0
+    assert node.stored_bytes() == held
+    assert {path.stat().st_ino for path in node.store().iterdir()} == inodes
+    starts = [action["start"] for step in node.steps() for action in step[2] if action["type"] == "Reply"]
+    assert starts[-3:] == ["host"] * 3
+
+
+def test_blocks_lost_from_memory_are_brought_back(make_node):
+    node = make_node()
+    deploy(node, "f", keep_alive_s=0.0)
+    wait_until(lambda: node.client.function("f")["bodies"] == 0)
+    for path in node.store().iterdir():
+        path.unlink()
+    assert ask(node, "f") == [3.0] * 4
+    assert node.stored_bytes() > 65536
+
+
+def test_a_damaged_block_on_disk_is_found_and_a_new_deploy_mends_it(make_node):
+    node = make_node()
+    deploy(node, "f", Scale(3.0), keep_alive_s=0.0)
+    node.stop()
+    [block] = [path for path in (node.data / "blocks").rglob("*") if path.is_file() and path.stat().st_size > 65536]
+    content = bytearray(block.read_bytes())
+    content[100] ^= 1
+    block.chmod(0o600)
+    block.write_bytes(content)
+    node.start()
+    with pytest.raises(MachineError, match=block.name):
+        ask(node, "f")
+    made = deploy(node, "f", Scale(3.0))
+    assert made.added_bytes == len(content)
+    assert ask(node, "f") == [4.0] * 4
+
+
+def test_a_full_host_store_refuses_clearly_and_disturbs_nobody(make_node):
+    node = make_node("--host-bytes", "200KiB")
+    deploy(node, "small", Scale(2.0))
+    with pytest.raises(MachineError, match="needs? .*bytes"):
+        deploy(node, "large", Scale(2.5, size=100_000))
+    assert ask(node, "small") == [3.0] * 4
+    assert [function["name"] for function in node.client.functions()] == ["small"]
+
+
+def test_a_crash_in_native_code_is_told_by_its_signal_and_hurts_nobody_else(make_node):
+    node = make_node()
+    handler = "import ctypes\ndef preprocess(inputs, state):\n    ctypes.string_at(0)\n"
+    deploy(node, "crashing", handler=handler)
+    deploy(node, "healthy")
+    with pytest.raises(MachineError, match="failed twice.*signal 11"):
+        ask(node, "crashing")
+    assert ask(node, "healthy") == [3.0] * 4
+
+
+def test_two_nodes_cannot_share_a_data_directory(make_node):
+    node = make_node()
+    deploy(node, "f")
+    with pytest.raises(AssertionError, match="another node already serves"):
+        make_node(data=node.data)
+    assert ask(node, "f") == [3.0] * 4
