@@ -1,0 +1,19 @@
+"""What is the least model worth serving? A few linear layers that cost their memory traffic and little else."""
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Sequential):
+    """(batch, first width) features to (batch, last width) logits."""
+
+    def __init__(self, *widths: int) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        super().__init__(*layers[:-1])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Named, so that requests can name their input."""
+        return super().forward(features)

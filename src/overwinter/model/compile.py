@@ -1,0 +1,161 @@
+"""How does a program run?
+
+As straight-line Python, one line for each call, made once. It holds nothing but slot numbers, names from a table made
+here, the operators' own argument names, and literals written by `repr` of whole and finite numbers; texts, types
+and operators are reached through names. Weights are looked up at each use, so they may be bound as late as that.
+"""
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.aliasing import check_span
+from overwinter.model.liveness import live_in, live_out, span
+from overwinter.model.operators import MUTATING, SYMBOLIC
+from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot
+
+Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
+"""Takes the program's weights and the span's live-in values, gives its live-out values."""
+
+
+def compile_program(
+    program: Program, start: int = 0, stop: int | None = None, device: torch.device | str = "cpu"
+) -> Compiled:
+    """A function that runs calls `start` to `stop` (all, if not given) of a validated program on `device`.
+
+    It takes all the weights and the values of `live_in(program, start, stop)`, for a whole program the inputs, and
+    returns those of `live_out(program, stop, start)`, for a whole program the outputs. Values worked out from sizes are
+    ints. To be called under `torch.inference_mode()`; what an operator raises passes through. ProgramError if this
+    PyTorch lacks an operator or an argument, or if the span cannot run apart.
+    """
+    start, end = span(program, start, stop)
+    check_span(program, start, end)
+    writer = _Writer(program, torch.device(device))
+    taken = live_in(program, start, end)
+    given = live_out(program, end, start)
+    lines = ["def run(weights, inputs):"]
+    if taken:
+        lines.append(f"    {''.join(f'v{slot}, ' for slot in taken)}= inputs")
+    for index in range(start, end):
+        lines.extend(writer.lines(program.calls[index]))
+    lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in given)})")
+    exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
+    run: Compiled = writer.names["run"]
+    return run
+
+
+class _Writer:
+    """Writes the source of calls, and keeps what the names in it stand for."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.program = program
+        self.names: dict[str, Any] = {"device": device}
+        self._known: dict[object, str] = {}
+        self._signatures: dict[str, _Signature] = {}
+
+    def lines(self, call: Call) -> list[str]:
+        """The call, and the letting go of what dies after it."""
+        function, unpack = self._function(call)
+        arguments = [self._written(argument) for argument in call.args]
+        arguments += [f"{key}={self._written(argument)}" for key, argument in call.kwargs.items()]
+        targets = ", ".join(f"v{slot}" for slot in call.outputs) + (", " if unpack else " ")
+        lines = [f"    {targets}= {function}({', '.join(arguments)})"]
+        if call.frees:
+            lines.append(f"    del {', '.join(f'v{slot}' for slot in call.frees)}")
+        return lines
+
+    def slot(self, number: int) -> str:
+        """What a slot is called in the source."""
+        return f"v{number}" if number >= self.program.first_input else f"weights[{number}]"
+
+    def _function(self, call: Call) -> tuple[str, bool]:
+        """The name of what a call runs, and whether it gives several results."""
+        if call.operator in SYMBOLIC:
+            return self._named("f", call.operator, SYMBOLIC[call.operator]), False
+        if call.operator in _SIZES:
+            return self._named("f", call.operator, _SIZES[call.operator]), False
+        if call.operator not in self._signatures:
+            self._signatures[call.operator] = _Signature(call.operator, resolve(call.operator))
+        signature = self._signatures[call.operator]
+        signature.check(call)
+        return self._named("f", call.operator, signature.run), signature.is_list or signature.results > 1
+
+    def _written(self, argument: Argument) -> str:
+        match argument:
+            case tuple():
+                return f"({''.join(f'{self._written(part)}, ' for part in argument)})"
+            case Slot(number):
+                return self.slot(number)
+            case Device():
+                return "device"
+            case Dtype(name) | MemoryFormat(name):
+                return self._named("t", ("torch", name), getattr(torch, name))
+            case None | bool() | int():
+                return repr(argument)
+            case float() if isfinite(argument):
+                return repr(argument)
+            case float() | str():
+                return self._named("x", (type(argument), repr(argument)), argument)
+
+    def _named(self, letter: str, key: object, value: object) -> str:
+        if key not in self._known:
+            self._known[key] = f"{letter}{len(self._known)}"
+            self.names[self._known[key]] = value
+        return self._known[key]
+
+
+_SIZES: dict[str, Callable[..., int]] = {
+    "aten.sym_numel.default": torch.Tensor.numel,
+    "aten.sym_size.int": torch.Tensor.size,
+}
+"""Faster ways to read a number from a shape than through the operator."""
+
+
+def resolve(operator: str) -> torch._ops.OpOverload:
+    """The operator overload of this name; ProgramError if this PyTorch has none."""
+    namespace, packet, overload = operator.split(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except AttributeError as error:
+        raise ProgramError(f"PyTorch {torch.__version__} has no operator {operator}") from error
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+class _Signature:
+    """What PyTorch says that an operator takes and gives."""
+
+    def __init__(self, operator: str, overload: torch._ops.OpOverload) -> None:
+        schema = overload._schema
+        self.run = getattr(overload, "_op", overload)
+        self.positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+        self.names = {argument.name for argument in schema.arguments}
+        self.needed = {argument.name for argument in schema.arguments if not argument.has_default_value()}
+        self.is_list = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType)
+        self.results = len(schema.returns)
+        written = [
+            at for at, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write
+        ]
+        if written != ([0] if operator in MUTATING else []):
+            raise ProgramError(
+                f"PyTorch {torch.__version__} and the operator table differ on what {operator} writes to"
+            )
+
+    def check(self, call: Call) -> None:
+        """ProgramError unless the call's arguments and results are these."""
+        if len(call.args) > len(self.positional):
+            raise ProgramError(
+                f"{call.operator} takes {len(self.positional)} positional arguments, not {len(call.args)}"
+            )
+        given = self.positional[: len(call.args)]
+        for key in call.kwargs:
+            if key not in self.names or key in given:
+                raise ProgramError(f"{call.operator} takes no further argument {key!r}")
+        missing = self.needed.difference(given, call.kwargs)
+        if missing:
+            raise ProgramError(f"{call.operator} lacks its argument {sorted(missing)[0]!r}")
+        if not self.is_list and len(call.outputs) != self.results:
+            raise ProgramError(f"{call.operator} gives {self.results} results, not {len(call.outputs)}")

@@ -1,0 +1,40 @@
+"""Which element types exist in a program, how large they are, and what the wire calls them?"""
+
+ITEM_BYTES: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""Bytes of one element of each type that a weight may have."""
+
+INTERNAL_BYTES: dict[str, int] = {**ITEM_BYTES, "complex64": 8, "complex128": 16}
+"""The same for the values inside a program, which may also be complex."""
+
+DATATYPES: dict[str, str] = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+"""PyTorch's name of an element type to its Open Inference Protocol datatype."""
+
+DTYPES: dict[str, str] = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+"""Open Inference Protocol datatype to PyTorch's name."""
+
+SYMBOLIC_KINDS = frozenset({"symint", "symfloat", "symbool"})
+"""What a value is that is no tensor but a Python number worked out from sizes."""
+
+MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})

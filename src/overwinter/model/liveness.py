@@ -1,0 +1,121 @@
+"""When does each value of a program die, what crosses a cut, and how much memory is needed at the worst moment?"""
+
+from collections.abc import Mapping, Sequence
+
+from overwinter.core.errors import ProgramError
+from overwinter.core.tensor import ITEM_BYTES, TensorSpec
+from overwinter.model.structure import Call, Program, evaluate, slots_of
+
+
+def with_frees(calls: Sequence[Call], first_value: int, output_slots: Sequence[int]) -> tuple[Call, ...]:
+    """The calls with `frees` filled in: each result is let go after the last call that reads it."""
+    last_use: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        for slot in (*call.outputs, *slots_of(call)):
+            last_use[slot] = index
+    dying: list[list[int]] = [[] for _ in calls]
+    for slot in sorted(last_use.keys() - set(output_slots)):
+        if slot >= first_value:
+            dying[last_use[slot]].append(slot)
+    return tuple(
+        Call(call.operator, call.args, call.kwargs, call.outputs, tuple(frees))
+        for call, frees in zip(calls, dying, strict=True)
+    )
+
+
+def span(program: Program, start: int, stop: int | None) -> tuple[int, int]:
+    """The span with its end filled in; ProgramError unless it lies within the program's calls."""
+    end = len(program.calls) if stop is None else stop
+    if not 0 <= start <= end <= len(program.calls):
+        raise ProgramError(f"calls {start} to {end} are not a span of a program of {len(program.calls)} calls")
+    return start, end
+
+
+def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
+    """Slots that calls `start` to `stop` need handed in, in ascending order.
+
+    From the first call these are all the inputs; later, the inputs and earlier results that the span reads (or,
+    where it runs to the end, that the program gives out).
+    """
+    start, end = span(program, start, stop)
+    if start == 0:
+        return tuple(range(program.first_input, program.first_value))
+    first_own = program.first_value + sum(len(call.outputs) for call in program.calls[:start])
+    read = {slot for call in program.calls[start:end] for slot in slots_of(call)}
+    if end == len(program.calls):
+        read.update(program.output_slots)
+    return tuple(sorted(slot for slot in read if program.first_input <= slot < first_own))
+
+
+def live_out(program: Program, stop: int | None = None, start: int = 0) -> tuple[int, ...]:
+    """Slots that calls `start` to `stop` hand on: their results that are read after `stop`, in ascending order.
+
+    At the program's end these are its output slots, in the program's order.
+    """
+    start, end = span(program, start, stop)
+    if end == len(program.calls):
+        return program.output_slots
+    first_own = program.first_value + sum(len(call.outputs) for call in program.calls[:start])
+    first_later = first_own + sum(len(call.outputs) for call in program.calls[start:end])
+    read = set(program.output_slots).union(*(slots_of(call) for call in program.calls[end:]))
+    return tuple(sorted(slot for slot in read if first_own <= slot < first_later))
+
+
+def alive_across(program: Program, cut: int) -> set[int]:
+    """The results made before call `cut` and needed at or after it; inputs and weights are not counted."""
+    made = program.first_value + sum(len(call.outputs) for call in program.calls[:cut])
+    read = set(program.output_slots).union(*(slots_of(call) for call in program.calls[cut:]))
+    return {slot for slot in read if program.first_value <= slot < made}
+
+
+def dimension_sizes(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Each dynamic size in the program's order, the example's where none is given; ProgramError if one is wrong."""
+    unknown = sizes.keys() - program.dimensions.keys()
+    if unknown:
+        known = ", ".join(program.dimensions) or "none"
+        raise ProgramError(f"no dimension {sorted(unknown)[0]!r}; the program's dimensions: {known}")
+    filled: dict[str, int] = {}
+    for name, (smallest, largest) in program.dimensions.items():
+        size = sizes.get(name, program.example[name])
+        if not smallest <= size <= largest:
+            raise ProgramError(f"dimension {name!r} goes from {smallest} to {largest}, not {size}")
+        filled[name] = size
+    return filled
+
+
+def peak_activation_bytes(program: Program, sizes: Mapping[str, int] | None = None) -> int:
+    """Most bytes of inputs and results alive at once, at these dynamic sizes (the example's where not given).
+
+    Values that share memory are counted once, for as long as any of them lives. Weights, scratch memory inside an
+    operator and the allocator's rounding are not counted. ProgramError for a size out of range.
+    """
+    filled = dimension_sizes(program, sizes or {})
+    inputs = sum(input_bytes(spec, filled) for spec in program.inputs)
+    owner = list(range(program.first_value))
+    for at, value in enumerate(program.values):
+        owner.append(owner[value.base] if value.base >= 0 else program.first_value + at)
+    holders: dict[int, int] = {}
+    held: dict[int, int] = {}
+    alive = peak = inputs
+    for call in program.calls:
+        for slot in call.outputs:
+            root = owner[slot]
+            holders[root] = holders.get(root, 0) + 1
+            if root == slot:
+                held[root] = evaluate(program.values[slot - program.first_value].nbytes, filled)
+                alive += held[root]
+        peak = max(peak, alive)
+        for slot in call.frees:
+            root = owner[slot]
+            holders[root] -= 1
+            if not holders[root]:
+                alive -= held.pop(root, 0)
+    return peak
+
+
+def input_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+    """Bytes of one input at these dynamic sizes."""
+    count = 1
+    for size in spec.shape:
+        count *= sizes[size] if isinstance(size, str) else size
+    return count * ITEM_BYTES[spec.datatype]

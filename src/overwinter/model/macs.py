@@ -1,0 +1,112 @@
+"""How many multiply-accumulates does a call take?
+
+Counted for the operators that carry a model's arithmetic; everything else counts as none, as in the papers' tables.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+Shape = tuple[int, ...]
+Arguments = Sequence[Any]
+"""A call's arguments with each tensor as its shape."""
+
+
+def macs(operator: str, args: Arguments, output: Shape) -> int:
+    """Multiply-accumulates of one call, given its arguments' shapes and the shape of its first result."""
+    count = _COUNTS.get(operator)
+    return count(args, output) if count else 0
+
+
+def _rows_by_columns(at: int) -> Callable[[Arguments, Shape], int]:
+    """For products where each element of the result sums over the last axis of argument `at`."""
+
+    def count(args: Arguments, output: Shape) -> int:
+        return prod(output) * int(args[at][-1])
+
+    return count
+
+
+def _summed_products(args: Arguments, _output: Shape) -> int:
+    left: Shape = args[1]
+    right: Shape = args[2]
+    return prod(left) * right[-1]
+
+
+def _convolution(args: Arguments, output: Shape) -> int:
+    kernel: Shape = args[1]
+    return prod(output) * prod(kernel[1:])
+
+
+def _transposed_convolution(args: Arguments, _output: Shape) -> int:
+    source: Shape = args[0]
+    kernel: Shape = args[1]
+    return prod(source) * prod(kernel[1:])
+
+
+def _either_convolution(args: Arguments, output: Shape) -> int:
+    return _transposed_convolution(args, output) if args[6] else _convolution(args, output)
+
+
+def _attention(args: Arguments, _output: Shape) -> int:
+    query: Shape = args[0]
+    key: Shape = args[1]
+    value: Shape = args[2]
+    return prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _recurrent(args: Arguments, _output: Shape) -> int:
+    source: Shape = args[0]
+    weights: Sequence[Shape] = args[2]
+    return prod(source[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
+
+
+def _cell(args: Arguments, _output: Shape) -> int:
+    source: Shape = args[0]
+    weights: Sequence[Shape] = args[2:4]
+    return prod(source[:-1]) * sum(prod(shape) for shape in weights)
+
+
+def _einsum(args: Arguments, _output: Shape) -> int:
+    """Every combination of the indices, where two or more tensors are multiplied."""
+    equation, shapes = args[0].replace(" ", ""), args[1]
+    if len(shapes) < 2 or "..." in equation:
+        return 0
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(equation.split("->")[0].split(","), shapes, strict=True):
+        sizes.update(zip(letters, shape, strict=True))
+    return prod(sizes.values())
+
+
+_COUNTS: dict[str, Callable[[Arguments, Shape], int]] = {
+    "aten.addbmm.default": _summed_products,
+    "aten.addmm.default": _rows_by_columns(1),
+    "aten.addmv.default": _rows_by_columns(1),
+    "aten.baddbmm.default": _rows_by_columns(1),
+    "aten.bmm.default": _rows_by_columns(0),
+    "aten.conv1d.default": _convolution,
+    "aten.conv1d.padding": _convolution,
+    "aten.conv2d.default": _convolution,
+    "aten.conv2d.padding": _convolution,
+    "aten.conv3d.default": _convolution,
+    "aten.conv3d.padding": _convolution,
+    "aten.conv_transpose1d.default": _transposed_convolution,
+    "aten.conv_transpose2d.input": _transposed_convolution,
+    "aten.conv_transpose3d.input": _transposed_convolution,
+    "aten.convolution.default": _either_convolution,
+    "aten.dot.default": _rows_by_columns(0),
+    "aten.einsum.default": _einsum,
+    "aten.gru.input": _recurrent,
+    "aten.gru_cell.default": _cell,
+    "aten.inner.default": _rows_by_columns(0),
+    "aten.linear.default": _rows_by_columns(1),
+    "aten.lstm.input": _recurrent,
+    "aten.lstm_cell.default": _cell,
+    "aten.matmul.default": _rows_by_columns(0),
+    "aten.mm.default": _rows_by_columns(0),
+    "aten.mv.default": _rows_by_columns(0),
+    "aten.rnn_relu.input": _recurrent,
+    "aten.rnn_tanh.input": _recurrent,
+    "aten.rnn_tanh_cell.default": _cell,
+    "aten.scaled_dot_product_attention.default": _attention,
+}

@@ -1,0 +1,270 @@
+"""How do bytes become a program, and when is a program valid?
+
+The bytes are msgpack. Whatever they hold, decoding and validating either succeed or raise ProgramError: nothing is
+executed, imported or looked up by a name that is not in a table, and every count is bounded. A valid program calls only
+listed operators, reads only slots that are set and not yet freed, and writes to no weight and no input.
+"""
+
+import re
+from collections.abc import Iterable
+from keyword import iskeyword
+
+import msgspec
+
+from overwinter.core.errors import ProgramError
+from overwinter.core.tensor import ITEM_BYTES as DATATYPE_BYTES
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.aliasing import check_writes
+from overwinter.model.dtypes import INTERNAL_BYTES, ITEM_BYTES, MEMORY_FORMATS, SYMBOLIC_KINDS
+from overwinter.model.operators import REQUIRED, SYMBOLIC, is_allowed, is_symbolic
+from overwinter.model.structure import (
+    FORMAT_VERSION,
+    Argument,
+    Call,
+    Device,
+    Dtype,
+    Layer,
+    MemoryFormat,
+    Program,
+    Scalar,
+    Slot,
+    Term,
+    Value,
+    Weight,
+)
+
+__all__ = [
+    "Argument",
+    "Call",
+    "Device",
+    "Dtype",
+    "Layer",
+    "MemoryFormat",
+    "Program",
+    "Slot",
+    "Term",
+    "Value",
+    "Weight",
+    "decode_program",
+    "encode_program",
+    "validate",
+]
+
+MAX_PROGRAM_BYTES = 64 << 20
+MAX_CALLS = 100_000
+MAX_WEIGHTS = 100_000
+MAX_TENSORS = 1_000
+"""Most inputs, and most outputs."""
+MAX_ARGUMENTS = 10_000
+"""Most parts of one call's arguments, and most results of one call."""
+MAX_DIMENSIONS = 16
+MAX_RANK = 64
+MAX_TEXT = 1_000
+MAX_SIZE = 1 << 40
+MAX_DEGREE = 16
+MAX_COEFFICIENT = float(1 << 60)
+MAX_NUMBER_BITS = 1 << 16
+"""Widest number that a program may work out from sizes: repeated squaring must not fill the memory."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def encode_program(program: Program) -> bytes:
+    """The program as bytes; equal programs give equal bytes."""
+    return msgspec.msgpack.encode(program)
+
+
+def decode_program(data: bytes) -> Program:
+    """The program in `data`, not yet validated; ProgramError if the bytes are no program of this format."""
+    if len(data) > MAX_PROGRAM_BYTES:
+        raise ProgramError(f"a program of {len(data)} bytes is over the limit of {MAX_PROGRAM_BYTES}")
+    try:
+        return msgspec.msgpack.decode(data, type=Program)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise ProgramError(f"not a program: {error}") from error
+
+
+def validate(program: Program) -> None:
+    """ProgramError, naming the part at fault, unless the program is safe to compile and run."""
+    _require(program.version == FORMAT_VERSION, f"program format {program.version}, this node knows {FORMAT_VERSION}")
+    _check_dimensions(program)
+    _check_specs("input", program.inputs, program.dimensions)
+    _check_specs("output", program.outputs, None)
+    _check_weights(program.weights)
+    _require(len(program.calls) <= MAX_CALLS, f"{len(program.calls)} calls, the limit is {MAX_CALLS}")
+    _check_values(program)
+    _Walk(program).check()
+    _check_layers(program)
+    check_writes(program)
+
+
+def _require(truth: bool, message: str) -> None:
+    if not truth:
+        raise ProgramError(message)
+
+
+def _check_text(what: str, text: str) -> None:
+    _require(
+        len(text) <= MAX_TEXT and text.isprintable(), f"{what} must be printable and at most {MAX_TEXT} characters long"
+    )
+
+
+def _check_unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        _check_text(f"the name of each {what}", name)
+        _require(bool(name) and name not in seen, f"{what} names must be given and differ: {name!r}")
+        seen.add(name)
+
+
+def _check_dimensions(program: Program) -> None:
+    _require(len(program.dimensions) <= MAX_DIMENSIONS, f"more than {MAX_DIMENSIONS} dynamic dimensions")
+    _require(list(program.example) == list(program.dimensions), "example must give a size to each dimension, in order")
+    for name, (smallest, largest) in program.dimensions.items():
+        known = len(name) <= MAX_TEXT and _IDENTIFIER.fullmatch(name)
+        _require(bool(known), f"dimension name {name[:80]!r} is not an identifier")
+        inside = 0 <= smallest <= program.example[name] <= largest <= MAX_SIZE
+        _require(inside, f"dimension {name!r}: example {program.example[name]} is not within {smallest} to {largest}")
+
+
+def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[str] | None) -> None:
+    _require(len(specs) <= MAX_TENSORS, f"more than {MAX_TENSORS} {what}s")
+    _check_unique(what, (spec.name for spec in specs))
+    for spec in specs:
+        _require(spec.datatype in DATATYPE_BYTES, f"{what} {spec.name!r} has unknown datatype {spec.datatype[:80]!r}")
+        _require(len(spec.shape) <= MAX_RANK, f"{what} {spec.name!r} has more than {MAX_RANK} dimensions")
+        for size in spec.shape:
+            if isinstance(size, int):
+                _require(0 <= size <= MAX_SIZE, f"{what} {spec.name!r} has a size of {size}")
+                continue
+            _check_text(f"each size of {what} {spec.name!r}", size)
+            _require(dimensions is None or size in dimensions, f"{what} {spec.name!r} has an unknown size {size!r}")
+
+
+def _check_weights(weights: tuple[Weight, ...]) -> None:
+    _require(len(weights) <= MAX_WEIGHTS, f"{len(weights)} weights, the limit is {MAX_WEIGHTS}")
+    _check_unique("weight", (weight.name for weight in weights))
+    for weight in weights:
+        _require(weight.dtype in ITEM_BYTES, f"weight {weight.name!r} has unknown type {weight.dtype[:80]!r}")
+        sized = len(weight.shape) <= MAX_RANK and all(0 <= size <= MAX_SIZE for size in weight.shape)
+        _require(sized and weight.nbytes <= MAX_SIZE, f"weight {weight.name!r} has an impossible shape")
+
+
+def _check_values(program: Program) -> None:
+    made = sum(len(call.outputs) for call in program.calls)
+    _require(len(program.values) == made, f"{len(program.values)} values are described, the calls make {made}")
+    for at, value in enumerate(program.values):
+        slot = program.first_value + at
+        if value.dtype not in INTERNAL_BYTES and value.dtype not in SYMBOLIC_KINDS:
+            raise ProgramError(f"value {slot} has unknown type {value.dtype[:80]!r}")
+        if not -1 <= value.base < slot:
+            raise ProgramError(f"value {slot} cannot share memory with slot {value.base}")
+        for term in value.nbytes:
+            powers = len(term.powers) == len(program.dimensions) and all(power >= 0 for power in term.powers)
+            bounded = sum(term.powers) <= MAX_DEGREE and abs(term.coefficient) <= MAX_COEFFICIENT
+            if not powers or not bounded:
+                raise ProgramError(f"value {slot} has a malformed size")
+
+
+def _check_layers(program: Program) -> None:
+    at = 0
+    for layer in program.layers:
+        _check_text("the path of each layer", layer.path)
+        _require(layer.start == at and layer.stop > at, f"layer {layer.path!r} does not begin where the last one ends")
+        counts = (layer.macs, layer.weight_bytes, layer.output_bytes)
+        _require(all(count >= 0 for count in counts), f"layer {layer.path!r} has a negative count")
+        at = layer.stop
+    _require(at == len(program.calls), f"the layers cover {at} of {len(program.calls)} calls")
+
+
+class _Walk:
+    """One pass over the calls in order, with what each slot holds at that moment."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.alive = set(range(program.first_value))
+        self.bits: dict[int, int] = {}
+        """Widest that each number worked out from sizes can be."""
+
+    def check(self) -> None:
+        program = self.program
+        slot = program.first_value
+        for index, call in enumerate(program.calls):
+            where = f"call {index}, {call.operator[:80]}"
+            _require(is_allowed(call.operator), f"{where}: not an operator that a program may call")
+            self._check_arguments(call, where)
+            self._check_outputs(call, slot, where)
+            slot += len(call.outputs)
+            self._check_frees(call, where)
+        _require(len(program.output_slots) == len(program.outputs), "each output needs one slot")
+        for slot in program.output_slots:
+            _require(slot in self.alive, f"output slot {slot} holds nothing at the end")
+            _require(slot not in self.bits, f"output slot {slot} holds a number, not a tensor")
+
+    def _check_arguments(self, call: Call, where: str) -> None:
+        parts: list[Scalar] = []
+        for argument in (*call.args, *call.kwargs.values()):
+            parts.extend(argument if isinstance(argument, tuple) else (argument,))
+        _require(len(parts) + len(call.args) + len(call.kwargs) <= MAX_ARGUMENTS, f"{where}: too many arguments")
+        for key in call.kwargs:
+            named = len(key) <= MAX_TEXT and _IDENTIFIER.fullmatch(key) and not iskeyword(key)
+            _require(bool(named), f"{where}: {key[:80]!r} is not an argument name")
+        for part in parts:
+            self._check_part(part, where)
+        for position, name, value in REQUIRED.get(call.operator, ()):
+            _require(len(call.args) <= position or name not in call.kwargs, f"{where}: {name} is given twice")
+            given = call.args[position] if len(call.args) > position else call.kwargs.get(name, value)
+            _require(type(given) is type(value) and given == value, f"{where}: {name} must be {value}")
+
+    def _check_part(self, part: Scalar, where: str) -> None:
+        match part:
+            case Slot(number):
+                if number not in self.alive:
+                    raise ProgramError(f"{where}: reads slot {number}, which holds nothing")
+            case Dtype(name):
+                _require(name in INTERNAL_BYTES, f"{where}: unknown type {name[:80]!r}")
+            case MemoryFormat(name):
+                _require(name in MEMORY_FORMATS, f"{where}: unknown memory format {name[:80]!r}")
+            case str():
+                _check_text(f"{where}: each text", part)
+            case int():
+                if not -(1 << 63) <= part < 1 << 63:
+                    raise ProgramError(f"{where}: {part} does not fit in 64 bits")
+            case None | float() | Device():
+                pass
+
+    def _check_outputs(self, call: Call, first: int, where: str) -> None:
+        count = len(call.outputs)
+        _require(0 < count <= MAX_ARGUMENTS, f"{where}: a call must give 1 to {MAX_ARGUMENTS} results, not {count}")
+        _require(call.outputs == tuple(range(first, first + count)), f"{where}: results must take the next free slots")
+        symbolic = is_symbolic(call.operator)
+        for slot in call.outputs:
+            kind = self.program.values[slot - self.program.first_value].dtype
+            if (kind in SYMBOLIC_KINDS) != symbolic:
+                raise ProgramError(f"{where}: cannot give a {kind}")
+        if symbolic:
+            self.bits[first] = self._number_bits(call, where)
+            _require(count == 1, f"{where}: gives one number")
+        self.alive.update(call.outputs)
+
+    def _number_bits(self, call: Call, where: str) -> int:
+        """Bits that the call's result can need at most, taking every function for a product."""
+        if call.operator not in SYMBOLIC:
+            return MAX_SIZE.bit_length()
+        bits = 1
+        _require(not call.kwargs, f"{where}: takes no named arguments")
+        for argument in call.args:
+            if isinstance(argument, Slot):
+                _require(argument.number in self.bits, f"{where}: slot {argument.number} holds no number")
+                bits += self.bits[argument.number]
+            else:
+                _require(isinstance(argument, int | float), f"{where}: takes numbers only")
+                bits += 64
+        _require(bits <= MAX_NUMBER_BITS, f"{where}: its result could need {bits} bits")
+        return bits
+
+    def _check_frees(self, call: Call, where: str) -> None:
+        for slot in call.frees:
+            if slot not in self.alive or slot < self.program.first_value:
+                raise ProgramError(f"{where}: frees slot {slot}, which is no live result")
+            self.alive.discard(slot)

@@ -1,0 +1,154 @@
+"""What is a program made of?
+
+A program is a flat list of operator calls over numbered slots. The weights have the first slots, in the order in
+which the calls first use them; the inputs follow; then each result of each call, counted as the calls are made. A slot
+is given once. `frees` of a call lists the results that nothing reads after it.
+"""
+
+from collections.abc import Mapping
+from math import prod
+
+import msgspec
+
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.dtypes import ITEM_BYTES
+
+FORMAT_VERSION = 1
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False, tag="s", tag_field="k", rename={"number": "n"}):
+    """An argument that is a weight, an input or an earlier result."""
+
+    number: int
+
+
+class Dtype(msgspec.Struct, frozen=True, gc=False, tag="t", tag_field="k", rename={"name": "n"}):
+    """An argument that is an element type, by PyTorch's name."""
+
+    name: str
+
+
+class MemoryFormat(msgspec.Struct, frozen=True, gc=False, tag="m", tag_field="k", rename={"name": "n"}):
+    """An argument that is a memory format, by PyTorch's name."""
+
+    name: str
+
+
+class Device(msgspec.Struct, frozen=True, gc=False, tag="d", tag_field="k"):
+    """An argument that is the device the program runs on, whichever that will be."""
+
+
+Scalar = None | bool | int | float | str | Slot | Dtype | MemoryFormat | Device
+Argument = Scalar | tuple[Scalar, ...]
+
+
+class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One parameter, buffer or constant, contiguous, by its module path."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Call(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One operator overload, its arguments, the slots of its results, and the slots that die after it."""
+
+    operator: str
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...] = ()
+
+
+class Term(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A coefficient times a power of each dimension, in the order of `Program.dimensions`."""
+
+    coefficient: float
+    powers: tuple[int, ...]
+
+
+class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What is known of one result: its type, and its bytes as a sum of terms over the dimensions.
+
+    Where a size is rounded (`sequence // 2`), the terms leave the rounding out.
+    `base` is the slot whose memory the value shared at export, or -1 if the memory is its own. A number
+    worked out from sizes has a symbolic kind as its dtype and no bytes.
+    """
+
+    dtype: str
+    nbytes: tuple[Term, ...] = ()
+    base: int = -1
+
+
+class Layer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Consecutive calls made by one module: calls `start` up to but not including `stop`.
+
+    Sizes are at the program's `example`: multiply-accumulates, bytes of the weights first used here, and bytes of
+    all results that must be kept or sent if the program is cut after this layer.
+    """
+
+    path: str
+    start: int
+    stop: int
+    macs: int
+    weight_bytes: int
+    output_bytes: int
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model as data."""
+
+    version: int = FORMAT_VERSION
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights: tuple[Weight, ...]
+    calls: tuple[Call, ...]
+    values: tuple[Value, ...]
+    """One for each result of each call, in slot order."""
+    output_slots: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    dimensions: dict[str, tuple[int, int]]
+    """Dynamic sizes by name: smallest and largest."""
+    example: dict[str, int]
+    """Dynamic sizes by name as the layers were measured: 1 for the batch."""
+
+    @property
+    def first_input(self) -> int:
+        """Slot of the first input."""
+        return len(self.weights)
+
+    @property
+    def first_value(self) -> int:
+        """Slot of the first call's first result."""
+        return len(self.weights) + len(self.inputs)
+
+    def slot_name(self, slot: int) -> str:
+        """How to speak of a slot in a message."""
+        if slot < self.first_input:
+            return f"weight {self.weights[slot].name!r}"
+        if slot < self.first_value:
+            return f"input {self.inputs[slot - self.first_input].name!r}"
+        return f"value {slot}"
+
+
+def slots_of(call: Call) -> list[int]:
+    """Every slot that a call reads, in the order of its arguments, repeats included."""
+    found: list[int] = []
+    for argument in (*call.args, *call.kwargs.values()):
+        parts = argument if isinstance(argument, tuple) else (argument,)
+        found.extend(part.number for part in parts if isinstance(part, Slot))
+    return found
+
+
+def evaluate(terms: tuple[Term, ...], dimensions: Mapping[str, int]) -> int:
+    """The sum of terms at these sizes, given in the order of the program's dimensions; whole, never negative."""
+    sizes = list(dimensions.values())
+    total = sum(
+        term.coefficient * prod(size**power for size, power in zip(sizes, term.powers, strict=True)) for term in terms
+    )
+    return max(0, int(total))

@@ -1,0 +1,312 @@
+"""Models to programs: what is kept, what is refused, and what the refusal says."""
+
+import pytest
+import torch
+from torch import nn
+
+from overwinter.core.errors import ProgramError
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.compile import compile_program
+from overwinter.model.export import export, export_saved
+from overwinter.model.liveness import peak_activation_bytes
+from overwinter.model.program import encode_program
+
+X = torch.arange(56.0).reshape(2, 7, 4) / 10
+SEQUENCE = {"x": {0: "batch", 1: "sequence"}}
+
+
+class Net(nn.Module):
+    """A module around one function, with a weight and a buffer to use in it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 128).reshape(32, 4))
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def same(module, program, weights, *inputs):
+    """Whether the program gives what the module gives, bit for bit."""
+    with torch.inference_mode():
+        expected, given = module(*inputs), compile_program(program)(weights, inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    return len(expected) == len(given) and all(map(torch.equal, expected, given))
+
+
+def operators(program):
+    return [call.operator for call in program.calls]
+
+
+def test_batch_is_dynamic_by_default_and_one_example_is_enough():
+    module = Net(lambda self, x: x @ self.weight.t())
+    program, weights = export(module, (X[:1],))
+    assert program.inputs == (TensorSpec("x", "FP32", ("batch", 7, 4)),)
+    assert program.outputs == (TensorSpec("output", "FP32", ("batch", 7, 32)),)
+    assert program.dimensions == {"batch": (1, 1024)}
+    assert program.example == {"batch": 1}
+    for batch in (1, 2, 5):
+        assert same(module, program, weights, X[:1].repeat(batch, 1, 1))
+
+
+def test_empty_dynamic_fixes_all_sizes():
+    program, _ = export(Net(lambda self, x: x + 1), (X,), {})
+    assert program.inputs[0].shape == (2, 7, 4)
+    assert program.dimensions == {}
+    assert peak_activation_bytes(program) == 2 * X.nbytes
+
+
+def test_inputs_by_name_keep_the_order_of_forward():
+    class Two(nn.Module):
+        def forward(self, first, second=None, third=None):
+            return first - third
+
+    program, _ = export(Two(), {"third": X, "first": X})
+    assert [spec.name for spec in program.inputs] == ["first", "third"]
+
+
+def test_starred_inputs_are_numbered():
+    class Many(nn.Module):
+        def forward(self, *parts):
+            return sum(parts)
+
+    program, weights = export(Many(), (X, X))
+    assert [spec.name for spec in program.inputs] == ["parts_0", "parts_1"]
+    assert same(Many(), program, weights, X, X)
+
+
+def test_outputs_are_named_by_their_path():
+    program, _ = export(Net(lambda self, x: {"a": x + 1, "b": [x + 2, {"c": x + 3}], "none": None}), (X,))
+    assert [spec.name for spec in program.outputs] == ["a", "b_0", "b_1_c"]
+    program, _ = export(Net(lambda self, x: (x + 1, x + 2)), (X,))
+    assert [spec.name for spec in program.outputs] == ["output_0", "output_1"]
+
+
+def test_range_of_a_dynamic_size_is_narrowed_to_what_the_model_allows():
+    module = Net(lambda self, x: x + self.weight[: x.shape[1]])
+    program, weights = export(module, (X,), SEQUENCE)
+    assert program.dimensions == {"batch": (1, 1024), "sequence": (1, 32)}
+    assert same(module, program, weights, X[:, :1])
+
+
+def test_minimum_is_raised_where_the_model_needs_it():
+    module = Net(lambda self, x: x[:, ::2].mean(-1))
+    program, weights = export(module, (X,), SEQUENCE)
+    low, _ = program.dimensions["sequence"]
+    assert 1 < low <= 7
+    assert program.outputs[0].shape[0] == "batch"
+    assert "sequence" in program.outputs[0].shape[1]
+    assert same(module, program, weights, X)
+
+
+def test_dead_weights_are_dropped_and_the_rest_come_in_order_of_use():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Linear(3, 3)
+            self.last = nn.Linear(8, 2)
+            self.first = nn.Conv1d(7, 8, 1)
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            return self.last(self.norm(self.first(x)).mean(-1))
+
+    program, weights = export(Norm(), (X,))
+    names = [weight.name for weight in program.weights]
+    assert names[:2] == ["first.weight", "first.bias"]
+    assert set(names[2:6]) == {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
+    assert names[6:] == ["last.weight", "last.bias"]
+    assert all(weight.is_contiguous() and not weight.requires_grad for weight in weights)
+
+
+def test_constants_become_weights_and_copies_that_are_written_to_stay_copies():
+    def forward(self, x):
+        scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        offset = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        offset += 1
+        return x * scale + offset
+
+    module = Net(forward)
+    program, weights = export(module, (X,))
+    assert len(weights) == 2
+    assert operators(program).count("aten.clone.default") == 1
+    assert same(module, program, weights, X)
+    assert same(module, program, weights, X)
+
+
+def test_gradient_switches_and_disabled_autocast_are_inlined():
+    def forward(self, x):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            y = x @ self.weight.t()
+        with torch.enable_grad():
+            return y + 1
+
+    module = Net(forward)
+    program, weights = export(module, (X,))
+    assert operators(program) == ["aten.t.default", "aten.matmul.default", "aten.add.Tensor"]
+    assert same(module, program, weights, X)
+
+
+def test_dropout_and_assertions_leave_no_call():
+    def forward(self, x):
+        torch._assert(x.shape[1] > 0, "empty")
+        return nn.functional.dropout(x.detach(), 0.5, self.training) + 1
+
+    program, _ = export(Net(forward).train(), (X,))
+    assert operators(program) == ["aten.add.Tensor"]
+
+
+def test_writing_through_what_dropout_gave_is_kept():
+    def forward(self, x):
+        y = x.clone()
+        z = nn.functional.dropout(y, 0.5, self.training)
+        z[:, 0].add_(1)
+        return y
+
+    module = Net(forward).eval()
+    program, weights = export(module, (X,))
+    assert same(module, program, weights, X)
+
+
+def test_slice_assignment_and_operators_with_several_results():
+    def forward(self, x):
+        canvas = torch.zeros(x.shape[0], 9, 4)
+        canvas[:, 1:8] = x
+        best, place = canvas.max(1)
+        first, second = canvas.split(5, 1)
+        values, _ = second.topk(2, 1)
+        return best, place, first.sum((1, 2)), values
+
+    module = Net(forward)
+    program, weights = export(module, (X,))
+    for batch in (1, 3):
+        assert same(module, program, weights, X[:1].repeat(batch, 1, 1))
+
+
+def test_lstm():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=0.5)
+
+        def forward(self, x):
+            outputs, (hidden, _) = self.lstm(x)
+            return outputs[:, -1], hidden
+
+    module = Recurrent()
+    program, weights = export(module, (X,))
+    assert "aten.lstm.input" in operators(program)
+    assert len(weights) == 16
+    for batch in (1, 3):
+        assert same(module, program, weights, X[:1].repeat(batch, 1, 1))
+
+
+def test_programs_of_one_architecture_are_equal_whatever_the_weights():
+    def build(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    assert encode_program(export(build(0), (X,)).program) == encode_program(export(build(1), (X,)).program)
+
+
+def refusals():
+    """What cannot be exported, by what the error must say."""
+
+    def fails(self, x):
+        raise KeyError("vocabulary")
+
+    def branches(self, x):
+        if x.sum() > 0:
+            return x
+        return x + 1
+
+    def with_autocast(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ self.weight.t()
+
+    def batch_norm(self, x):
+        return nn.functional.batch_norm(x, torch.zeros(7), torch.ones(7), training=True)
+
+    return {
+        "vocabulary": fails,
+        "if x.sum": branches,
+        "autocast": with_autocast,
+        "training must be False": batch_norm,
+        "aten.rand_like.default.*test_export.py": lambda self, x: x + torch.rand_like(x),
+        "aten.nonzero.default": lambda self, x: torch.nonzero(x),
+        "aten.index.Tensor": lambda self, x: x[x > 0].sum(),
+        "aten.dropout.default": lambda self, x: nn.functional.dropout(x, 0.5, True),
+        "aten.empty": lambda self, x: torch.empty(x.shape).fill_(1),
+        "aten.add_.Tensor, writes in place to weight 'total'": lambda self, x: x + self.total.add_(x.mean()),
+        "aten.mul_.Tensor, writes in place to input 'x'": lambda self, x: x.mul_(2),
+        "aten.zero_.default, writes in place to weight 'weight'": lambda self, x: x + self.weight[0].zero_(),
+        "'batch' cannot vary freely: the model needs batch = 2": lambda self, x: x.view(2, -1),
+        "output 'output_0' must be a tensor": lambda self, x: (x.shape[0], x),
+        "complex64": lambda self, x: torch.view_as_complex(x.reshape(-1, 14, 2)),
+    }
+
+
+@pytest.mark.parametrize("message", refusals())
+def test_what_cannot_be_exported_is_named(message):
+    with pytest.raises(ProgramError, match=message):
+        export(Net(refusals()[message]), (X,))
+
+
+@pytest.mark.parametrize(
+    ("example", "dynamic", "message"),
+    [
+        ((X, X), None, "do not fit"),
+        ({"y": X}, None, "do not fit"),
+        ((3,), None, "is a int"),
+        ((X,), {"y": {0: "batch"}}, "the inputs: x"),
+        ((X,), {"x": {3: "batch"}}, "has 3 dimensions"),
+        ((X,), {"x": {0: "a b"}}, "like a variable"),
+        ((X,), {"x": {0: "n", 1: "n"}}, "equal examples"),
+        ((X[:0],), None, "no elements"),
+    ],
+)
+def test_wrong_examples_are_named(example, dynamic, message):
+    with pytest.raises(ProgramError, match=message):
+        export(Net(lambda self, x: x + 1), example, dynamic)
+
+
+def test_unnamed_keyword_inputs_are_refused():
+    class Free(nn.Module):
+        def forward(self, **inputs):
+            return inputs["x"] + 1
+
+    with pytest.raises(ProgramError, match=r"\*\*inputs"):
+        export(Free(), {"x": X})
+
+
+def test_sparse_weights_are_refused():
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return x + self.table.to_dense()
+
+    with pytest.raises(ProgramError):
+        export(Sparse(), (X,))
+
+
+def test_saved_export(tmp_path):
+    module = Net(lambda self, x: x @ self.weight.t()).eval()
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=32)
+    saved = torch.export.export(module, (X,), dynamic_shapes={"x": {0: batch, 1: length}}, strict=False)
+    torch.export.save(saved, tmp_path / "net.pt2")
+    program, weights = export_saved(tmp_path / "net.pt2")
+    assert program.inputs == (TensorSpec("x", "FP32", ("batch", "size_1", 4)),)
+    assert program.dimensions["size_1"][1] == 32
+    assert program.example == {"batch": 1, "size_1": 7}
+    assert same(module, program, weights, X[:1, :5])
+
+
+def test_file_that_is_no_export_is_refused(tmp_path):
+    (tmp_path / "net.pt2").write_bytes(b"nothing")
+    with pytest.raises(ProgramError, match=r"cannot open net\.pt2"):
+        export_saved(tmp_path / "net.pt2")
