@@ -8,18 +8,15 @@ import torch
 
 from overwinter.api.client import Client
 from overwinter.api.deployer import package
-from overwinter.core.config import MindConfig
 from overwinter.core.errors import (
     CallerError,
     DeadlineError,
-    OverwinterError,
     NotFoundError,
     OverloadedError,
+    OverwinterError,
     ProgramError,
 )
-from overwinter.core.journal import read_journal
 from overwinter.model.export import export
-from overwinter.policy.mind import Mind
 
 from .nodes import NodeProcess, Scale, ask, deploy
 
@@ -173,28 +170,6 @@ def test_a_program_with_an_unknown_operator_is_refused_by_name(node: NodeProcess
     hostile = replace(exported.program, calls=calls)
     with pytest.raises((ProgramError, CallerError), match="aten.from_file.default"):
         package("hostile", hostile, exported.weights).upload(node.client)
-
-
-def test_a_live_journal_replays_to_the_same_actions(make_node):
-    node = make_node()
-    deploy(node, "f", keep_alive_s=0.05, max_batch=4)
-    deploy(node, "f", Scale(3.0), handler=SLOW)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: ask(node, "f", version=1 + n % 2), range(24)))
-    with pytest.raises(DeadlineError):
-        wait_for_answer(node, "f", 0.3, timeout_s=0.05)
-    node.client.unload("f")
-    node.stop()
-    with node.journal.open("rb") as file:
-        config, entries = read_journal(file)
-        mind, steps = Mind(config), list(entries)
-    assert config == MindConfig()
-    assert len(steps) > 50
-    for step in steps:
-        assert tuple(mind.handle(step.event, step.now)) == step.actions
-    assert {type(action).__name__ for step in steps for action in step.actions} >= {
-        "Stage", "StartBody", "Run", "Reply", "StopBody", "Refuse", "Announce", "SetAlarm", "Drop", "Prepare",
-    }  # fmt: skip
 
 
 def test_a_stopped_node_leaves_nothing_behind(make_node):

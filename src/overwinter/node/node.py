@@ -4,8 +4,9 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import IO
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import (
@@ -20,7 +21,7 @@ from overwinter.core.events import Arrived, Cancelled, Deployed, Event, LoadAske
 from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, function_id
 from overwinter.core.journal import Journal
 from overwinter.core.tensor import Tensor
-from overwinter.model.program import decode_program
+from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction
@@ -112,6 +113,7 @@ class Node:
         if absent:
             raise ConflictError(f"the program of {manifest.name!r}, blob {absent[0]}, is not in the repository: put it")
         program = decode_program(self.repository.read(manifest.program.address))
+        validate(program)
         if not self.repository.missing([block.address for block in manifest.blocks]):
             self.repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
@@ -206,7 +208,7 @@ async def running(
         host = HostStore(place, repository, config.host_bytes)
         if not config.keep_warm:
             stack.callback(_leave, host)
-        file = None if config.journal is None else stack.enter_context(open(config.journal, "ab", buffering=0))
+        file = stack.enter_context(_journal_file(config.journal))
         node = Node(config, repository, host, Mind(config.mind))
         node.journal = Journal(config.mind, config.journal_ring, file)
         async with asyncio.TaskGroup() as tasks:
@@ -221,6 +223,11 @@ async def running(
             finally:
                 node._effects.close()
                 await node.processes.close()
+
+
+def _journal_file(path: str | None) -> AbstractContextManager[IO[bytes] | None]:
+    """Unbuffered, so that a crash loses no step."""
+    return nullcontext() if path is None else open(path, "ab", buffering=0)
 
 
 def _leave(host: HostStore) -> None:

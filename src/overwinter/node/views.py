@@ -12,7 +12,6 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.policy.state import Function
 from overwinter.store.residency import Place, missing_bytes
 
-
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .nodes import NodeProcess
+from tests.system.nodes import NodeProcess
 
 
 @pytest.fixture(scope="session")

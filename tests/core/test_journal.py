@@ -1,0 +1,32 @@
+"""What is recorded can be read again, and the ring is bounded."""
+
+import io
+
+from overwinter.core.actions import Refuse, Reply, Run, SetAlarm
+from overwinter.core.config import MindConfig
+from overwinter.core.events import Alarm, Arrived, RunEnded, RunFailure
+from overwinter.core.journal import Entry, Journal, read_journal
+
+STEPS = [
+    (1.5, Arrived(1, "f", None, 2.25), [Run(1, 1, (1,)), SetAlarm(2.25)]),
+    (1.75, RunEnded(1, 1, (RunFailure(1, "HandlerError", "bad"),)), [Refuse(1, "HandlerError", "bad", 0.1)]),
+    (2.0, Alarm(), [Reply(2, "f@1", "disk")]),
+]
+
+
+def test_a_file_gives_back_what_was_recorded():
+    file = io.BytesIO()
+    journal = Journal(MindConfig(bodies_max=3), 10, file)
+    for now, event, actions in STEPS:
+        journal.record(now, event, actions)
+    file.seek(0)
+    config, entries = read_journal(file)
+    assert config == MindConfig(bodies_max=3)
+    assert list(entries) == [Entry(now, event, tuple(actions)) for now, event, actions in STEPS]
+
+
+def test_the_ring_keeps_the_last_steps():
+    journal = Journal(MindConfig(), 2)
+    for now, event, actions in STEPS:
+        journal.record(now, event, actions)
+    assert [entry.now for entry in journal.recent] == [1.75, 2.0]

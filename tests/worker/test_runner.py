@@ -1,0 +1,107 @@
+"""A body's run: requests that fit share it, one that fails hurts no other, and errors say whose they are."""
+
+import torch
+
+from overwinter.model.export import export
+from overwinter.model.program import encode_program
+from overwinter.worker.handler import Handler
+from overwinter.worker.messages import Failure
+from overwinter.worker.runner import Prepared, Runner
+
+
+class Counting(torch.nn.Module):
+    """An embedding and a sum, so that a bad index fails its run."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(10, 3).requires_grad_(False)
+
+    def forward(self, ids):
+        return {"sum": self.table(ids).sum(dim=1)}
+
+
+def runner(handler: str | None = None) -> tuple[Runner, list[torch.Size]]:
+    exported = export(Counting().eval(), {"ids": torch.zeros(2, 3, dtype=torch.int64)}, {"ids": {0: "batch", 1: "n"}})
+    prepared = Prepared(encode_program(exported.program))
+    shapes: list[torch.Size] = []
+    run = prepared.run
+
+    def counted(weights, inputs):
+        shapes.append(inputs[0].shape)
+        return run(weights, inputs)
+
+    prepared.run = counted
+    made = Runner("f@1", prepared, exported.weights, None if handler is None else Handler(handler, {}))
+    return made, shapes
+
+
+def ids(*rows: list[int]) -> dict:
+    return {"ids": torch.tensor(rows)}
+
+
+def expected(request: dict) -> torch.Tensor:
+    return Counting()(**request)["sum"]
+
+
+def test_requests_of_one_shape_share_a_run_and_get_their_own_rows():
+    made, shapes = runner()
+    requests = [ids([1, 2, 3]), ids([4, 5, 6], [7, 8, 9]), ids([0, 0, 0])]
+    outcomes = made.answer(requests)
+    assert shapes == [(4, 3)]
+    for outcome, request in zip(outcomes, requests, strict=True):
+        assert torch.allclose(outcome["sum"], expected(request))
+
+
+def test_requests_of_other_shapes_run_apart():
+    made, shapes = runner()
+    outcomes = made.answer([ids([1, 2, 3]), ids([1, 2]), ids([3, 2, 1])])
+    assert sorted(shapes) == [(1, 2), (2, 3)]
+    assert torch.allclose(outcomes[1]["sum"], expected(ids([1, 2])))
+
+
+def test_a_bad_request_fails_alone_and_is_its_callers_fault():
+    made, _ = runner()
+    outcomes = made.answer([ids([1, 2, 3]), ids([1, 2, 99]), ids([4, 5, 6])])
+    assert [isinstance(outcome, Failure) for outcome in outcomes] == [False, True, False]
+    assert outcomes[1].error == "CallerError"
+    assert "f@1" in outcomes[1].message
+    assert "[1, 3]" in outcomes[1].message
+    assert torch.allclose(outcomes[2]["sum"], expected(ids([4, 5, 6])))
+
+
+def test_a_run_alone_equals_plain_pytorch_bit_for_bit():
+    made, _ = runner()
+    [outcome] = made.answer([ids([1, 2, 3], [4, 5, 6])])
+    assert torch.equal(outcome["sum"], expected(ids([1, 2, 3], [4, 5, 6])))
+
+
+def test_a_handler_stands_before_and_after_and_fails_alone():
+    made, _ = runner(
+        "def preprocess(inputs, state):\n"
+        "    return {'ids': inputs['raw'] + 1}\n"
+        "def postprocess(outputs, inputs, state):\n"
+        "    assert inputs['raw'][0, 0] != 7, 'seven is not liked'\n"
+        "    return {'double': outputs['sum'] * 2}\n"
+    )
+    requests = [{"raw": torch.tensor([[1, 2]])}, {"raw": torch.tensor([[7, 2]])}]
+    good, bad = made.answer(requests)
+    assert torch.allclose(good["double"], 2 * expected(ids([2, 3])))
+    assert bad.error == "HandlerError"
+    assert "seven is not liked" in bad.message
+    assert "line 4" in bad.message
+
+
+def test_a_handler_that_gives_no_tensor_or_a_wrong_type_is_told_which():
+    nothing, _ = runner("def preprocess(inputs, state):\n    return {'ids': [1, 2]}\n")
+    wrong, _ = runner("import torch\ndef preprocess(inputs, state):\n    return {'ids': torch.zeros(1, 2)}\n")
+    none, _ = runner("def postprocess(outputs, inputs, state):\n    return None\n")
+    assert "'ids'" in nothing.answer([ids([1])])[0].message
+    assert "INT64" in wrong.answer([ids([1])])[0].message
+    assert "NoneType" in none.answer([ids([1])])[0].message
+
+
+def test_a_rehearsal_runs_the_program_on_zeros():
+    made, shapes = runner()
+    made.rehearse()
+    assert shapes == [(1, 3)]

@@ -1,0 +1,61 @@
+"""Weights lie in their blocks read-only, each ends where it ends, and nothing else of the block can be reached."""
+
+import faulthandler
+import os
+
+import pytest
+import torch
+
+from overwinter.core.errors import StoreError
+from overwinter.model.program import Weight
+from overwinter.store.blocks import build_block
+from overwinter.store.packing import pack
+from overwinter.worker.weights import MappedBlock, read_all, weight_tensors
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    tensors = [torch.arange(12, dtype=torch.float32).reshape(3, 4), torch.tensor([7], dtype=torch.int64)]
+    weights = [Weight("a", "float32", (3, 4)), Weight("b", "int64", (1,)), Weight("none", "float32", (0, 4))]
+    [plan] = pack(weights)
+    path = tmp_path / "block"
+    path.write_bytes(build_block(plan, [*(tensor.numpy().data for tensor in tensors), b""]))
+    fd = os.open(path, os.O_RDONLY)
+    block = MappedBlock(fd, path.stat().st_size)
+    os.close(fd)
+    yield tensors, weight_tensors(weights, [(0, piece.offset) for piece in plan.pieces], [block]), block
+    block.close()
+
+
+def test_weights_are_what_was_packed(mapped):
+    tensors, found, _ = mapped
+    assert all(torch.equal(one, other) for one, other in zip(tensors, found, strict=False))
+    assert found[2].shape == (0, 4)
+
+
+def test_a_weight_cannot_be_stretched_over_its_neighbour(mapped):
+    _, (first, *_), block = mapped
+    assert first.untyped_storage().nbytes() == first.nbytes < block.nbytes
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        first.as_strided((100,), (1,))
+
+
+def test_a_write_is_a_crash_and_changes_nothing(mapped):
+    _, (first, *_), _ = mapped
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()
+        first.zero_()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -11
+    assert first[2, 3] == 11
+
+
+def test_a_block_cut_short_is_not_mapped(tmp_path):
+    path = tmp_path / "short"
+    path.write_bytes(b"123")
+    with path.open("rb") as file:
+        with pytest.raises(StoreError, match="has only 3"):
+            MappedBlock(file.fileno(), 4096)
+        with pytest.raises(StoreError, match="has only 3"):
+            read_all(file.fileno(), 4)
