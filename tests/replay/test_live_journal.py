@@ -17,7 +17,7 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
     deploy(node, "f", keep_alive_s=0.05, max_batch=4)
     deploy(node, "f", Scale(3.0), handler=SLOW)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: ask(node, "f", version=1 + n % 2), range(24)))
+        list(pool.map(lambda n: ask(node, "f", 0.01, version=1 + n % 2), range(24)))
     with pytest.raises(DeadlineError):
         wait_for_answer(node, "f", 0.3, timeout_s=0.05)
     node.client.unload("f")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -50,6 +50,16 @@ class Registered(msgspec.Struct, frozen=True):
     version: int
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """What there is to tell of an answer besides its tensors."""
+
+    version: int
+    start: str
+    """Where the weights lay when the request came: warm (in a body), host or disk."""
+    milliseconds: float
+    """From sending the request until the answer was read."""
+
+
 class _Output(msgspec.Struct):
     name: str
     datatype: str
@@ -58,6 +68,7 @@ class _Output(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
+    model_version: str
     outputs: list[_Output]
 
 
@@ -70,8 +81,10 @@ class Client:
         self._timeout_s = timeout_s
         # The environment's proxies are not for a node beside us.
         self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+        self.answered: Answered | None = None
+        """How the last answer of `infer` came."""
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -124,7 +137,10 @@ class Client:
         wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
         headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
         response = self._send("POST", f"{_model(name, version)}/infer", content=body, headers=headers, timeout=wait_s)
-        return {tensor.name: from_tensor(tensor) for tensor in _decode_reply(response)}
+        reply, outputs = _decode_reply(response)
+        spent_ms = response.elapsed.total_seconds() * 1e3
+        self.answered = Answered(int(reply.model_version), response.headers["overwinter-start"], spent_ms)
+        return {tensor.name: from_tensor(tensor) for tensor in outputs}
 
     def load(self, name: str) -> None:
         """Wake a function, and make it available again."""
@@ -219,7 +235,7 @@ def _encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int
     return len(head), b"".join([head, *(tensor.data for tensor in tensors)])
 
 
-def _decode_reply(response: httpx.Response) -> list[Tensor]:
+def _decode_reply(response: httpx.Response) -> tuple[_Reply, list[Tensor]]:
     try:
         head = int(response.headers[HEAD_LENGTH])
         reply = msgspec.json.decode(response.content[:head], type=_Reply)
@@ -232,7 +248,7 @@ def _decode_reply(response: httpx.Response) -> list[Tensor]:
         tensors.append(Tensor(output.name, output.datatype, output.shape, tail[:size]))
         check_size(tensors[-1])
         tail = tail[size:]
-    return tensors
+    return reply, tensors
 
 
 def _chunks(view: memoryview) -> Iterator[bytes]:

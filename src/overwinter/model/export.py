@@ -169,11 +169,17 @@ def _attempt(module: torch.nn.Module, bound: BoundArguments, inputs: list[_Input
             message = str(error.__cause__)
             narrower = _narrowed(ranges, message) or _raised(ranges, message, inputs)
             if narrower is None:
-                raise
+                raise ProgramError(_with_condition(str(error), message)) from error.__cause__
             ranges = narrower
     raise ProgramError(
         f"the model puts ever new conditions on the dynamic sizes {sorted(labels)}; leave one of them fixed"
     )
+
+
+def _with_condition(error: str, message: str) -> str:
+    """The error, and the condition on a dynamic size that the exporter could not meet, if it names one."""
+    condition = _CONDITION.search(message)
+    return error if condition is None else f"{error} {condition[0]}; narrow the size in the model with torch._check"
 
 
 def _arranged(bound: BoundArguments, leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +200,7 @@ def _filled(bound: BoundArguments, tensors: Mapping[str, torch.Tensor]) -> tuple
 
 
 _UNSUITABLE = re.compile(r"Not all values of (?P<name>\w+) = ")
+_CONDITION = re.compile(r"Not all values of .+")
 _SUGGESTION = re.compile(r"^  (?P<name>\w+) = (?P<fix>.+)$", re.MULTILINE)
 _RANGE = re.compile(r"Dim\('\w+'(?:, min=(?P<low>\d+))?(?:, max=(?P<high>\d+))?\)")
 

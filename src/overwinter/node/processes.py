@@ -266,7 +266,9 @@ class Processes:
             self.send(body, Stop())
 
     def kill(self, body: BodyProcess) -> None:
-        """Kill a body through its zygote, which knows whether the process id is still its own."""
+        """Kill a body, if it still lives, through its zygote, which knows whether the process id is its own."""
+        if self._bodies.get(body.worker) is not body:
+            return
         try:
             body.zygote.channel.send(Kill(body.worker))
         except (ChannelClosedError, OSError):

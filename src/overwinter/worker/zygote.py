@@ -188,7 +188,9 @@ def main() -> None:
     faulthandler.enable()
     parent = int(sys.argv[2])
     sandbox.die_with_parent(parent)
+    # The daemon ends its zygotes; signals to the whole process group are for the daemon.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
     python_fds = sandbox.reach_python()

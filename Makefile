@@ -1,0 +1,46 @@
+# One word for everything; `make help` lists the words.
+PYTHON ?= python3
+BIN := .venv/bin
+PORT ?= 8000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test check fmt bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/ready ## make .venv with all that the project needs
+
+# PyTorch first and pinned, or another package pulls its CUDA build. The example weights last and without their
+# dependencies: some would pin old versions of ours.
+.venv/ready: pyproject.toml constraints.txt examples/requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
+	touch $@
+
+demo: setup ## a node, real models deployed, real requests answered, what was saved
+	$(BIN)/python -m examples.demo
+
+serve: setup ## leave a node running with the demo's models
+	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
+
+test: setup ## all tests
+	$(BIN)/python -m pytest
+
+check: setup ## linters, types, imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: setup ## format the code
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: setup ## the benchmarks of the README's table
+	for name in wake density overhead; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean: ## remove the environment and what tools left
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

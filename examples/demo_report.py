@@ -1,0 +1,104 @@
+"""How does the demo look? Two tables: every function, and all of them beside separate processes."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from examples.demo_trial import Verdict
+from examples.plain_process import PlainProcess
+from overwinter.api.deployer import Uploaded
+
+WIDTH = 150
+"""Columns when nobody's terminal sets them."""
+
+
+class Asleep(NamedTuple):
+    """A node of which all functions sleep: its processes, their memory, and the blocks in the host store."""
+
+    processes: int
+    process_bytes: int
+    store_bytes: int
+
+
+def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) -> None:
+    """A line for each function: what it answered, how soon, and what it cost."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("function", no_wrap=True)
+    table.add_column("answer", ratio=1)
+    table.add_column("agreement", no_wrap=True)
+    for title in ("wakes in", "warm", "needs", "added"):
+        table.add_column(title, no_wrap=True, justify="right")
+    for verdict in verdicts:
+        upload = uploads[verdict.function]
+        table.add_row(
+            verdict.function,
+            Text(verdict.answer),
+            _agreement(verdict),
+            _milliseconds(verdict.wake_seconds) + ("" if verdict.start == "host" else f" ({verdict.start})"),
+            _milliseconds(verdict.warm_seconds),
+            decimal(upload.nbytes),
+            decimal(upload.added_bytes),
+        )
+    _print(table)
+    _print(
+        "agreement: of all these answers with plain PyTorch in this process. wakes in: from the first request to a "
+        "sleeping function until its answer;\nwarm: the same again, the median. needs: bytes of the function; added: "
+        "those of them that the node lacked."
+    )
+
+
+def show_totals(
+    verdicts: Sequence[Verdict], uploads: dict[str, Uploaded], variants: int, asleep: Asleep, plain: PlainProcess
+) -> None:
+    """What the node holds while all sleeps, beside one plain PyTorch process for each function."""
+    count = len(uploads)
+    needed = sum(upload.nbytes for upload in uploads.values())
+    node = asleep.process_bytes + asleep.store_bytes
+    # Only the family is multiplied by what was measured; the others count as if their models weighed nothing.
+    separate = variants * plain.loaded_bytes + (count - variants) * plain.empty_bytes
+    waking = median(verdict.wake_seconds for verdict in verdicts)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column(f"all {count} functions asleep")
+    for title in ("separate processes", "Overwinter", "share"):
+        table.add_column(title, no_wrap=True, justify="right")
+    table.add_row("processes kept", str(count), f"{asleep.processes}", "")
+    table.add_row("models in memory", decimal(needed), decimal(asleep.store_bytes), _share(asleep.store_bytes, needed))
+    table.add_row("memory in all", decimal(separate), decimal(node), _share(node, separate))
+    first = plain.first_answer_seconds
+    table.add_row("first answer", _milliseconds(first), _milliseconds(waking), _share(waking, first))
+    _print(table)
+    _print(
+        f"Overwinter keeps its daemon and {asleep.processes - 1} zygotes, {decimal(asleep.process_bytes)}, and each "
+        f"block once.\nSeparate processes: one was measured, {decimal(plain.empty_bytes)} with PyTorch imported and "
+        f"{decimal(plain.loaded_bytes)} with MiniLM loaded;\nso {variants} times the latter and {count - variants} "
+        "times the former. Pages of library files, which all processes share, are left out on both sides.\n"
+        f"First answer: of the process from its start; of Overwinter the median of {len(verdicts)} wakes.\n"
+    )
+
+
+def _agreement(verdict: Verdict) -> str:
+    if verdict.difference is None:
+        return "[green]bit for bit[/]"
+    colour = "green" if verdict.agrees else "bold red"
+    return f"[{colour}]{'within' if verdict.agrees else 'DIFFERS by'} {verdict.difference:.1e}[/]"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds * 1000:,.0f} ms"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}"
+
+
+def _print(what: object) -> None:
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(what)

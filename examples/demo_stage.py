@@ -1,0 +1,42 @@
+"""How does the demo show that it goes on? One line for each piece of work, on standard error."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+T = TypeVar("T")
+
+
+class Stage:
+    """The pieces of work so far, and the one that goes on."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+
+    def say(self, line: str) -> None:
+        """Something worth knowing, above the work that goes on."""
+        self._console.print(line, style="dim", markup=False, soft_wrap=True)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """A piece of work of unknown length."""
+        with self._progress() as progress:
+            task = progress.add_task(text, total=1, name="")
+            yield
+            progress.update(task, completed=1)
+
+    def counting(self, text: str, items: Iterable[T], names: Sequence[str]) -> Iterator[T]:
+        """The items, one for each name, while the bar shows which is being made or worked on."""
+        with self._progress() as progress:
+            task = progress.add_task(text, total=len(names), name=names[0] if names else "")
+            for item, following in zip(items, [*names[1:], ""], strict=True):
+                yield item
+                progress.update(task, advance=1, name=following)
+
+    def _progress(self) -> Progress:
+        columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), BarColumn())
+        columns = (*columns, MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[name]}"))
+        return Progress(*columns, console=self._console)

@@ -1,0 +1,113 @@
+"""Does a node answer what plain PyTorch answers, and how soon? One question, asked both ways."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from examples.demo_models import Question
+from examples.mtcnn_cascade import Array, Call
+from overwinter import Client
+
+TOLERANCE = 1e-5
+"""Largest difference between two answers that agree."""
+WARM_ROUNDS = 5
+
+
+class Answer(NamedTuple):
+    """What a function answered, from where it was woken for that, and how long its caller waited."""
+
+    function: str
+    outputs: Mapping[str, Array]
+    start: str
+    seconds: float
+
+
+class Watched:
+    """A Call that keeps every answer."""
+
+    def __init__(self, call: Call, start: Callable[[], str]) -> None:
+        self._call = call
+        self._start = start
+        self.answers: list[Answer] = []
+
+    def __call__(self, name: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        began = time.perf_counter()
+        outputs = self._call(name, arrays)
+        self.answers.append(Answer(name, outputs, self._start(), time.perf_counter() - began))
+        return outputs
+
+    def first(self, function: str) -> Answer:
+        """The first answer of a function."""
+        return next(answer for answer in self.answers if answer.function == function)
+
+
+class Verdict(NamedTuple):
+    """What came of asking one function."""
+
+    function: str
+    answer: str
+    difference: float | None
+    """The largest one between a number of the node's and one of plain PyTorch's; None when all bits are equal."""
+    start: str
+    """Where the weights lay when the first request came: "host" when it woke the function."""
+    wake_seconds: float
+    """How long that request took, and how long it takes when the function is awake."""
+    warm_seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the node answered what plain PyTorch does."""
+        return self.difference is None or self.difference <= TOLERANCE
+
+
+def ask(question: Question, client: Client, plain: Call) -> list[Verdict]:
+    """Ask a node whose functions sleep, then the same again while they are awake, then plain PyTorch."""
+
+    def infer(name: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        return client.infer(name, arrays)
+
+    rounds = [Watched(infer, lambda: client.answered.start) for _ in range(1 + WARM_ROUNDS)]
+    words, *_ = [question.ask(call) for call in rounds]
+    woken, *warm = rounds
+    expected = Watched(plain, lambda: "plain")
+    question.ask(expected)
+    return [
+        Verdict(
+            function,
+            word,
+            difference(_outputs(rounds, function), len(rounds) * _outputs([expected], function)),
+            woken.first(function).start,
+            woken.first(function).seconds,
+            median(call.first(function).seconds for call in warm),
+        )
+        for function, word in zip(question.functions, words, strict=True)
+    ]
+
+
+def difference(given: Iterable[Array], expected: Iterable[Array]) -> float | None:
+    """The largest difference between two lists of arrays: None for equal bits, infinity where none can be told."""
+    given, expected = list(given), list(expected)
+    if len(given) != len(expected):
+        return float("inf")
+    largest = [_difference(one, other) for one, other in zip(given, expected, strict=True)]
+    return max((each for each in largest if each is not None), default=None)
+
+
+def _difference(given: Array, expected: Array) -> float | None:
+    if given.shape != expected.shape or given.dtype != expected.dtype:
+        return float("inf")
+    if given.dtype == object:
+        return None if (given == expected).all() else float("inf")
+    if given.tobytes() == expected.tobytes():
+        return None
+    apart = np.abs(given.astype(np.float64) - expected.astype(np.float64)).max()
+    return float("inf") if np.isnan(apart) else float(apart)
+
+
+def _outputs(rounds: Iterable[Watched], function: str) -> list[Array]:
+    """All that a function answered, in order."""
+    answers = [answer for watched in rounds for answer in watched.answers if answer.function == function]
+    return [array for answer in answers for _, array in sorted(answer.outputs.items())]

@@ -1,0 +1,81 @@
+"""Twenty fine-tuned siblings: MiniLM with a head trained here, in milliseconds, for each task of tasks.toml."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from examples import minilm, minilm_handler
+
+PENALTY = 0.1
+"""Weight of the heads' squared length while they are fitted."""
+
+TASKS = Path(__file__).with_name("tasks.toml")
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A sentence that no head was trained on, and its class."""
+
+    text: str
+    label: str
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A classification task: sentences by class, and one to ask afterwards."""
+
+    classes: dict[str, list[str]]
+    held_out: Question
+
+
+class Classifier(nn.Module):
+    """MiniLM and a linear head: one score per class, FP32 [batch, classes]; the highest wins."""
+
+    def __init__(self, body: minilm.MiniLM, head: nn.Linear) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        return {"scores": self.head(self.body.embed(input_ids, attention_mask))}
+
+
+def tasks() -> dict[str, Task]:
+    """All tasks by name, in the order of tasks.toml."""
+    return msgspec.convert(tomllib.loads(TASKS.read_text()), dict[str, Task])
+
+
+def variant(index: int = 0, body: minilm.MiniLM | None = None) -> minilm.Example:
+    """The classifier of task number `index`, trained here; `body` saves loading MiniLM again."""
+    body = minilm.load() if body is None else body
+    task = list(tasks().values())[index]
+    return (Classifier(body, train(body, task)).eval().requires_grad_(False), *minilm.inputs())
+
+
+def train(body: minilm.MiniLM, task: Task) -> nn.Linear:
+    """Fit a head on the sentences of `task` by ridge regression, towards 1 for the right class and -1 for others."""
+    sentences = [(text, number) for number, texts in enumerate(task.classes.values()) for text in texts]
+    numbers = torch.tensor([number for _, number in sentences])
+    with torch.inference_mode():
+        embeddings = body.embed(**tokens([text for text, _ in sentences])).double()
+    targets = nn.functional.one_hot(numbers, len(task.classes)).double() * 2 - 1
+    centre, level = embeddings.mean(0), targets.mean(0)
+    points = embeddings - centre
+    # As many equations as sentences instead of as embedding sizes: the same solution, 16 times smaller.
+    kernel = points @ points.T + PENALTY * torch.eye(len(points), dtype=torch.float64)
+    weight = (points.T @ torch.linalg.solve(kernel, targets - level)).T
+    head = nn.Linear(weight.shape[1], weight.shape[0])
+    head.load_state_dict({"weight": weight.float(), "bias": (level - weight @ centre).float()})
+    return head
+
+
+def tokens(texts: list[str]) -> dict[str, Tensor]:
+    """Sentences as the program takes them, by way of the handler that serves them later."""
+    return minilm_handler.preprocess({"text": [text.encode() for text in texts]}, minilm_handler.setup(minilm.assets()))
+
+
+def assets(index: int) -> dict[str, bytes]:
+    """What examples/variants_handler.py is handed for task number `index`."""
+    labels = list(list(tasks().values())[index].classes)
+    return {**minilm.assets(), "labels.txt": "\n".join(labels).encode()}

@@ -1,0 +1,50 @@
+"""Handler of the MiniLM classifiers: sentences in, the class of each out. Assets: tokenizer.json, labels.txt."""
+
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
+
+INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
+OUTPUTS = [
+    {"name": "label", "datatype": "BYTES", "shape": ["batch"]},
+    {"name": "scores", "datatype": "FP32", "shape": ["batch", "classes"]},
+]
+
+LONGEST = 256
+"""Tokens of a sentence that count: the model was trained on no more."""
+
+
+class State(NamedTuple):
+    """What a body keeps between requests."""
+
+    tokenizer: Tokenizer
+    labels: list[bytes]
+
+
+def setup(assets: dict[str, bytes]) -> State:
+    """Read the tokenizer and the names of the classes once per body."""
+    tokenizer = Tokenizer.from_str(assets["tokenizer.json"].decode())
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LONGEST)
+    return State(tokenizer, assets["labels.txt"].splitlines())
+
+
+def preprocess(inputs: dict[str, list[bytes]], state: State) -> dict[str, torch.Tensor]:
+    """Text [batch] to token ids and mask, each [batch, longest sentence]."""
+    # One by one: a batch would start threads, and a sandbox may have none to give.
+    tokens = [torch.tensor(state.tokenizer.encode(sentence.decode()).ids) for sentence in inputs["text"]]
+    masks = [torch.ones_like(ids) for ids in tokens]
+    return {
+        "input_ids": pad_sequence(tokens, batch_first=True),
+        "attention_mask": pad_sequence(masks, batch_first=True),
+    }
+
+
+def postprocess(
+    outputs: dict[str, torch.Tensor], inputs: dict[str, list[bytes]], state: State
+) -> dict[str, torch.Tensor | list[bytes]]:
+    """Scores [batch, classes] to the names of the best classes [batch]."""
+    scores = outputs["scores"]
+    return {"label": [state.labels[best] for best in scores.argmax(1).tolist()], "scores": scores}

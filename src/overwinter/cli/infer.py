@@ -1,0 +1,109 @@
+"""How is a function run once from the command line?"""
+
+from typing import Any, BinaryIO
+
+import click
+import msgspec
+
+from overwinter.cli.options import as_json, assignment, checked_url, id_of, named_function, node_url, print_json
+from overwinter.core.tensor import TensorSpec
+
+STARTS = {"warm": "a body was awake", "host": "woken from the host store", "disk": "woken from disk"}
+"""What each kind of start means."""
+
+
+@click.command()
+@named_function
+@click.option(
+    "--input",
+    "-i",
+    "assignments",
+    type=assignment,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An input: JSON, plain text for BYTES, or @file (.json, .npy, any file for BYTES). One for each.",
+)
+@click.option(
+    "--from",
+    "document",
+    type=click.File("rb"),
+    help="A JSON file (- for standard input) of all inputs by name, or an Open Inference Protocol request.",
+)
+@click.option("--timeout", help="Longest to wait for the answer, as 500ms; without it, the function's own.")
+@node_url
+@as_json
+def infer(
+    function: tuple[str, int | None],
+    assignments: tuple[tuple[str, str], ...],
+    document: BinaryIO | None,
+    timeout: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Run a function once and print what it answers."""
+    from overwinter.api.client import Client
+    from overwinter.api.deployer import milliseconds
+
+    name, version = function
+    timeout_s = None if timeout is None else milliseconds(timeout) / 1000
+    with Client(checked_url(url)) as client:
+        described = client.function(name, version)
+        inputs = _inputs(described, assignments, document)
+        outputs = client.infer(name, inputs, version, timeout_s)
+        answer = client.answered
+        assert answer is not None, "infer has just answered"
+    shown = [(spec, *_lists(outputs[spec["name"]])) for spec in described["outputs"] if spec["name"] in outputs]
+    if as_json:
+        told = [
+            {"name": spec["name"], "datatype": spec["datatype"], "shape": shape, "data": value}
+            for spec, shape, value in shown
+        ]
+        print_json(
+            {
+                "name": name,
+                "version": answer.version,
+                "start": answer.start,
+                "milliseconds": answer.milliseconds,
+                "outputs": told,
+            }
+        )
+        return
+    from overwinter.cli.tables import outputs_table, show
+
+    show(outputs_table(shown))
+    click.echo(f"{id_of(name, answer.version)}, {STARTS[answer.start]}, {answer.milliseconds:.1f} ms")
+
+
+def _inputs(
+    described: dict[str, Any], assignments: tuple[tuple[str, str], ...], document: BinaryIO | None
+) -> dict[str, Any]:
+    from overwinter.cli.inputs import read_assignments, read_document
+
+    specs = {spec.name: spec for spec in msgspec.convert(described["inputs"], list[TensorSpec])}
+    if document is None:
+        return read_assignments(assignments, specs)
+    return read_document(document, specs) | read_assignments(assignments, specs)
+
+
+def _lists(array: Any) -> tuple[list[int], Any]:
+    """The shape of an output, and its elements as nested lists of numbers and text."""
+    value = array.tolist() if hasattr(array, "tolist") else array
+    if hasattr(array, "shape"):
+        return list(array.shape), _as_text(value)
+    shape, inner = [], value
+    while isinstance(inner, list):
+        shape.append(len(inner))
+        inner = inner[0] if inner else None
+    return shape, _as_text(value)
+
+
+def _as_text(value: Any) -> Any:
+    """The same with text for bytes; bytes that are no UTF-8 stay, and are base64 in JSON."""
+    if isinstance(value, list):
+        return [_as_text(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    return value

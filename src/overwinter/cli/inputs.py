@@ -1,0 +1,103 @@
+"""How does what a person writes on a command line become the inputs of a function?
+
+    name=[[1, 2], [3, 4]]    a JSON literal
+    name=@numbers.json       a JSON file
+    name=@numbers.npy        a NumPy file
+    name=@photo.jpg          any other file, for an input of BYTES: its content is one element
+    name=some words          plain text, for an input of BYTES: one element
+
+An input with fewer dimensions than the function takes gets leading dimensions of size 1: one row is a batch of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from overwinter.core.errors import CallerError
+from overwinter.core.tensor import BYTES, TensorSpec
+
+
+def read_assignments(assignments: Sequence[tuple[str, str]], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """The inputs given as `name=value`; CallerError for a name or a value that does not fit."""
+    inputs: dict[str, Any] = {}
+    for name, text in assignments:
+        spec = specs.get(name)
+        if spec is None:
+            raise CallerError(f"unknown input {name!r}; the inputs are {', '.join(specs) or 'none'}")
+        if name in inputs:
+            raise CallerError(f"input {name!r} is given twice")
+        value = _from_file(Path(text[1:]), spec) if text.startswith("@") else _from_text(text, spec)
+        inputs[name] = _deepened(value, len(spec.shape))
+    return inputs
+
+
+def read_document(file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """The inputs in a JSON object of values by name, or in an Open Inference Protocol request; CallerError."""
+    body = file.read()
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise CallerError(f"{file.name} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CallerError(f"{file.name} must hold a JSON object of inputs by name")
+    if isinstance(document.get("inputs"), list) and "inputs" not in specs:
+        from overwinter.api.arrays import from_tensor
+        from overwinter.api.oip import decode_request
+
+        return {tensor.name: from_tensor(tensor) for tensor in decode_request(body, None).inputs}
+    return {
+        name: _deepened(value, len(specs[name].shape)) if name in specs else value for name, value in document.items()
+    }
+
+
+def _from_text(text: str, spec: TensorSpec) -> Any:
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        if spec.datatype == BYTES:
+            return text
+        raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}") from None
+    # A number or a word of JSON is still text where text is asked for.
+    return text if spec.datatype == BYTES and not isinstance(value, str | list) else value
+
+
+def _from_file(path: Path, spec: TensorSpec) -> Any:
+    if path.suffix == ".npy":
+        return _from_numpy(path, spec)
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        try:
+            return msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise CallerError(f"{path} is not JSON: {error}") from error
+    if spec.datatype != BYTES:
+        raise CallerError(f"input {spec.name!r} is {spec.datatype}: {path} must be a .json or a .npy file")
+    return content
+
+
+def _from_numpy(path: Path, spec: TensorSpec) -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise CallerError(f"reading {path} needs NumPy: pip install numpy") from error
+    try:
+        array = numpy.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise CallerError(f"{path} is not a NumPy file that can be read without pickle: {error}") from error
+    return array[(None,) * max(0, len(spec.shape) - array.ndim)]
+
+
+def _deepened(value: Any, rank: int) -> Any:
+    """A list, a number or a text inside as many lists as it lacks; arrays know their own shape."""
+    if not isinstance(value, list | bytes | str | int | float):
+        return value
+    depth = 0
+    inner: Any = value
+    while isinstance(inner, list):
+        depth += 1
+        inner = inner[0] if inner else None
+    for _ in range(rank - depth):
+        value = [value]
+    return value

@@ -1,0 +1,104 @@
+"""What do the commands have in common: kinds of arguments, the address of the node, and JSON for programs?"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from overwinter.api.client import Client
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+BYTES_OF = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+"""Bytes of each unit of size, in lower case."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def byte_size(value: str | int) -> int:
+    """Whole bytes out of 8GiB, 500MB or 4096; a usage error for what is no size."""
+    if isinstance(value, int):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    factor = None if found is None else BYTES_OF.get(found[2].lower())
+    if found is None or factor is None:
+        raise click.BadParameter(f"{value!r} is not a size: write 8GiB, 500MB or a number of bytes")
+    return int(float(found[1]) * factor)
+
+
+def size_text(nbytes: float) -> str:
+    """A number of bytes in the largest binary unit that leaves it at least 1."""
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        nbytes /= 1024
+        if nbytes < 1024:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} TiB"
+
+
+def function_version(value: str) -> tuple[str, int | None]:
+    """The name and the version in NAME[@VERSION], None for whichever answers; a usage error if it is no number."""
+    name, mark, version = value.partition("@")
+    if not mark:
+        return name, None
+    if not (version.isascii() and version.isdigit()):
+        raise click.BadParameter(f"the version in {value!r} must be a whole number, as in {name or 'name'}@2")
+    return name, int(version)
+
+
+def assignment(value: str) -> tuple[str, str]:
+    """The key and the content of key=content; a usage error without both."""
+    key, mark, content = value.partition("=")
+    if not (key and mark):
+        raise click.BadParameter(f"{value!r} has no name and = before the value")
+    return key, content
+
+
+def named_function(command: Command) -> Command:
+    """Give a command its argument NAME[@VERSION]."""
+    return click.argument("function", type=function_version, metavar="NAME[@VERSION]")(command)
+
+
+def node_url(command: Command) -> Command:
+    """Give a command the address of the node."""
+    return click.option(
+        "--url", default=DEFAULT_URL, envvar="OVERWINTER_URL", show_envvar=True, help="Address of the node."
+    )(command)
+
+
+def as_json(command: Command) -> Command:
+    """Give a command the choice to answer in JSON."""
+    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")(command)
+
+
+def connect(url: str, timeout_s: float = 75.0) -> "Client":
+    """A client of the node at `url`; a usage error when that is no address."""
+    from overwinter.api.client import Client
+
+    return Client(checked_url(url), timeout_s)
+
+
+def checked_url(url: str) -> str:
+    """The same; a usage error when it is no address."""
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"--url {url!r} must begin with http:// or https://")
+    return url
+
+
+def print_json(value: object) -> None:
+    """One JSON value on a line of its own."""
+    click.echo(msgspec.json.encode(value))
+
+
+def id_of(name: str, version: int | None) -> str:
+    """The function as people write it."""
+    return name if version is None else f"{name}@{version}"

@@ -1,0 +1,129 @@
+"""How does a node start from the command line? Its options are the fields of NodeConfig, so the two cannot drift."""
+
+import os
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from overwinter.cli.options import as_json, byte_size, print_json, size_text
+from overwinter.core.config import MindConfig, NodeConfig
+
+HELP = {
+    "host": "Address to listen on. Anything but loopback opens the node to others: it asks nobody who they are.",
+    "port": "Port to listen on; 0 takes a free one.",
+    "data": "Directory of the repository: what is deployed lives here.",
+    "host_store": "The tmpfs under which the blocks of warm functions lie.",
+    "host_bytes": "Most memory for those blocks, as 8GiB; without it, what the tmpfs has.",
+    "keep_warm": "Leave the blocks in memory after a clean stop, for the next start.",
+    "request_bytes_max": "Largest request.",
+    "block_bytes_max": "Largest block of a deploy.",
+    "journal": "File to which every step of the mind is appended.",
+    "journal_ring": "Steps of the mind kept in memory.",
+    "bodies_max": "Worker processes alive at once.",
+    "attempts_max": "Times a request may be tried when its worker dies.",
+    "start_timeout_s": "Seconds that a worker may take to start.",
+    "backoff_first_s": "Seconds before a function that failed to start is tried again.",
+    "backoff_max_s": "Most seconds between such tries.",
+    "retry_after_min_s": "Least seconds that a refused caller is asked to wait.",
+}
+"""What each field of the configuration means to whoever starts a node."""
+
+DEFAULTS = {"data": "~/.local/share/overwinter"}
+PATHS = ("data", "host_store", "journal")
+LARGEST_PORT = 65535
+
+
+def configured() -> list[click.Option]:
+    """One option for each field of NodeConfig, and of MindConfig within it."""
+    fields = (*msgspec.structs.fields(NodeConfig), *msgspec.structs.fields(MindConfig))
+    return [_option(field) for field in fields if field.name != "mind"]
+
+
+def config_of(values: dict[str, Any]) -> NodeConfig:
+    """The configuration that the options of `configured` describe."""
+    mind = {field.name: values.pop(field.name) for field in msgspec.structs.fields(MindConfig)}
+    for name in PATHS:
+        if values[name] is not None:
+            values[name] = str(Path(values[name]).expanduser().absolute())
+    return NodeConfig(**values, mind=MindConfig(**mind))
+
+
+def _option(field: msgspec.structs.FieldInfo) -> click.Option:
+    flag = "--" + field.name.replace("_", "-")
+    default: Any = DEFAULTS[field.name] if field.required else field.default
+    kind: Any = str
+    metavar = "PATH" if field.name in PATHS else "ADDRESS"
+    if field.type is bool:
+        return click.Option([flag], is_flag=True, default=default, help=HELP[field.name])
+    if "bytes" in field.name:
+        kind, metavar = byte_size, "SIZE"
+        default = None if default is None else size_text(default).replace(" ", "")
+    elif field.name == "port":
+        kind, metavar = click.IntRange(0, LARGEST_PORT), "PORT"
+    elif field.type is int:
+        kind, metavar = click.IntRange(1), "NUMBER"
+    elif field.type is float:
+        kind, metavar = click.FloatRange(0, min_open=True), "SECONDS"
+    return click.Option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
+
+
+@click.command(
+    params=configured(),
+    # Not OVERWINTER_SERVE_PORT: a node's settings have the short names.
+    context_settings={"auto_envvar_prefix": "OVERWINTER"},
+    epilog="Every option can also come from the environment: --host-bytes as OVERWINTER_HOST_BYTES, and so on.",
+)
+@click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), help="File to write the port to.")
+@as_json
+def serve(port_file: Path | None, as_json: bool, **values: Any) -> None:
+    """Run a node until it is interrupted or terminated."""
+    from overwinter.wiring import bind, run
+
+    config = config_of(values)
+    if not is_loopback(config.host):
+        click.echo(
+            f"warning: listening on {config.host}: whoever reaches this address can run, deploy and remove functions, "
+            "since a node has no authentication",
+            err=True,
+        )
+    told = False
+    with bind(config.host, config.port) as listener:
+        port: int = listener.getsockname()[1]
+
+        def ready(_node: object) -> None:
+            # Called again when processes had to be replaced.
+            nonlocal told
+            if not told:
+                told = True
+                _tell(config, port, port_file, as_json)
+
+        run(config, listener, lambda text: click.echo(text, err=True), ready)
+
+
+def _tell(config: NodeConfig, port: int, port_file: Path | None, as_json: bool) -> None:
+    """The node is ready: say so to the script, the program or the person that started it."""
+    if port_file is not None:
+        write_port(port_file, port)
+    url = f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"
+    if as_json:
+        print_json({"url": url, "port": port, "data": config.data, "pid": os.getpid()})
+    else:
+        click.echo(f"overwinter is ready at {url}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def write_port(path: Path, port: int) -> None:
+    """Write the port in one step: a script that waits for the file never reads half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(f"{port}\n")
+    draft.replace(path)

@@ -1,0 +1,103 @@
+"""What does SOURCE mean in `overwinter deploy SOURCE`?
+
+`module:callable`     called without arguments; returns (module, example_inputs) or (module, example_inputs, dynamic)
+`model.pt2`           written by torch.export.save
+a directory           written by save_pretrained of transformers
+
+Here the author's own code runs, on the author's own machine; PyTorch is imported when this file is.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from overwinter.core.errors import AuthorError, CallerError
+from overwinter.model.export import Exported, export, export_saved
+from overwinter.model.pretrained import load_transformers
+
+RETURNS = "(module, example_inputs) or (module, example_inputs, dynamic)"
+
+
+class Opened(NamedTuple):
+    """A model with what its export needs besides."""
+
+    module: torch.nn.Module
+    example_inputs: Any
+    dynamic: Mapping[str, Mapping[int, str]] | None = None
+
+
+def open_source(source: str, directory: Path) -> Opened | Path:
+    """The model that `source` names, or the path of a `.pt2` file; modules are also looked for in `directory`.
+
+    CallerError when it names nothing, AuthorError when the author's code fails.
+    """
+    path = directory / source
+    if path.is_dir():
+        return Opened(*load_transformers(path))
+    if path.suffix == ".pt2":
+        if not path.is_file():
+            raise CallerError(f"there is no file {path}")
+        return path
+    module, mark, name = source.partition(":")
+    if not (mark and module and name):
+        raise CallerError(f"{source!r} is neither module:callable, nor a .pt2 file, nor a directory")
+    return _called(source, _found(module, name, directory))
+
+
+def export_source(opened: Opened | Path) -> Exported:
+    """The program and the weights; ProgramError when it cannot be exported."""
+    return export_saved(opened) if isinstance(opened, Path) else export(*opened)
+
+
+def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:
+    sys.path.insert(0, str(directory))
+    try:
+        value: Any = import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise AuthorError(f"{module} cannot be imported: {error}{_line(error)}") from error
+        hint = f"; write {module.removesuffix('.py')}:{name}" if module.endswith(".py") else ""
+        raise CallerError(f"there is no module {module!r} in {directory} or on Python's path{hint}") from error
+    except AttributeError as error:
+        raise CallerError(f"{module} has no {name!r}: {error}{_line(error)}") from error
+    except Exception as error:  # the border to the author's code
+        raise AuthorError(f"{module} cannot be imported: {_words(error)}{_line(error)}") from error
+    if not callable(value):
+        raise CallerError(f"{module}:{name} is a {type(value).__name__}, not a function that returns {RETURNS}")
+    return value  # type: ignore[no-any-return]
+
+
+def _called(source: str, make: Callable[[], Any]) -> Opened:
+    try:
+        made = make()
+    except Exception as error:  # the border to the author's code
+        raise AuthorError(f"{source} failed: {_words(error)}{_line(error)}") from error
+    if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module)):
+        raise AuthorError(f"{source} must return {RETURNS}; it returned {_described(made)}")
+    return Opened(*made)
+
+
+def _described(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(part).__name__ for part in made)})"
+    return type(made).__name__
+
+
+def _words(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _line(error: Exception) -> str:
+    """The innermost line of the author's own that led to the error."""
+    outside = (__file__, torch.__file__.removesuffix("__init__.py"), "<frozen")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(outside)]
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

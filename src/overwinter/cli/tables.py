@@ -1,0 +1,122 @@
+"""How do functions, tensors, sizes and times look to people?"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from overwinter.cli.options import size_text
+
+PIPE_WIDTH = 400
+"""Columns when nobody's terminal sets the width: nothing is cut off for grep."""
+
+Description = dict[str, Any]
+"""A function as the node describes it."""
+
+
+def show(what: object) -> None:
+    """Print a table or a text."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not sys.stdout.isatty():
+        console.width = PIPE_WIDTH
+    console.print(what)
+
+
+def functions_table(functions: Sequence[Description], now: float) -> Table:
+    """One line for each version of each function."""
+    table = _table()
+    for title in ("NAME", "VERSION", "STATE", "LIFE"):
+        table.add_column(title, no_wrap=True)
+    for title in ("BODIES", "WAITING", "SIZE", "MISSING", "SLO", "CREATED"):
+        table.add_column(title, no_wrap=True, justify="right")
+    for each in functions:
+        table.add_row(
+            each["name"],
+            f"{each['version']}{'' if each['latest'] else ' (old)'}",
+            each["state"],
+            each["life"],
+            str(each["bodies"]),
+            str(each["waiting"]),
+            size_text(each["nbytes"]),
+            size_text(each["missing_bytes"]),
+            slo_text(each["settings"]["slo_ms"]),
+            age_text(now - each["created"]),
+        )
+    return table
+
+
+def function_table(function: Description, now: float) -> Table:
+    """All that is known of one version, a fact a line."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    state = f"{function['state']}, {function['life']}"
+    facts = {
+        "function": f"{function['name']}@{function['version']}{', the latest' if function['latest'] else ''}",
+        "tenant": function["tenant"],
+        "state": f"{state} ({function['reason']})" if function["reason"] else state,
+        "bodies": f"{function['bodies']}, {function['waiting']} requests waiting",
+        "size": f"{size_text(function['nbytes'])} with {function['blocks']} blocks of weights",
+        "missing": f"{size_text(function['missing_bytes'])} in the host store",
+        "handler": "yes" if function["handler"] else "no",
+        "created": age_text(now - function["created"]),
+        **{f"input {spec['name']}": spec_text(spec) for spec in function["inputs"]},
+        **{f"output {spec['name']}": spec_text(spec) for spec in function["outputs"]},
+        **{key: "none" if value is None else str(value) for key, value in function["settings"].items()},
+    }
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    return table
+
+
+def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> Table:
+    """Each output with its spec, its shape and its elements, shortened."""
+    table = _table()
+    for title in ("OUTPUT", "DATATYPE", "SHAPE"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("VALUE", overflow="fold")
+    for spec, shape, value in outputs:
+        table.add_row(spec["name"], spec["datatype"], _shape_text(shape), short_text(value))
+    return table
+
+
+def spec_text(spec: Description) -> str:
+    """The datatype and the shape of a tensor."""
+    return f"{spec['datatype']} {_shape_text(spec['shape'])}"
+
+
+def short_text(value: Any, shown: int = 4) -> str:
+    """A nested list with at most `shown` elements at either end of each level; floats in four digits, text quoted."""
+    if isinstance(value, list):
+        texts = [short_text(item, shown) for item in value[:shown]]
+        if len(value) > 2 * shown:
+            texts.append("…")
+        texts += [short_text(item, shown) for item in value[max(shown, len(value) - shown) :]]
+        return f"[{', '.join(texts)}]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def age_text(seconds: float) -> str:
+    """How long ago something was, in the largest unit that leaves it at least 1."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def slo_text(slo_ms: float | None) -> str:
+    """A promised latency."""
+    return "-" if slo_ms is None else f"{slo_ms:g} ms"
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+
+
+def _shape_text(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,157 @@
+"""Every command that talks to a node, against a real one."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from tests.cli.conftest import Run, Serving
+
+
+@pytest.fixture
+def labels(run: Run) -> str:
+    """The name of a function with a handler, deployed: texts of 5 letters and more are long."""
+    files = ("--handler", "handler.py", "--asset", "words=words.txt")
+    run("deploy", "cli_scale:model", "--name", "labels", *files)
+    return "labels"
+
+
+def test_deploy_says_what_it_cost(run: Run) -> None:
+    first = json.loads(run("deploy", "cli_scale:model", "--name", "twins", "--json").stdout)
+    second = run("deploy", "cli_scale:model", "--name", "twins")
+    assert (first["name"], first["version"]) == ("twins", 1)
+    assert first["nbytes"] >= first["added_bytes"]
+    assert second.stdout.startswith("twins@2: ")
+    assert "0 B of it new to the node" in second.stdout
+    # Standard error is no terminal here.
+    assert second.stderr == ""
+    assert run("infer", "twins@1", "-i", "x=[1, 1]").stdout.splitlines()[-1].startswith("twins@1, ")
+
+
+def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
+    listed = [each for each in json.loads(run("ps", "--json").stdout) if each["name"] == scale]
+    described = json.loads(run("show", scale, "--json").stdout)
+    assert described["version"] == listed[-1]["version"]
+    assert described["settings"]["max_bodies"] == 2
+    lines = run("ps").stdout.splitlines()
+    assert [line for line in lines if line.split()[:3] == [scale, str(described["version"]), "READY"]]
+    shown = run("show", f"{scale}@{described['version']}").stdout
+    assert "FP32 [batch, 2]" in shown
+    assert "max_bodies" in shown
+
+    assert run("unload", scale).stdout == "unloaded scale\n"
+    refused = run("infer", scale, "-i", "x=[1, 1]", exit_code=1)
+    assert refused.stderr.startswith("error: ")
+    assert "unloaded" in refused.stderr
+    assert json.loads(run("load", scale, "--json").stdout) == {"loaded": scale}
+    assert "[[2, 10]]" in run("infer", scale, "-i", "x=[1, 1]").stdout
+
+    assert run("rm", scale, text="n\n").stdout == ""
+    assert run("rm", scale, exit_code=130, text="").stderr.endswith("\ninterrupted\n")
+    assert json.loads(run("rm", f"{scale}@{described['version']}", "--yes", "--json").stdout) == {
+        "removed": scale,
+        "version": described["version"],
+    }
+    gone = run("show", f"{scale}@{described['version']}", exit_code=1)
+    assert gone.stderr.startswith("error: no function 'scale@")
+
+
+def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
+    run("deploy", "cli_scale:model", "--name", "leaving")
+    assert run("rm", "leaving", text="y\n").stdout == "removed all versions of leaving\n"
+    run("rm", "leaving", "--yes", exit_code=1)
+
+
+def test_infer_for_programs(run: Run, scale: str, workshop: Path) -> None:
+    numpy.save(workshop / "x.npy", numpy.array([[1, 2], [3, 4]], dtype="float32"))
+    version = json.loads(run("show", scale, "--json").stdout)["version"]
+    told = json.loads(run("infer", f"{scale}@{version}", "-i", "x=@x.npy", "--json").stdout)
+    assert (told["name"], told["version"]) == (scale, version)
+    assert told["start"] in ("warm", "host", "disk")
+    assert told["milliseconds"] > 0
+    (output,) = told["outputs"]
+    assert (output["datatype"], output["shape"], output["data"]) == ("FP32", [2, 2], [[2, 20], [6, 40]])
+
+
+def test_infer_for_people(run: Run, scale: str) -> None:
+    printed = run("infer", scale, "--from", "-", "--timeout", "20s", text='{"x": [1, 2]}').stdout
+    assert "[[2, 20]]" in printed
+    assert printed.splitlines()[-1].startswith("scale@")
+    assert printed.splitlines()[-1].endswith(" ms")
+
+
+def test_infer_with_a_request_of_the_protocol(run: Run, scale: str, workshop: Path) -> None:
+    request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [5, 6]}]}
+    (workshop / "request.json").write_text(json.dumps(request))
+    assert "[[10, 60]]" in run("infer", scale, "--from", "request.json").stdout
+
+
+def test_text_goes_in_and_out(run: Run, labels: str) -> None:
+    assert '["long"]' in run("infer", labels, "-i", "text=a long line of words").stdout
+    told = json.loads(run("infer", labels, "-i", 'text=["a long line of words", ""]', "--json").stdout)
+    assert told["outputs"] == [{"name": "label", "datatype": "BYTES", "shape": [2], "data": ["long", "short"]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-i", "z=1"], "unknown input 'z'"),
+        (["-i", "x=[1, 2, 3]"], "input 'x' has shape [1, 3]"),
+        (["-i", "x=@missing.npy"], "missing.npy: No such file or directory"),
+        (["-i", "x=[1, 2]", "--timeout", "soon"], "'soon' is not a duration"),
+        ([], "input 'x' is missing"),
+    ],
+)
+def test_inputs_that_do_not_fit(run: Run, scale: str, arguments: list[str], words: str) -> None:
+    failed = run("infer", scale, *arguments, exit_code=1)
+    assert failed.stderr.startswith("error: ")
+    assert words in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cli_scale:model", "--set", "max_bodies=0"], "max_bodies must be above 0"),
+        (["cli_scale:model", "--set", "color=red"], "color"),
+        (["cli_scale:model", "--slo", "fast"], "'fast' is not a duration"),
+        (["cli_scale:failing"], "no weights"),
+        (["nothing"], "neither module:callable"),
+        (["cli_scale:model", "--asset", "words=none.txt", "--handler", "handler.py"], "none.txt: No such file"),
+    ],
+)
+def test_what_cannot_be_deployed(run: Run, arguments: list[str], words: str) -> None:
+    failed = run("deploy", "--name", "never", *arguments, exit_code=1)
+    assert failed.stderr.startswith("error: ")
+    assert words in failed.stderr
+    run("show", "never", exit_code=1)
+
+
+def test_a_deploy_shows_what_it_does_and_can_be_interrupted(node: Serving, workshop: Path) -> None:
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "overwinter", "deploy", "cli_scale:waiting", "--name", "never", "--url", node.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True, cwd=workshop) as process:
+        os.close(terminal)
+        shown = read_until(screen, "waiting here")
+        process.send_signal(signal.SIGINT)
+        shown += read_until(screen, "interrupted")
+        assert process.wait(30) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+    os.close(screen)
+    assert "loading cli_scale:waiting" in shown
+    assert "Traceback" not in shown
+
+
+def read_until(screen: int, words: str) -> str:
+    """What a terminal shows, up to `words`; OSError when its program ends without them."""
+    shown = b""
+    while words.encode() not in shown:
+        shown += os.read(screen, 4096)
+    return shown.decode()

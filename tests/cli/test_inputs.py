@@ -1,0 +1,120 @@
+"""What a person writes on a command line becomes the right inputs, or a clear error."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.cli.inputs import read_assignments, read_document
+from overwinter.core.errors import CallerError
+from overwinter.core.tensor import TensorSpec
+
+SPECS = {
+    "x": TensorSpec("x", "FP32", ("batch", 2)),
+    "text": TensorSpec("text", "BYTES", ("batch",)),
+    "scalar": TensorSpec("scalar", "INT64", ()),
+}
+
+
+def read(name: str, text: str) -> Any:
+    return read_assignments([(name, text)], SPECS)[name]
+
+
+def document(text: str) -> io.BytesIO:
+    file = io.BytesIO(text.encode())
+    file.name = "request.json"
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("x", "[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        ("x", "[1, 2]", [[1, 2]]),
+        ("x", "1", [[1]]),
+        ("x", "[]", [[]]),
+        ("scalar", "3", 3),
+        ("text", "some words", ["some words"]),
+        ("text", '"quoted"', ["quoted"]),
+        ("text", '["a", "b"]', ["a", "b"]),
+        ("text", "42", ["42"]),
+        ("text", "null", ["null"]),
+        ("text", "", [""]),
+    ],
+)
+def test_literals(name: str, text: str, value: object) -> None:
+    assert read(name, text) == value
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=2), min_size=1))
+def test_a_value_of_full_depth_is_left_alone(value: list[list[float]]) -> None:
+    assert read("x", repr(value)) == value
+
+
+def test_files(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[1, 2]")
+    assert read("x", f"@{tmp_path}/x.json") == [[1, 2]]
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
+    assert read("text", f"@{tmp_path}/photo.jpg") == [b"\xff\xd8"]
+    numpy.save(tmp_path / "x.npy", numpy.ones(2, dtype="float32"))
+    array = read("x", f"@{tmp_path}/x.npy")
+    assert (array.shape, array.dtype.name) == ((1, 2), "float32")
+
+
+def test_an_array_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "x.npy", numpy.array([{}]), allow_pickle=True)
+    with pytest.raises(CallerError, match="pickle"):
+        read("x", f"@{tmp_path}/x.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [("y", "1", "unknown input 'y'; the inputs are x, text, scalar"), ("x", "abc", "is FP32, and 'abc' is not JSON")],
+)
+def test_what_does_not_fit(name: str, text: str, words: str) -> None:
+    with pytest.raises(CallerError, match=words):
+        read(name, text)
+
+
+def test_files_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b"\xff")
+    with pytest.raises(CallerError, match="not JSON"):
+        read("x", f"@{tmp_path}/x.json")
+    (tmp_path / "x.bin").write_bytes(b"1")
+    with pytest.raises(CallerError, match=r"must be a \.json or a \.npy file"):
+        read("x", f"@{tmp_path}/x.bin")
+    with pytest.raises(FileNotFoundError):
+        read("x", f"@{tmp_path}/none.json")
+
+
+def test_an_input_given_twice() -> None:
+    with pytest.raises(CallerError, match="twice"):
+        read_assignments([("scalar", "1"), ("scalar", "2")], SPECS)
+
+
+def test_documents_by_name() -> None:
+    assert read_document(document('{"x": [1, 2], "text": "a", "z": 1}'), SPECS) == {
+        "x": [[1, 2]],
+        "text": ["a"],
+        "z": 1,
+    }
+
+
+def test_a_document_of_the_protocol() -> None:
+    request = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}]}'
+    assert read_document(document(request), SPECS)["x"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_function_whose_input_is_called_inputs() -> None:
+    specs = {"inputs": TensorSpec("inputs", "INT64", ("batch", 1))}
+    assert read_document(document('{"inputs": [3]}'), specs) == {"inputs": [[3]]}
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")])
+def test_what_is_no_document(text: str) -> None:
+    with pytest.raises(CallerError, match=r"request\.json"):
+        read_document(document(text), SPECS)

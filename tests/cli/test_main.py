@@ -1,0 +1,120 @@
+"""What every command has in common: help, how it ends, and how little it loads."""
+
+import errno
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from overwinter.cli.main import Commands, main
+from overwinter.core.errors import NotFoundError, StoreError
+from tests.cli.conftest import Run, Serving
+
+COMMANDS = ["deploy", "infer", "load", "ps", "rm", "serve", "show", "unload"]
+
+
+def test_every_command_has_help_and_json(local: Run) -> None:
+    assert sorted(main.commands) == COMMANDS
+    for name in COMMANDS:
+        text = local(name, "-h").stdout
+        assert "--json" in text
+        assert text == local(name, "--help").stdout
+
+
+def test_version(local: Run) -> None:
+    assert local("--version").stdout.startswith("overwinter ")
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from overwinter.cli.main import main\n"
+        "try:\n"
+        "    main(['ps', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    heavy = ('torch', 'numpy', 'httpx', 'rich', 'uvicorn')\n"
+        "    print(end.code, [name for name in heavy if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_asking_a_node_needs_no_arrays(node: Serving) -> None:
+    code = (
+        "import sys\n"
+        "from overwinter.cli.main import main\n"
+        f"main(['ps', '--url', '{node.url}'], standalone_mode=False)\n"
+        "print([name for name in ('torch', 'numpy', 'uvicorn') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_node_there(local: Run) -> None:
+    failed = local("ps", "--url", "http://127.0.0.1:1", exit_code=1)
+    assert failed.stderr.startswith("error: ")
+    assert "127.0.0.1:1" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert failed.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nap"],
+        ["ps", "--url", "127.0.0.1:8000"],
+        ["show"],
+        ["show", "name@x"],
+        ["infer", "name", "--input", "x"],
+        ["infer", "name", "--from", "/nowhere/at/all.json"],
+        ["serve", "--port", "70000"],
+        ["serve", "--host-bytes", "much"],
+        ["deploy", "x:y"],
+        ["deploy", "x:y", "--name", "Not A Name"],
+        ["deploy", "x:y", "--name", "x", "--tenant", "../x"],
+        ["deploy", "x:y", "--name", "x", "--asset", "a/b=handler.py", "--handler", "handler.py"],
+        ["deploy", "x:y", "--name", "x", "--asset", "words=words.txt"],
+    ],
+)
+def test_wrong_calls(local: Run, arguments: list[str]) -> None:
+    failed = local(*arguments, exit_code=2)
+    assert "Error: " in failed.stderr
+    assert failed.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "exit_code", "words"),
+    [
+        (NotFoundError("no function 'x'"), 1, "error: no function 'x'\n"),
+        (NotFoundError(""), 1, "error: NotFoundError\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/srv/x"), 1, "error: /srv/x: Permission denied\n"),
+        (OSError("a plain word"), 1, "error: a plain word\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, ""),
+        (
+            ExceptionGroup("", [StoreError("a"), ExceptionGroup("", [OSError(errno.ENOSPC, "No space left")])]),
+            1,
+            "error: a\nerror: No space left\n",
+        ),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+        (click.Abort(), 130, "\ninterrupted\n"),
+    ],
+)
+def test_how_a_command_ends(raised: BaseException, exit_code: int, words: str) -> None:
+    result = CliRunner().invoke(raising(raised), ["command"])
+    assert (result.exit_code, result.stderr) == (exit_code, words)
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError(), ExceptionGroup("", [StoreError("a"), ZeroDivisionError()])])
+def test_what_nobody_foresaw_keeps_its_traceback(raised: Exception) -> None:
+    with pytest.raises(type(raised)):
+        raising(raised).main(["command"], standalone_mode=False)
+
+
+def raising(error: BaseException) -> click.Group:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    return Commands("test", commands={"command": command})

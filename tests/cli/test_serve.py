@@ -1,0 +1,91 @@
+"""A node's options are its configuration, and a node starts and stops from the command line."""
+
+import errno
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overwinter.cli.serve import config_of, configured, is_loopback, serve
+from overwinter.core.config import MindConfig, NodeConfig
+from tests.cli.conftest import Run, Serving, serving
+
+
+def config(*arguments: str) -> NodeConfig:
+    values = serve.make_context("serve", [*arguments]).params
+    del values["port_file"], values["as_json"]
+    return config_of(values)
+
+
+def test_every_field_of_the_configuration_is_an_option() -> None:
+    names = {option.name for option in configured()}
+    fields = {field.name for field in msgspec.structs.fields(NodeConfig) + msgspec.structs.fields(MindConfig)}
+    assert names == fields - {"mind"}
+
+
+def test_the_defaults_are_the_configuration_s_own() -> None:
+    assert config("--data", "/srv/data") == NodeConfig(data="/srv/data")
+
+
+def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERWINTER_PORT", "9")
+    monkeypatch.setenv("OVERWINTER_HOST_BYTES", "8GiB")
+    monkeypatch.setenv("OVERWINTER_BODIES_MAX", "7")
+    monkeypatch.setenv("HOME", "/srv/someone")
+    found = config("--keep-warm", "--journal", "steps.json", "--bodies-max", "8", "--backoff-max-s", "1.5")
+    assert found == NodeConfig(
+        port=9,
+        data="/srv/someone/.local/share/overwinter",
+        host_bytes=8 << 30,
+        keep_warm=True,
+        journal=f"{os.getcwd()}/steps.json",
+        mind=MindConfig(bodies_max=8, backoff_max_s=1.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("10.0.0.1", False), ("example.org", False)],
+)  # fmt: skip
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        failed = local("serve", "--port", str(port), "--data", str(tmp_path / "data"), exit_code=1)
+    assert failed.stderr == (
+        f"error: cannot listen on 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}; choose another --port\n"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_listening_to_others_is_warned_about(local: Run, tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        failed = local("serve", "--host", "0.0.0.0", "--port", str(port), "--data", str(tmp_path), exit_code=1)
+    assert failed.stderr.startswith("warning: listening on 0.0.0.0: ")
+    assert "no authentication" in failed.stderr
+
+
+def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: Path) -> None:
+    port_file, journal = tmp_path / "port", tmp_path / "journal"
+    with serving(tmp_path / "data", "--port-file", str(port_file), "--journal", str(journal)) as node:
+        assert port_file.read_text() == f"{node.port}\n"
+        assert node.url == f"http://127.0.0.1:{node.port}"
+        assert json.loads(local("ps", "--json", "--url", node.url).stdout) == []
+        failed = local("serve", "--port", "0", "--data", node.data, exit_code=1)
+        assert failed.stderr == f"error: another node already serves {node.data}: stop it, or choose another --data\n"
+    assert stat.S_IMODE(Path(node.data).stat().st_mode) == 0o700
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert msgspec.json.decode(journal.read_bytes().splitlines()[0], type=MindConfig) == MindConfig()
+
+
+def test_the_node_of_these_tests(node: Serving) -> None:
+    assert node.process.poll() is None

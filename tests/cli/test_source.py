@@ -1,0 +1,75 @@
+"""SOURCE of a deploy names a model, or says why it does not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from overwinter.cli.source import Opened, export_source, open_source
+from overwinter.core.errors import AuthorError, CallerError, OverwinterError, ProgramError
+from tests.cli.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def _own_path(local: Run) -> None:
+    """Python's search path is put back after each test."""
+
+
+def test_a_callable_with_and_without_dynamic_sizes(workshop: Path) -> None:
+    opened = open_source("cli_scale:model", workshop)
+    assert isinstance(opened, Opened)
+    assert opened.dynamic is None
+    assert export_source(opened).program.inputs[0].shape == ("batch", 2)
+    fixed = open_source("cli_scale:fixed", workshop)
+    assert export_source(fixed).program.inputs[0].shape == (1, 2)
+
+
+def test_a_saved_program(workshop: Path, tmp_path: Path) -> None:
+    opened = open_source("cli_scale:model", workshop)
+    assert isinstance(opened, Opened)
+    saved = torch.export.export(opened.module, opened.example_inputs, dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch.export.save(saved, tmp_path / "scale.pt2")
+    exported = export_source(open_source("scale.pt2", tmp_path))
+    assert exported.program.inputs[0].shape == ("batch", 2)
+    assert torch.equal(exported.weights[0], opened.module.weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        ("nowhere:model", CallerError, "there is no module 'nowhere'"),
+        ("cli_scale.py:model", CallerError, "write cli_scale:model"),
+        ("cli_scale:missing", CallerError, "cli_scale has no 'missing'"),
+        ("cli_scale:answer", CallerError, "is a int, not a function"),
+        ("cli_scale", CallerError, "neither module:callable"),
+        (":", CallerError, "neither module:callable"),
+        ("none.pt2", CallerError, "there is no file"),
+        (".", ProgramError, "no config.json"),
+        ("cli_scale:failing", AuthorError, r"failed: ValueError: no weights \(.*cli_scale.py:\d+\)"),
+        ("cli_scale:wrong", AuthorError, "it returned Scale"),
+    ],
+)
+def test_what_is_no_source(workshop: Path, source: str, kind: type[OverwinterError], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        open_source(source, workshop)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import no_such_package_at_all", "cannot be imported: No module named 'no_such_package_at_all'"),
+        ("def", "cannot be imported: SyntaxError"),
+        ("1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*:1\)"),
+    ],
+)
+def test_a_module_that_fails(tmp_path: Path, code: str, words: str) -> None:
+    (tmp_path / "cli_broken.py").write_text(code)
+    with pytest.raises(AuthorError, match=words):
+        open_source("cli_broken:model", tmp_path)
+
+
+def test_a_file_that_is_no_saved_program(tmp_path: Path) -> None:
+    (tmp_path / "x.pt2").write_bytes(b"not a program")
+    with pytest.raises(ProgramError, match=r"x\.pt2"):
+        export_source(open_source("x.pt2", tmp_path))

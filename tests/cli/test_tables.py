@@ -1,0 +1,47 @@
+"""How values look to people."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.cli.tables import age_text, short_text, show, slo_text, spec_text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s ago"), (59.4, "59 s ago"), (60, "1 min ago"), (7199, "1 h ago"), (86400 * 3.5, "3 d ago")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+def test_promises() -> None:
+    assert (slo_text(None), slo_text(80.0), slo_text(0.5)) == ("-", "80 ms", "0.5 ms")
+
+
+def test_short_lists_are_whole_and_long_ones_are_cut_in_the_middle() -> None:
+    assert short_text(list(range(8))) == "[0, 1, 2, 3, 4, 5, 6, 7]"
+    assert short_text(list(range(9))) == "[0, 1, 2, 3, …, 5, 6, 7, 8]"
+    assert short_text([[0.123456, True], [1e-9, float("nan")]]) == "[[0.1235, True], [1e-09, nan]]"
+    assert short_text([]) == "[]"
+    assert short_text("word") == '"word"'
+    assert short_text(b"\\xff") == r"b'\\xff'"
+
+
+@given(st.recursive(st.floats(), lambda inner: st.lists(inner, max_size=30), max_leaves=40))
+def test_a_level_never_shows_more_than_its_ends(value: object) -> None:
+    text = short_text(value)
+    assert text.count("[") == text.count("]")
+    if isinstance(value, list) and not any(isinstance(item, list) for item in value):
+        assert text.count(",") <= 8
+
+
+def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    text = spec_text({"name": "x", "datatype": "FP32", "shape": ["batch", 3]})
+    show(text)
+    assert capsys.readouterr().out == "FP32 [batch, 3]\n"
+
+
+def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    show("word " * 60)
+    assert capsys.readouterr().out.splitlines() == ["word " * 60]

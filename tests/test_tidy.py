@@ -1,0 +1,83 @@
+"""The house's limits, held by a test: they are worth most where they keep small things small."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "overwinter"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+EVERY = sorted(path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
+
+FILE_LINES = 400
+TEST_FILE_LINES = 700
+FUNCTION_LINES = 60
+NESTING = 3
+VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "base"}
+NESTED = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.AsyncFor, ast.AsyncWith, ast.Match)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def depth(node: ast.AST, level: int = 0) -> int:
+    """How deep control blocks lie in each other; an elif is as deep as its if."""
+    deepest = level
+    for child in ast.iter_child_nodes(node):
+        elif_ = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
+        inner = level + 1 if isinstance(child, NESTED) and not elif_ else level
+        deepest = max(deepest, depth(child, inner))
+    return deepest
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
+def test_files_stay_short(path):
+    limit = TEST_FILE_LINES if "tests" in path.parts else FILE_LINES
+    assert path.read_text().count("\n") <= limit
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
+def test_functions_stay_short(path):
+    tree = ast.parse(path.read_text())
+    long = [f.name for f in functions(tree) if (f.end_lineno or 0) - f.lineno + 1 > FUNCTION_LINES]
+    assert long == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_functions_stay_flat(path):
+    deep = [f.name for f in functions(ast.parse(path.read_text())) if depth(f) > NESTING]
+    assert deep == []
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.stat().st_size], ids=name_of)
+def test_every_file_says_which_question_it_answers(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_names_say_something():
+    assert [name_of(path) for path in SOURCES if path.stem in VAGUE or path.parent.name in VAGUE] == []
+
+
+def test_tests_mirror_the_rooms():
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+
+
+def test_nothing_names_a_machine():
+    private = re.compile(r"(?<![\w.])/(?:work|root)/\w")
+    texts = [*EVERY, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", *ROOT.glob(".ci/*")]
+    named = [name_of(path) for path in texts if path != Path(__file__) and private.search(path.read_text())]
+    assert named == []
+
+
+def test_the_version_is_in_the_changelog():
+    [version] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
