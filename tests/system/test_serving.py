@@ -78,6 +78,7 @@ def test_a_new_version_takes_over_without_a_lost_request_and_the_old_one_answers
 
     asking = threading.Thread(target=keep_asking)
     asking.start()
+    wait_until(lambda: 3.0 in answers)
     made = deploy(node, "versions", Scale(5.0))
     wait_until(lambda: 6.0 in answers)
     stop.set()
