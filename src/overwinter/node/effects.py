@@ -106,6 +106,8 @@ class NodeEffects:
             self.post(StageFailed(function.id, type(error).__name__, str(error)))
         else:
             self.post(Staged(function.id, added))
+            # Nobody waits for this: it makes the next wakes cheaper.
+            await asyncio.to_thread(self._host.join_pages, function.blobs)
 
     # Bodies
 

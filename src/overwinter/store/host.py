@@ -25,6 +25,7 @@ import msgspec
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.ids import Address
 from overwinter.store.blocks import check_address
+from overwinter.store.mapping import HUGE_BYTES, join_pages
 from overwinter.store.repository import damaged
 from overwinter.store.residency import Sized, distinct
 from overwinter.store.sealing import Draft, digest_of, disk_errors, free_bytes, private_directory, read_chunks
@@ -68,6 +69,7 @@ class HostStore:
         self._repository = repository
         self._resident: dict[Address, int] = {}
         self._claimed: dict[Address, int] = {}
+        self._joined: set[Address] = set()
         self._changed = threading.Condition()
 
     def holds(self, address: Address) -> bool:
@@ -123,6 +125,21 @@ class HostStore:
             undo.pop_all()
         return descriptors
 
+    def join_pages(self, blobs: Iterable[Sized]) -> int:
+        """Put the pages of resident blocks together where the kernel can; how many blocks it did. Takes its time."""
+        joined = 0
+        for address, nbytes in distinct(blobs).items():
+            if nbytes < HUGE_BYTES or address in self._joined or not self.holds(address):
+                continue
+            try:
+                with open(self._path(address), "rb") as file:
+                    joined += join_pages(file.fileno(), nbytes)
+            except FileNotFoundError:
+                # Dropped meanwhile.
+                continue
+            self._joined.add(address)
+        return joined
+
     def drop(self, addresses: Iterable[Address]) -> int:
         """Remove blocks, if resident, and return their bytes; memory is free once the last map of it is gone."""
         freed = 0
@@ -131,6 +148,7 @@ class HostStore:
                 if address in self._resident:
                     self._path(address).unlink(missing_ok=True)
                     freed += self._resident.pop(address)
+                    self._joined.discard(address)
         return freed
 
     def sweep(self, live: Iterable[Sized]) -> Swept:

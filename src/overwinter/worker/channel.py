@@ -1,6 +1,7 @@
 """How two processes of a node speak: one message a packet, file descriptors beside it, one reused buffer."""
 
 import array
+import mmap
 import socket
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -34,7 +35,8 @@ class Channel(Generic[In]):
         self._end = end
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
-        self._buffer = bytearray(PACKET_BYTES_MAX)
+        # Mapped, not allocated: pages that no message ever reached are never made.
+        self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX)
         self._view = memoryview(self._buffer)
         self._fds: list[int] = []
 

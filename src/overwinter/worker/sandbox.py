@@ -49,8 +49,39 @@ def leave_network() -> list[str]:
     return [f"no network of its own: {os.strerror(ctypes.get_errno())}"]
 
 
-def contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Iterable[int]) -> list[str]:
-    """Contain the calling process for good; what could not be applied."""
+class Shelter:
+    """What every body of a zygote needs to be contained, made once: its children inherit it."""
+
+    def __init__(self) -> None:
+        self._python = _reach_python()
+        # Made while this process may still pass every parent directory of Python's own files.
+        self._ruleset = _ruleset(_python_files())
+
+    def fds(self) -> list[int]:
+        """Descriptors that must stay open."""
+        return self._python if self._ruleset < 0 else [*self._python, self._ruleset]
+
+    def close_in(self, uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Iterable[int]) -> list[str]:
+        """Contain the calling process for good; what could not be applied."""
+        missing = _contain(uid, memory_bytes, tray_bytes_max, [*keep, *self.fds()])
+        return missing + _restrict(self._ruleset)
+
+    def try_out(self) -> list[str]:
+        """Contain a child that does nothing, to tell at start what a body will lack here."""
+        here, there = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            missing = self.close_in(uid_of(0), 4 << 30, 1 << 20, [there])
+            os.write(there, "\n".join(missing).encode())
+            os._exit(0)
+        os.close(there)
+        with open(here) as said:
+            missing = [line for line in said.read().split("\n") if line]
+        _, status = os.waitpid(pid, 0)
+        return missing if status == 0 else ["bodies cannot be contained at all: the trial failed"]
+
+
+def _contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Iterable[int]) -> list[str]:
     os.setpgid(0, 0)
     _close_all_but(keep)
     for signal_ in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
@@ -61,8 +92,6 @@ def contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Itera
     _limit(resource.RLIMIT_DATA, memory_bytes)
     missing = [] if uid is not None else ["no user of its own: the node does not run as root"]
     parent = os.getppid()
-    # Made while this process may still pass every parent directory of Python's own files.
-    ruleset = _ruleset(_python_files())
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -71,10 +100,10 @@ def contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Itera
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     die_with_parent(parent)
-    return missing + _restrict(ruleset)
+    return missing
 
 
-def reach_python() -> list[int]:
+def _reach_python() -> list[int]:
     """Make Python's own files reachable for users that may not pass its parent directories (such as /root).
 
     Directories of `sys.path` below such a parent are opened, and paths through the descriptors take the
@@ -110,21 +139,6 @@ def _renamed(path: str, renamed: dict[str, str]) -> str:
         if path == place or path.startswith(place + "/"):
             return other + path[len(place) :]
     return path
-
-
-def try_out() -> list[str]:
-    """Contain a child that does nothing, to tell at start what a body will lack here."""
-    here, there = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        missing = contain(uid_of(0), 4 << 30, 1 << 20, [there])
-        os.write(there, "\n".join(missing).encode())
-        os._exit(0)
-    os.close(there)
-    with open(here) as said:
-        missing = [line for line in said.read().split("\n") if line]
-    _, status = os.waitpid(pid, 0)
-    return missing if status == 0 else ["bodies cannot be contained at all: the trial failed"]
 
 
 def _limit(kind: int, most: int) -> None:

@@ -1,7 +1,6 @@
 """Blocks of the host store, mapped read-only, and the weights that lie in them."""
 
 import ctypes
-import mmap
 import os
 from collections.abc import Sequence
 from math import prod
@@ -10,12 +9,7 @@ import torch
 
 from overwinter.core.errors import StoreError
 from overwinter.model.program import Weight
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_MAP_FAILED = ctypes.c_void_p(-1).value
+from overwinter.store.mapping import map_read_only, unmap
 
 
 class MappedBlock:
@@ -24,17 +18,13 @@ class MappedBlock:
     def __init__(self, fd: int, nbytes: int) -> None:
         if os.fstat(fd).st_size < nbytes:
             raise StoreError(f"a block of {nbytes} bytes has only {os.fstat(fd).st_size} in the host store")
-        # Not Python's mmap: it would keep a descriptor a block open.
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        if address == _MAP_FAILED or address is None:
-            raise StoreError(f"a block could not be mapped: {os.strerror(ctypes.get_errno())}")
-        self._address = int(address)
+        self._address = map_read_only(fd, nbytes)
         self.nbytes = nbytes
         self.buffer = (ctypes.c_char * nbytes).from_address(self._address)
 
     def close(self) -> None:
         """Unmap; no tensor in it may be used any more."""
-        _libc.munmap(self._address, self.nbytes)
+        unmap(self._address, self.nbytes)
 
 
 def weight_tensors(

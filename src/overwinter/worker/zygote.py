@@ -24,7 +24,7 @@ import torch
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import sandbox
-from overwinter.worker.body import Body, give_back_heap
+from overwinter.worker.body import Body, give_back_code, give_back_heap
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.messages import Exited, ForkBody, Forked, ForkZygote, Kill, Load, Prepare, ToZygote, Up
 from overwinter.worker.runner import Prepared, load
@@ -40,10 +40,10 @@ TRAY_BYTES_MAX = 2 << 30
 class Zygote:
     """Serves one channel: forks, reaps, and prepares programs when nobody waits for a fork."""
 
-    def __init__(self, channel: Channel[ToZygote], wakeup: socket.socket, python_fds: list[int]) -> None:
+    def __init__(self, channel: Channel[ToZygote], wakeup: socket.socket, shelter: sandbox.Shelter) -> None:
         self._channel = channel
         self._wakeup = wakeup
-        self._python_fds = python_fds
+        self._shelter = shelter
         self._children: dict[int, WorkerId | None] = {}
         self._prepared: OrderedDict[Address, Prepared] = OrderedDict()
         self._rehearsals: deque[tuple[Load, list[int]]] = deque()
@@ -84,20 +84,20 @@ class Zygote:
     def _fork_body(self, message: ForkBody, fds: list[int]) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become = lambda: _be_body(message, fds, self._python_fds, self._prepared)
+            self._become = lambda: _be_body(message, fds, self._shelter, self._prepared)
             return
         _close(fds)
         self._children[pid] = message.worker
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)
-        self._channel.send(Forked(message.worker, pid))
+        self._tell(Forked(message.worker, pid))
 
     def _fork_zygote(self, fd: int) -> None:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._channel.close()
-            self._become = lambda: _be_zygote(fd, parent, self._python_fds)
+            self._become = lambda: _be_zygote(fd, parent, self._shelter)
             return
         os.close(fd)
         self._children[pid] = None
@@ -112,7 +112,13 @@ class Zygote:
                 return
             worker = self._children.pop(pid, None)
             if worker is not None:
-                self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)))
+                self._tell(Exited(worker, os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: Forked | Exited) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelClosedError:
+            os._exit(0)
 
     def _prepare(self, wanted: Load, fds: list[int]) -> None:
         """Compile now; run once, for the primitives, when nobody waits. The program has proved itself in a body."""
@@ -150,13 +156,13 @@ def _close(fds: list[int]) -> None:
 
 
 def _be_body(
-    message: ForkBody, fds: list[int], python_fds: list[int], prepared: OrderedDict[Address, Prepared]
+    message: ForkBody, fds: list[int], shelter: sandbox.Shelter, prepared: OrderedDict[Address, Prepared]
 ) -> None:
     """Never returns: contained, the process serves as a body and exits."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
-        sandbox.contain(message.uid, message.memory_bytes, TRAY_BYTES_MAX, [*fds, *python_fds])
+        shelter.close_in(message.uid, message.memory_bytes, TRAY_BYTES_MAX, fds)
         end = socket.socket(fileno=fds[0])
         Body(end, Tray.open(fds[1]), Tray.open(fds[2]), prepared).work()
         status = 0
@@ -167,20 +173,20 @@ def _be_body(
         os._exit(status)
 
 
-def _be_zygote(end: int, parent: int, python_fds: list[int]) -> None:
+def _be_zygote(end: int, parent: int, shelter: sandbox.Shelter) -> None:
     """A second zygote, born from the first: serves its own channel."""
     sandbox.die_with_parent(parent)
-    _serve(socket.socket(fileno=end), [], python_fds)
+    _serve(socket.socket(fileno=end), [], shelter)
 
 
-def _serve(end: socket.socket, uncontained: list[str], python_fds: list[int]) -> None:
+def _serve(end: socket.socket, uncontained: list[str], shelter: sandbox.Shelter) -> None:
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     channel: Channel[ToZygote] = Channel(end, ToZygote)  # type: ignore[arg-type]
     channel.send(Up(os.getpid(), tuple(uncontained)))
-    Zygote(channel, wakeup, python_fds).serve()()
+    Zygote(channel, wakeup, shelter).serve()()
 
 
 def main() -> None:
@@ -193,12 +199,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
-    python_fds = sandbox.reach_python()
-    uncontained = sandbox.leave_network() + sandbox.try_out()
+    shelter = sandbox.Shelter()
+    uncontained = sandbox.leave_network() + shelter.try_out()
     gc.collect()
     gc.freeze()
     give_back_heap()
-    _serve(socket.socket(fileno=int(sys.argv[1])), uncontained, python_fds)
+    give_back_code()
+    _serve(socket.socket(fileno=int(sys.argv[1])), uncontained, shelter)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""The same model in a bare PyTorch loop, in a process of its own: what a request would cost without any serving.
+
+`python -m benchmarks.bare URL DIRECTORY MODEL` deploys the model, writes its requests to the files `MODEL.binary` and
+`MODEL.json`, and says so in a line. Then, for each line of input, a number of seconds, it calls the model for so long
+and prints the latencies in microseconds as JSON.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.families import Family, as_tensors
+from benchmarks.wire import Connection, binary_request, json_request
+from overwinter.api.client import Client
+
+TOKENS = 16
+WARM_UP = 20
+
+
+class Bare(Family):
+    """A model with a small input."""
+
+    def one(self) -> dict[str, torch.Tensor]:
+        """Batch 1; of a text, 16 tokens."""
+        inputs = super().one()
+        if "input_ids" in inputs:
+            inputs = {name: tensor[:, :TOKENS].contiguous() for name, tensor in inputs.items()}
+        return inputs
+
+    def serve(self, url: str, directory: Path) -> None:
+        """Deploy, write the requests, and see that the node answers as plain PyTorch does."""
+        with Client(url) as client:
+            self.deploy(client, self.name, keep_alive_s=600)
+        inputs = self.one()
+        tensors = as_tensors(inputs)
+        binary = binary_request(self.name, tensors)
+        (directory / f"{self.name}.binary").write_bytes(binary)
+        values = [tensor.flatten().tolist() for tensor in inputs.values()]
+        (directory / f"{self.name}.json").write_bytes(json_request(self.name, tensors, values))
+        with Connection(int(url.rpartition(":")[2])) as connection:
+            if connection.ask(binary).tensors != self.answer():
+                raise RuntimeError(f"the node's answer of {self.name} is not plain PyTorch's")
+
+    def loop(self, seconds: float) -> list[float]:
+        """Latencies of calls in a row, in seconds."""
+        inputs = self.one()
+        latencies: list[float] = []
+        with torch.inference_mode():
+            for _ in range(WARM_UP):
+                self.module(**inputs)
+            end = time.perf_counter() + seconds
+            while (began := time.perf_counter()) < end:
+                self.module(**inputs)
+                latencies.append(time.perf_counter() - began)
+        return latencies
+
+
+def main() -> None:
+    url, directory, name = sys.argv[1:]
+    torch.set_num_threads(1)
+    bare = Bare(name)
+    bare.serve(url, Path(directory))
+    print("deployed", flush=True)
+    for line in sys.stdin:
+        print(json.dumps([round(latency * 1e6, 1) for latency in bare.loop(float(line))]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

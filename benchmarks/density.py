@@ -1,0 +1,208 @@
+"""How much memory do many bodies take, and how many bytes does a fine-tuned variant add?
+
+`python -m benchmarks.density [--bodies N] [--variants N] [--plain N] [model ...]`. All bodies are alive at once, each
+has answered, all have idled. What is counted:
+
+* Overwinter: anonymous PSS of the daemon, its zygotes and its bodies, the host store's pages once, and the memory files
+  through which tensors pass;
+* plain processes: anonymous PSS, and of weights files that they map (`mmap=True`, safetensors) the bytes of each
+  different file once, since that is where their weights lie. A few are alive in the same run, and what they hold is
+  multiplied.
+
+Pages of libraries are left out on both sides: every process on a machine shares them. The 32 different variants have a
+retrained head each: as plain processes with a weights file each, and as 32 functions of one node with a body each.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.families import Family, as_tensors
+from benchmarks.measure import MIB, cpu_ticks, memory, occupied_bytes, print_result, settled, tray_bytes
+from benchmarks.nodes import Node, running_node
+from benchmarks.plain import Crowd, save
+from benchmarks.variants import measure_variants
+from benchmarks.wire import Connection, binary_request
+
+MODELS = ("bert-base", "vgg19")
+VARIANTS_OF = "resnet50"
+IDLE_S = 1.0
+ROUNDS_MAX = 10
+"""Times that all clients ask, until every body lives and has answered."""
+Row = dict[str, float]
+
+
+def idle() -> None:
+    """Long enough for a body to give its heap back."""
+    time.sleep(IDLE_S)
+
+
+def node_bytes(node: Node) -> Row:
+    """What the node holds once it has come to rest."""
+    settled(lambda: memory(node.pids()).anonymous, idle)
+    pids = node.pids()
+    parts = {
+        "anonymous": memory(pids).anonymous,
+        "weights": occupied_bytes(node.host_store),
+        "trays": tray_bytes(pids),
+    }
+    return {**parts, "total": sum(parts.values()), "bodies": len(node.body_pids())}
+
+
+def ask_at_once(node: Node, requests: list[bytes], answers: list[bytes]) -> None:
+    """Send all requests at the same time over connections of their own; RuntimeError when an answer is wrong."""
+
+    def ask(request: bytes) -> bytes:
+        with Connection(node.port) as connection:
+            return connection.ask(request).tensors
+
+    with ThreadPoolExecutor(len(requests)) as threads:
+        given = list(threads.map(ask, requests))
+    if given != answers:
+        raise RuntimeError("an answer differs from plain PyTorch's")
+
+
+def fill_node(node: Node, name: str, request: bytes, answer: bytes, bodies: int) -> None:
+    """Let a function come to this many bodies, each of which has answered."""
+    for _ in range(ROUNDS_MAX):
+        if len(node.body_pids()) == bodies:
+            break
+        ask_at_once(node, [request] * 2 * bodies, [answer] * 2 * bodies)
+    node.wait_bodies(name, bodies)
+    before = {pid: cpu_ticks(pid) for pid in node.body_pids()}
+    for _ in range(ROUNDS_MAX):
+        ask_at_once(node, [request] * bodies, [answer] * bodies)
+        if all(cpu_ticks(pid) > ticks for pid, ticks in before.items()):
+            return
+    raise RuntimeError(f"not every body of {name} has answered")
+
+
+def one_function(family: Family, bodies: int) -> dict[str, Row]:
+    """A node with 1 and with `bodies` bodies of one function."""
+    request, answer = binary_request("it", as_tensors(family.one())), family.answer()
+    with running_node() as node:
+        family.deploy(node.client, "it", keep_alive_s=600, max_bodies=bodies)
+        ask_at_once(node, [request], [answer])
+        node.wait_bodies("it", 1)
+        node.wait_quiet()
+        first = node_bytes(node)
+        fill_node(node, "it", request, answer, bodies)
+        return {"one": first, "many": node_bytes(node)}
+
+
+def many_functions(family: Family, count: int) -> Row:
+    """A node with `count` variants of one model and a body of each."""
+    with running_node() as node:
+        requests, answers = [], []
+        for variant in range(1, count + 1):
+            family.vary(family.head(), variant)
+            family.deploy(node.client, f"v{variant}", keep_alive_s=600)
+            requests.append(binary_request(f"v{variant}", as_tensors(family.one())))
+            answers.append(family.answer())
+        ask_at_once(node, requests, answers)
+        row = node_bytes(node)
+    if row["bodies"] != count:
+        raise RuntimeError(f"{row['bodies']} bodies are alive, not {count}")
+    return row
+
+
+def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) -> Row:
+    """Plain processes, one for each of `weights`, which may be one file several times."""
+    with Crowd(family.name, loader, weights, inputs) as crowd:
+        settled(lambda: memory(crowd.pids).anonymous, idle)
+        anonymous = memory(crowd.pids).anonymous
+        if len(set(crowd.digests)) != len(set(weights)):
+            raise RuntimeError(f"plain processes of {family.name} answer wrongly: {crowd.digests}")
+    files = 0 if loader == "torch.load" else sum(place.with_suffix(".pt").stat().st_size for place in set(weights))
+    return {"anonymous": anonymous / len(weights), "weights": files / len(set(weights))}
+
+
+def plain_rows(family: Family, alive: int, bodies: int, root: Path) -> Iterator[tuple[str, Row]]:
+    """Each loader with one weights file for all, then with a file each, multiplied from `alive` to `bodies`."""
+    inputs = root / "inputs.safetensors"
+    save_file(family.one(), inputs)
+    places = []
+    for variant in range(alive + 1):
+        family.vary(family.head(), variant)
+        places.append(root / f"weights-{variant}")
+        save(family.state(), places[-1])
+    family.vary(family.head(), 0)
+    for loader in ("torch.load", "mmap", "safetensors"):
+        for kind, weights, files in (("one", places[:1] * alive, 1), ("variants", places[1:], bodies)):
+            row = plain_bytes(family, loader, weights, inputs)
+            anonymous, mapped = row["anonymous"] * bodies, row["weights"] * files
+            yield f"{loader} {kind}", {"anonymous": anonymous, "weights": mapped, "total": anonymous + mapped}
+            print(f"  {family.name}: plain, {loader}, {kind}", file=sys.stderr)
+
+
+def measure_model(name: str, bodies: int, alive: int) -> dict[str, Row]:
+    """All rows of one model."""
+    family = Family(name)
+    rows = {f"overwinter {key}": row for key, row in one_function(family, bodies).items()}
+    print(f"  {name}: {bodies} bodies of one function", file=sys.stderr)
+    rows["overwinter variants"] = many_functions(family, bodies)
+    print(f"  {name}: {bodies} functions", file=sys.stderr)
+    family.vary(family.head(), 0)
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        rows.update(plain_rows(family, alive, bodies, Path(root)))
+    return rows
+
+
+def report_model(name: str, rows: dict[str, Row], bodies: int, alive: int) -> dict[str, float]:
+    """The table of one model; its figures for the line for programs."""
+    print(f"\n{name}, MiB: {bodies} bodies or processes (plain ones: {alive} measured, multiplied)")
+    print(f"{'':42}{'anonymous':>12}{'weights':>12}{'trays':>8}{'total':>12}{'saved by overwinter':>22}")
+    labels = {
+        "overwinter one": "overwinter, 1 body",
+        "overwinter many": f"overwinter, {bodies} bodies of one function",
+        "overwinter variants": f"overwinter, {bodies} variants, a body each",
+    }
+    saved = {}
+    for key, row in rows.items():
+        ours = rows["overwinter variants" if key.endswith("variants") else "overwinter many"]
+        saved[key] = 1 - ours["total"] / row["total"]
+        sizes = f"{row['anonymous'] / MIB:12.0f}{row['weights'] / MIB:12.0f}{row.get('trays', 0) / MIB:8.1f}"
+        share = "" if key.startswith("overwinter") else f"{saved[key]:22.1%}"
+        print(f"{labels.get(key, 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}")
+    first, many = rows["overwinter one"], rows["overwinter many"]
+    added = many["bodies"] - first["bodies"]
+    body = (many["anonymous"] - first["anonymous"]) / added / MIB
+    trays = (many["trays"] - first["trays"]) / added / MIB
+    print(f"each further idle body: {body:.1f} MiB, and {trays:.2f} MiB for the tensors of a request")
+    return {"torch.load": saved["torch.load one"], "mmap variants": saved["mmap variants"], "body": body}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="models of the zoo")
+    parser.add_argument("--bodies", type=int, default=32, help="default 32")
+    parser.add_argument("--plain", type=int, default=4, help="plain processes alive at once; default 4")
+    parser.add_argument("--variants", type=int, default=200, help=f"of {VARIANTS_OF}, of each kind; default 200")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = {}
+    for name in options.models:
+        rows = measure_model(name, options.bodies, options.plain)
+        figures[name] = report_model(name, rows, options.bodies, options.plain)
+    share = measure_variants(VARIANTS_OF, options.variants)
+    result: dict[str, Any] = {
+        key: {name: row[figure] for name, row in figures.items()}
+        for key, figure in (
+            ("saved_vs_torch_load", "torch.load"),
+            ("saved_vs_mmap_variants", "mmap variants"),
+            ("body_mib", "body"),
+        )
+    }
+    print_result({**result, "variant_share": share})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A model of the zoo that is exported once and deployed many times, under other names or with other weights."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from benchmarks import zoo
+from benchmarks.programs import flatten
+from overwinter.api.arrays import to_tensor
+from overwinter.api.client import Client
+from overwinter.api.deployer import Uploaded, package, settings_of
+from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.model.export import export
+
+DRIFT = 0.02
+
+
+class Family:
+    """A program, and weights that can be changed in place into those of a variant."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.model = zoo.build(name)
+        self.module = self.model.module
+        self.program, self.weights = export(self.module, self.model.example_inputs, self.model.dynamic)
+        self._original: dict[str, torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weight.nbytes for weight in self.weights)
+
+    def one(self) -> dict[str, torch.Tensor]:
+        """The example inputs at batch 1."""
+        return {name: tensor[:1].contiguous() for name, tensor in self.model.example_inputs.items()}
+
+    def deploy(self, client: Client, name: str, **settings: float) -> Uploaded:
+        """Deploy the model as it is now."""
+        return package(name, self.program, self.weights, settings=settings_of(None, settings)).upload(client)
+
+    def answer(self) -> bytes:
+        """What plain PyTorch answers to `one`: the bytes of all outputs in order."""
+        with torch.inference_mode():
+            outputs = flatten(self.module(**self.one()))
+        return b"".join(bytes(tensor.data) for tensor in as_tensors({str(at): t for at, t in enumerate(outputs)}))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All tensors of the module by name, buffers that are usually not saved included."""
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+
+    def vary(self, names: Iterable[str], variant: int) -> None:
+        """Make these tensors those of a variant, as if they had been trained a little further; 0 is the original."""
+        generator = torch.Generator().manual_seed(variant)
+        state = self.state()
+        for name in names:
+            tensor = state[name]
+            original = self._original.setdefault(name, tensor.clone())
+            noise = torch.empty_like(original).uniform_(1 - DRIFT, 1 + DRIFT, generator=generator)
+            tensor.copy_(original * noise if variant else original)
+
+    def head(self) -> list[str]:
+        """The tensors of the last linear layer, which is retrained for a new task."""
+        path = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.Linear)][-1]
+        return [name for name in self.state() if name.startswith(f"{path}.")]
+
+    def norms(self) -> list[str]:
+        """The tensors of all batch norms, statistics included, which drift whenever a model is trained."""
+        paths = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.BatchNorm2d)]
+        wanted = {f"{path}.{part}" for path in paths for part in ("weight", "bias", "running_mean", "running_var")}
+        return [name for name in self.state() if name in wanted]
+
+
+def as_tensors(values: dict[str, torch.Tensor]) -> list[Tensor]:
+    """Named tensors as they go over the wire."""
+    return [to_tensor(name, value, _never) for name, value in values.items()]
+
+
+def _never() -> TensorSpec:
+    raise AssertionError("a PyTorch tensor has its own datatype")

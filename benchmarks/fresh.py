@@ -1,0 +1,54 @@
+"""What does a program do that serves a model once and ends? It imports, loads, answers.
+
+Run by `benchmarks.wake` as `python -m benchmarks.fresh MODEL DIRECTORY`; written as the author of such a program would
+write it, with only the imports that it needs. Prints the beginning of its answer.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+SHOWN = 16
+"""Numbers of the answer that are printed."""
+
+
+def load(name: str, directory: Path) -> Callable[..., list[torch.Tensor]]:
+    """The model out of a directory that `save_pretrained` wrote."""
+    if name.startswith("resnet"):
+        from transformers import ResNetForImageClassification
+
+        network = ResNetForImageClassification.from_pretrained(directory).eval()
+        return lambda image: [network(pixel_values=image).logits]
+
+    from transformers import BertModel
+
+    if name == "minilm":
+        network = BertModel.from_pretrained(directory, add_pooling_layer=False).eval()
+        return lambda input_ids, attention_mask: [embed(network, input_ids, attention_mask)]
+    network = BertModel.from_pretrained(directory).eval()
+    return lambda **inputs: [network(**inputs)[key] for key in ("last_hidden_state", "pooler_output")]
+
+
+def embed(network: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Mean of the states of the real tokens, of length one."""
+    states = network(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    mask = attention_mask.unsqueeze(-1).to(states.dtype)
+    mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)
+    return torch.nn.functional.normalize(mean, dim=1)
+
+
+def main() -> None:
+    name, directory = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    network = load(name, directory)
+    with torch.inference_mode():
+        outputs = network(**load_file(directory / "inputs.safetensors"))
+    print(json.dumps(outputs[0].flatten()[:SHOWN].tolist()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A real node for a benchmark: a daemon as users start it, with its own directories, which leave with it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.measure import cpu_ticks
+from benchmarks.wire import Connection, get
+from overwinter.api.client import Client
+
+POLL_S = 0.002
+QUIET_S = 0.25
+PATIENCE_S = 120.0
+
+
+class Node:
+    """`overwinter serve` in a process of its own."""
+
+    def __init__(self, data: Path, host_store: Path, options: tuple[str, ...]) -> None:
+        self.data = data
+        self.host_store = host_store
+        self._port_file = data.parent / "port"
+        self._command = [sys.executable, "-m", "overwinter", "serve", "--port", "0"]
+        self._command += ["--port-file", str(self._port_file), "--data", str(data), "--host-store", str(host_store)]
+        self._command += options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.client: Client
+
+    def start(self) -> float:
+        """Start the daemon; returns seconds until it says over HTTP that it is ready."""
+        self._port_file.unlink(missing_ok=True)
+        began = time.perf_counter()
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        while not self._port_file.exists():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the node ended with status {self.process.returncode}: {self._command}")
+            time.sleep(POLL_S)
+        self.port = int(self._port_file.read_text())
+        with Connection(self.port) as connection:
+            connection.ask(get("/v2/health/ready"))
+        took = time.perf_counter() - began
+        self.client = Client(self.url)
+        return took
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        """Stop the daemon as a service manager would; nothing happens when it does not run."""
+        if self.process is None:
+            return
+        self.client.close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def pids(self) -> list[int]:
+        """The daemon, its zygotes and its bodies."""
+        if self.process is None:
+            return []
+        found = [self.process.pid]
+        parents = _parents()
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def body_pids(self) -> list[int]:
+        """The bodies alone: they lead process groups of their own."""
+        return [pid for pid in self.pids()[1:] if _is_leader(pid)]
+
+    def wait_bodies(self, function: str, count: int) -> None:
+        """Wait until the function has this many bodies."""
+        until = time.monotonic() + PATIENCE_S
+        while self.client.function(function)["bodies"] != count:
+            if time.monotonic() > until:
+                raise RuntimeError(f"{function} does not come to {count} bodies")
+            time.sleep(POLL_S)
+
+    def wait_quiet(self) -> None:
+        """Wait until none of its processes works: programs are prepared in a zygote after a function's first wake."""
+        until = time.monotonic() + PATIENCE_S
+        before = -1
+        while (ticks := sum(map(cpu_ticks, self.pids()))) != before:
+            if time.monotonic() > until:
+                raise RuntimeError("the node does not come to rest")
+            before = ticks
+            time.sleep(QUIET_S)
+
+
+@contextmanager
+def running_node(*options: str) -> Iterator[Node]:
+    """A started node on an empty repository, and nothing of it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
+        node = Node(Path(root) / "data", Path(host_store), options)
+        try:
+            node.start()
+            yield node
+        finally:
+            try:
+                node.stop()
+            finally:
+                shutil.rmtree(host_store)
+
+
+def forget_pages(directory: Path) -> None:
+    """Let the system drop what it caches of all files below a directory, so that the next read is the disk's."""
+    os.sync()
+    for path in directory.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                parents[int(entry)] = int(parent)
+    return parents
+
+
+def _is_leader(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == pid
+    except ProcessLookupError:
+        return False

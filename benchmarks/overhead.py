@@ -1,0 +1,162 @@
+"""What does the way through the node cost, beside the same model called in a bare PyTorch loop?
+
+`python -m benchmarks.overhead [--seconds S] [model ...]`: one warm function with one body and no batching, requests
+encoded beforehand, load from a process of its own over connections that stay open; bare loop, one client, 16 clients
+and JSON take turns in the same run. Then a node with only the last model: seconds from its start until it says that it
+is ready with that function in its repository, and the PSS of all its processes with the function awake.
+
+This process does not import PyTorch: it would share the libraries' pages, and so make the node look smaller.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.measure import MIB, Memory, memory, print_result, quantile, users_of
+from benchmarks.nodes import Node, running_node
+from benchmarks.wire import Connection
+
+MODELS = ("minilm", "mlp")
+ROUNDS = 4
+STARTS = 5
+IDLE_S = 1.5
+KINDS = {"bare": (0, ""), "1": (1, "binary"), "16": (16, "binary"), "json": (1, "json")}
+TITLES = {"bare": "bare PyTorch loop", "1": "1 client", "16": "16 clients", "json": "1 client, JSON"}
+PEERS = """Peers on the same kind of machine with an MLP of 0.15 ms, JSON (quoted from before, not run here):
+LitServe 1.44 ms p50 with 1 client, 1117/s with 16, 436 MB, ready in 4.1 s; BentoML 1.56 ms, 512/s, 367 MB, 3.4 s;
+MLServer 1.67 ms, 1176/s, 439 MB, 4.4 s; Ray Serve 6.71 ms, 270/s, 947 MB, 6.7 s."""
+
+
+class Series:
+    """Latencies in microseconds, and the seconds in which they were taken."""
+
+    def __init__(self) -> None:
+        self.latencies: list[float] = []
+        self.seconds = 0.0
+
+    def ms(self, share: float) -> float:
+        """A quantile in milliseconds."""
+        return quantile(self.latencies, share) / 1e3
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.latencies) / self.seconds
+
+
+class Loop:
+    """The process of `benchmarks.bare`, which has deployed its model."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+        if self._output.readline().strip() != "deployed":
+            raise RuntimeError("the model was not deployed; see above")
+
+    def run(self, seconds: float) -> list[float]:
+        """Call the model for so long."""
+        self._input.write(f"{seconds}\n")
+        self._input.flush()
+        values: list[float] = json.loads(self._output.readline())
+        return values
+
+
+@contextmanager
+def deployed(node: Node, directory: Path, model: str) -> Iterator[Loop]:
+    """A model on the node, and its bare loop until the block ends."""
+    command = [sys.executable, "-m", "benchmarks.bare", node.url, str(directory), model]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Loop(process)
+
+
+def load(node: Node, clients: int, seconds: float, request: Path) -> list[float]:
+    """Latencies that the load generator saw."""
+    command = [sys.executable, "-m", "benchmarks.load", str(node.port), str(clients), str(seconds), str(request)]
+    values: list[float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return values
+
+
+def measure_model(node: Node, model: str, seconds: float, directory: Path) -> dict[str, Series]:
+    """All kinds by turns."""
+    series = {kind: Series() for kind in KINDS}
+    with deployed(node, directory, model) as loop:
+        node.wait_quiet()
+        for _ in range(ROUNDS):
+            for kind, (clients, form) in KINDS.items():
+                spent = seconds / ROUNDS
+                request = directory / f"{model}.{form}"
+                series[kind].latencies += load(node, clients, spent, request) if clients else loop.run(spent)
+                series[kind].seconds += spent
+    return series
+
+
+def report_model(model: str, series: dict[str, Series]) -> None:
+    """The table of one model."""
+    bare = series["bare"].ms(0.5)
+    print(f"\n{model}{'':{28 - len(model)}}{'p50 ms':>10}{'p99 ms':>10}{'added p50 ms':>14}{'answers/s':>12}")
+    for kind, one in series.items():
+        added = "" if kind == "bare" else f"{one.ms(0.5) - bare:.3f}"
+        print(f"  {TITLES[kind]:26}{one.ms(0.5):10.3f}{one.ms(0.99):10.3f}{added:>14}{one.rate:12.0f}", flush=True)
+
+
+def measure_node(model: str, directory: Path) -> tuple[float, Memory]:
+    """Median seconds until ready, and the memory of a node that holds only this function, awake."""
+    with running_node() as node:
+        with deployed(node, directory, model):
+            pass
+        starts = []
+        for _ in range(STARTS):
+            node.stop()
+            starts.append(node.start())
+        with Connection(node.port) as connection:
+            connection.ask((directory / f"{model}.binary").read_bytes())
+        node.wait_quiet()
+        time.sleep(IDLE_S)
+        held = memory(node.pids())
+        others = users_of("libtorch_cpu.so", node.pids())
+    told = [f"{took:.2f}" for took in sorted(starts)]
+    print(f"\na node with {model} alone: ready after {median(starts):.2f} s ({', '.join(told)})")
+    parts = ", ".join(f"{name} {value / MIB:.0f}" for name, value in held._asdict().items())
+    print(f"its PSS with the function awake: {held.total / MIB:.0f} MiB = {held.total / 1e6:.0f} MB ({parts} MiB)")
+    if others:
+        print(f"  too small: {len(others)} other processes use PyTorch's libraries now and bear a part of them")
+    return median(starts), held
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="the last one gives the RESULT")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each kind of load; default 5")
+    options = parser.parse_args()
+    results: dict[str, dict[str, Series]] = {}
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        with running_node() as node:
+            for model in options.models:
+                results[model] = measure_model(node, model, options.seconds, Path(root))
+                report_model(model, results[model])
+        ready_s, held = measure_node(options.models[-1], Path(root))
+    print(f"\n{PEERS}")
+    series = results[options.models[-1]]
+    bare = series["bare"]
+    figures: dict[str, Any] = {
+        "added_ms_p50": {kind: series[kind].ms(0.5) - bare.ms(0.5) for kind in ("1", "16")},
+        "p99_ms": {kind: series[kind].ms(0.99) for kind in ("1", "16")},
+        "rps": {kind: series[kind].rate for kind in ("1", "16")},
+        "bare_rps": bare.rate,
+        "node_mib": held.total / MIB,
+        "ready_s": ready_s,
+    }
+    print_result(figures)
+
+
+if __name__ == "__main__":
+    main()

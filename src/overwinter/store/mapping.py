@@ -1,0 +1,63 @@
+"""How does a block's file come into a process's memory, and in how large pages?
+
+A fork maps a model in fewer faults when its blocks lie in huge pages, and reads it with fewer misses after that. The
+kernel joins the small pages of a tmpfs file on request, also where it would not do so by itself; what it cannot join
+stays as it is.
+"""
+
+import ctypes
+import mmap
+import os
+
+from overwinter.core.errors import StoreError
+
+HUGE_BYTES = 2 << 20
+_COLLAPSE = 25
+"""MADV_COLLAPSE, of Linux 6.1."""
+_NONE, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x00, 0x02, 0x20, 0x4000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_read_only(fd: int, nbytes: int) -> int:
+    """Map a file of at least `nbytes` read-only and shared; its address. StoreError if the system refuses.
+
+    Not Python's `mmap`: that keeps a descriptor a block open, and knows nothing of where huge pages may lie.
+    """
+    address = _libc.mmap(_aligned_room(nbytes), nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == _FAILED:
+        raise StoreError(f"a block could not be mapped: {os.strerror(ctypes.get_errno())}")
+    return int(address)
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Undo `map_read_only`; nothing may use the memory any more."""
+    _libc.munmap(address, nbytes)
+
+
+def join_pages(fd: int, nbytes: int) -> bool:
+    """Let the kernel put a tmpfs file's whole huge pages together; whether it did. Takes some 2 ms a MiB."""
+    whole = nbytes - nbytes % HUGE_BYTES
+    if not whole:
+        return False
+    address = map_read_only(fd, whole)
+    joined: int = _libc.madvise(address, whole, _COLLAPSE)
+    unmap(address, whole)
+    return joined == 0
+
+
+def _aligned_room(nbytes: int) -> int | None:
+    """An address at which a file's huge pages can be mapped as such; only a wish, which the kernel may overrule."""
+    if nbytes < HUGE_BYTES:
+        return None
+    room = nbytes + HUGE_BYTES
+    found = _libc.mmap(None, room, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
+    if found is None or found == _FAILED:
+        return None
+    _libc.munmap(found, room)
+    return -(-int(found) // HUGE_BYTES) * HUGE_BYTES

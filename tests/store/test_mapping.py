@@ -1,0 +1,46 @@
+"""A mapped file is the file, whatever the size of its pages."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from overwinter.core.errors import StoreError
+from overwinter.store.mapping import HUGE_BYTES, join_pages, map_read_only, unmap
+
+SIZES = [1, 4096, HUGE_BYTES - 1, HUGE_BYTES, HUGE_BYTES + 4097, 3 * HUGE_BYTES + 5]
+
+
+@pytest.fixture
+def shm():
+    path = Path("/dev/shm") / f"overwinter-test-mapping-{os.getpid()}"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_the_bytes_are_the_files_before_and_after_its_pages_are_joined(shm, nbytes):
+    content = os.urandom(nbytes)
+    shm.write_bytes(content)
+    with shm.open("rb") as file:
+        address = map_read_only(file.fileno(), nbytes)
+        assert ctypes.string_at(address, nbytes) == content
+        joined = join_pages(file.fileno(), nbytes)
+        assert ctypes.string_at(address, nbytes) == content
+        unmap(address, nbytes)
+    assert not (joined and nbytes < HUGE_BYTES)
+    assert shm.read_bytes() == content
+
+
+def test_large_files_are_mapped_where_huge_pages_may_lie(shm):
+    shm.write_bytes(bytes(2 * HUGE_BYTES))
+    with shm.open("rb") as file:
+        address = map_read_only(file.fileno(), 2 * HUGE_BYTES)
+    assert address % HUGE_BYTES == 0
+    unmap(address, 2 * HUGE_BYTES)
+
+
+def test_what_cannot_be_mapped_is_said():
+    with pytest.raises(StoreError, match="could not be mapped"):
+        map_read_only(-1, 4096)
