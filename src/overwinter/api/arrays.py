@@ -12,27 +12,10 @@ from typing import Any
 
 from overwinter.api.elements import FORMATS
 from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from overwinter.core.tensor import BYTES, DATATYPES, Tensor, TensorSpec, pack_bytes, unpack_bytes
 
 ArrayLike = Any
 """A PyTorch tensor, a NumPy array or scalar, a number, a str, bytes, or (nested) lists of these."""
-
-DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
-"""What PyTorch and NumPy call each datatype."""
 
 _NAMES = {datatype: name for name, datatype in DATATYPES.items()}
 _STRUCT_FORMATS = {**FORMATS, "FP16": "e"}

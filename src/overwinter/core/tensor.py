@@ -25,6 +25,23 @@ ITEM_BYTES: dict[str, int] = {
 }
 """Bytes of one element of each Open Inference Protocol datatype of fixed size."""
 
+DATATYPES: dict[str, str] = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+"""What PyTorch and NumPy call an element type, and its datatype in the protocol."""
+
 BYTES = "BYTES"
 """The datatype whose elements are each a 4-byte little-endian length and that many bytes."""
 

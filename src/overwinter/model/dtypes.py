@@ -1,5 +1,7 @@
 """Which element types exist in a program, how large they are, and what the wire calls them?"""
 
+from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
+
 ITEM_BYTES: dict[str, int] = {
     "bool": 1,
     "uint8": 1,
@@ -17,19 +19,8 @@ ITEM_BYTES: dict[str, int] = {
 INTERNAL_BYTES: dict[str, int] = {**ITEM_BYTES, "complex64": 8, "complex128": 16}
 """The same for the values inside a program, which may also be complex."""
 
-DATATYPES: dict[str, str] = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
-"""PyTorch's name of an element type to its Open Inference Protocol datatype."""
+DATATYPES: dict[str, str] = {name: datatype for name, datatype in NAMED_DATATYPES.items() if name in ITEM_BYTES}
+"""PyTorch's name of an element type that a program may take or give, to its Open Inference Protocol datatype."""
 
 DTYPES: dict[str, str] = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 """Open Inference Protocol datatype to PyTorch's name."""

@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.ids import Address, RunId, WorkerId
-from overwinter.core.tensor import TensorMeta, TensorSpec
+from overwinter.core.tensor import TensorMeta
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -47,7 +47,6 @@ class Load(_Message, frozen=True):
     """None: no handler."""
     assets: tuple[tuple[str, int], ...] = ()
     """Names and sizes of the handler's files."""
-    handler_inputs: tuple[TensorSpec, ...] = ()
 
 
 class Prepare(_Message, frozen=True):

@@ -7,26 +7,13 @@ import torch
 
 from overwinter.core.errors import HandlerError
 from overwinter.core.tensor import BYTES, TensorMeta, pack_bytes, unpack_bytes
+from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
 from overwinter.worker.tray import Tray
 
 Value = torch.Tensor | list[bytes]
 
-DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "UINT8": torch.uint8,
-    "UINT16": torch.uint16,
-    "UINT32": torch.uint32,
-    "UINT64": torch.uint64,
-    "INT8": torch.int8,
-    "INT16": torch.int16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "FP16": torch.float16,
-    "BF16": torch.bfloat16,
-    "FP32": torch.float32,
-    "FP64": torch.float64,
-}
-DATATYPES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+DTYPES: dict[str, torch.dtype] = {datatype: getattr(torch, name) for name, datatype in NAMED_DATATYPES.items()}
+DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read(tray: Tray, meta: TensorMeta, offset: int) -> Value:

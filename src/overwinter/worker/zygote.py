@@ -29,7 +29,7 @@ from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.messages import Exited, ForkBody, Forked, ForkZygote, Kill, Load, Prepare, ToZygote, Up
 from overwinter.worker.runner import Prepared, load
 from overwinter.worker.tray import Tray
-from overwinter.worker.weights import MappedBlock
+from overwinter.worker.weights import MappedBlock, read_all
 
 PREPARED_MAX = 256
 """Programs kept compiled; the one unused longest goes first."""
@@ -126,8 +126,12 @@ class Zygote:
             self._prepared.move_to_end(wanted.program)
             _close(fds)
             return
-        with open(fds[0], "rb", closefd=False) as file:
-            self._prepared[wanted.program] = Prepared(file.read())
+        try:
+            self._prepared[wanted.program] = Prepared(read_all(fds[0], wanted.program_bytes))
+        except OverwinterError as error:
+            _say(f"{wanted.function} is not prepared: {error}")
+            _close(fds)
+            return
         while len(self._prepared) > PREPARED_MAX:
             self._prepared.popitem(last=False)
         self._rehearsals.append((wanted, fds))
@@ -138,8 +142,8 @@ class Zygote:
             runner, blocks = load(wanted, fds, self._prepared)
             runner.rehearse()
             del runner
-        except OverwinterError as error:
-            print(f"overwinter zygote: {wanted.function} was not prepared: {error}", file=sys.stderr)  # noqa: T201
+        except Exception as error:  # noqa: BLE001 - the border to a program: what it raises must not end all bodies
+            _say(f"{wanted.function} was not rehearsed: {type(error).__name__}: {error}")
         finally:
             _close(fds)
         gc.collect()
@@ -148,6 +152,10 @@ class Zygote:
         # What the forks share must not be written to by their collectors.
         gc.freeze()
         give_back_heap()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"overwinter zygote: {text}\n")
 
 
 def _close(fds: list[int]) -> None:
