@@ -34,8 +34,8 @@ def test_a_request_wakes_a_sleeping_function_once():
     first, second = world.arrive(), world.arrive()
     assert kinds(world.log) == ["Stage"]
     assert kinds(world.stage()) == ["StartBody"]
-    assert kinds(world.ready()) == ["Prepare", "Run"]
-    assert kinds(world.finish()) == ["Reply", "Run"]
+    assert kinds(world.ready()) == ["Run"]
+    assert kinds(world.finish()) == ["Reply", "Prepare", "Run"]
     world.finish()
     assert [world.answers[id_].start for id_ in (first, second)] == ["disk", "disk"]
 
@@ -332,3 +332,87 @@ def test_first_wake_of_the_first_version_is_its_trial():
     request = world.arrive()
     world.settle()
     assert isinstance(world.answers[request], Reply)
+
+
+def test_an_answer_that_comes_after_its_body_was_given_up_changes_nothing():
+    for event in (UnloadAsked("f@1"), Removed("f@1")):
+        world = awake(timeout_s=5.0)
+        world.arrive()
+        world.send(event)
+        while not world.stopping:
+            world.ring()
+        world.finish()
+        world.settle()
+        assert not world.alive
+
+
+def test_a_body_that_does_not_stop_is_killed():
+    world = awake(keep_alive_s=1.0)
+    world.ring()
+    assert [a.kill for a in world.log if isinstance(a, StopBody)] == [False]
+    request = world.arrive()
+    world.ring()
+    assert [a.kill for a in world.log if isinstance(a, StopBody)] == [False, True]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_a_running_requests_deadline_holds_after_unload():
+    world = awake()
+    request = world.arrive(deadline=1.5)
+    world.send(UnloadAsked("f@1"))
+    world.ring()
+    assert world.now == 1.5
+    assert world.answers[request].error == "DeadlineError"
+
+
+def test_a_busy_function_does_not_keep_another_out_for_ever():
+    world = World(bodies_max=1)
+    world.deploy(spec(name="f"))
+    world.deploy(spec(name="g"))
+    world.arrive("f")
+    world.stage()
+    world.ready()
+    waiting = world.arrive("g")
+    world.stage()
+    for _ in range(5):
+        world.arrive("f")
+        if world.running:
+            world.finish()
+    world.settle()
+    assert isinstance(world.answers[waiting], Reply)
+    assert len(world.answers) == 7
+
+
+def test_blocks_that_come_after_a_removal_are_let_go():
+    world = World()
+    world.deploy(spec())
+    world.arrive()
+    world.send(Removed("f@1"))
+    assert [a.addresses for a in world.stage() if isinstance(a, Drop)] == [("a", "b")]
+    assert not world.resident
+
+
+def test_a_restored_function_gives_back_what_was_resident_and_only_that():
+    world = World()
+    world.resident = {"a", "b"}
+    world.deploy(spec(name="f", blobs=(("a", 1),)))
+    world.deploy(spec(name="g", blobs=(("a", 1), ("b", 1))))
+    assert [a.addresses for a in world.send(Removed("g@1")) if isinstance(a, Drop)] == [("b",)]
+    request = world.arrive("f")
+    assert not world.staging
+    world.settle()
+    assert world.answers[request].start == "host"
+
+
+def test_a_slow_program_is_not_rehearsed_in_the_zygote():
+    world = World(rehearsal_max_s=0.5)
+    world.deploy(spec())
+    world.arrive()
+    world.stage()
+    world.ready()
+    world.now += 1.0
+    assert "Prepare" not in kinds(world.finish())
+    world.arrive()
+    world.now += 0.1
+    assert "Prepare" in kinds(world.finish())

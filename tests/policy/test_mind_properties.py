@@ -55,7 +55,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(fails=st.booleans(), added=st.sampled_from([0, 9]))
     def staged(self, fails, added):
         if fails:
-            self.world.send(StageFailed(self.world.staging.pop(0), "NoSpaceError", "full"))
+            function = self.world.staging.pop(0)
+            addresses = self.world.blobs[function]
+            self.world.resident.add(addresses[0])
+            self.world.send(StageFailed(function, "NoSpaceError", "full", addresses))
         else:
             self.world.stage(added)
 
@@ -104,6 +107,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert not world.mind.state.requests
         assert not world.mind.state.bodies
         assert not world.mind.state.wants_room
+        needed = {blob.address for f in world.mind.state.functions.values() for blob in f.spec.blobs}
+        assert world.resident <= needed, "blocks are kept that no function needs"
         assert {f.state for f in world.mind.state.functions.values()} <= {"asleep", "unloaded"}
 
 

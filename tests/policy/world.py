@@ -32,6 +32,8 @@ class World:
         self.now = 0.0
         self.alarm: float | None = None
         self.staging: list[str] = []
+        self.blobs: dict[str, tuple[str, ...]] = {}
+        self.resident: set[str] = set()
         self.starting: dict[int, str] = {}
         self.alive: set[int] = set()
         self.stopping: set[int] = set()
@@ -66,13 +68,17 @@ class World:
                 self.answers[request] = action
             case SetAlarm(at):
                 self.alarm = at
-            case Announce() | Prepare() | Drop():
+            case Drop(addresses):
+                self.resident -= set(addresses)
+            case Announce() | Prepare():
                 pass
 
     # What may happen next
 
     def deploy(self, function: FunctionSpec, on_trial=False) -> list:
-        return self.send(Deployed(function, on_trial))
+        self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
+        resident = not on_trial and set(self.blobs[function.id]) <= self.resident
+        return self.send(Deployed(function, on_trial, resident))
 
     def arrive(self, name="f", version=None, deadline=None) -> int:
         self.next_request += 1
@@ -80,7 +86,9 @@ class World:
         return self.next_request
 
     def stage(self, added=30) -> list:
-        return self.send(Staged(self.staging.pop(0), added))
+        function = self.staging.pop(0)
+        self.resident |= set(self.blobs[function])
+        return self.send(Staged(function, added, self.blobs[function]))
 
     def ready(self) -> list:
         worker = next(iter(self.starting))

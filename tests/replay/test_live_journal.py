@@ -1,12 +1,13 @@
 """What a node did can be done again: its journal, fed to a fresh mind, gives the same actions."""
 
 import concurrent.futures
+from pathlib import Path
 
 import pytest
 
 from overwinter.core.config import MindConfig
 from overwinter.core.errors import DeadlineError
-from overwinter.core.journal import read_journal
+from overwinter.core.journal import Entry, read_journal
 from overwinter.policy.mind import Mind
 from tests.system.nodes import Scale, ask, deploy
 from tests.system.test_serving import SLOW, wait_for_answer
@@ -22,13 +23,23 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
         wait_for_answer(node, "f", 0.3, timeout_s=0.05)
     node.client.unload("f")
     node.stop()
-    with node.journal.open("rb") as file:
-        config, entries = read_journal(file)
-        mind, steps = Mind(config), list(entries)
-    assert config == MindConfig()
+    node.start()
+    ask(node, "f", 0.01, version=1)
+    node.stop()
+    assert_replays(node.journal)
+    steps = assert_replays(node.journal.with_name("journal.jsonl.1"))
     assert len(steps) > 50
-    for step in steps:
-        assert tuple(mind.handle(step.event, step.now)) == step.actions
     assert {type(action).__name__ for step in steps for action in step.actions} >= {
         "Stage", "StartBody", "Run", "Reply", "StopBody", "Refuse", "Announce", "SetAlarm", "Drop", "Prepare",
     }  # fmt: skip
+
+
+def assert_replays(journal: Path) -> list[Entry]:
+    """The steps of a journal, once a fresh mind has taken them all."""
+    with journal.open("rb") as file:
+        config, entries = read_journal(file)
+        mind, steps = Mind(config), list(entries)
+    assert config == MindConfig()
+    for step in steps:
+        assert tuple(mind.handle(step.event, step.now)) == step.actions
+    return steps

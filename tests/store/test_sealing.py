@@ -71,6 +71,13 @@ def test_reading_in_chunks_gives_the_digest(tmp_path):
 
 def test_a_private_directory_is_closed_to_others(tmp_path):
     path = tmp_path / "a" / "b"
-    path.mkdir(parents=True, mode=0o755)
     private_directory(path)
     assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_was_there_keeps_its_rights(tmp_path):
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(0o1777)
+    private_directory(path)
+    assert path.stat().st_mode & 0o7777 == 0o1777

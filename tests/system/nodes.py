@@ -73,8 +73,9 @@ class NodeProcess:
         return first + [pid for pid, parent in table.items() if parent in first and pid not in members]
 
     def body_pids(self) -> list[int]:
-        """Bodies lead process groups of their own; zygotes do not."""
-        return [pid for pid in self.children() if group_of(pid) == pid]
+        """Bodies lead process groups of their own, as does the first zygote; they are no children of the daemon."""
+        table = parents_of_all()
+        return [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
 
     def steps(self) -> list[list]:
         """The journal so far: [now, event, actions]."""

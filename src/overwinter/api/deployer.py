@@ -81,7 +81,7 @@ def package(
     blocks = []
     for plan in pack(program.weights):
         block = name_block(plan, buffers)
-        contents[block.address] = _block_maker(plan, buffers)
+        contents[block.address] = _block_maker(plan, buffers, weights)
         blocks.append(block)
     code = None
     inputs, outputs = program.inputs, program.outputs
@@ -185,8 +185,13 @@ def _blob(data: bytes, contents: dict[Address, Callable[[], Buffer]]) -> Blob:
     return Blob(address, len(data))
 
 
-def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer]) -> Callable[[], Buffer]:
-    return lambda: build_block(plan, buffers)
+def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["torch.Tensor"]) -> Callable[[], Buffer]:
+    def make() -> Buffer:
+        # The buffers are windows into the weights, which must live as long as they are looked through.
+        assert len(weights) == len(buffers)
+        return build_block(plan, buffers)
+
+    return make
 
 
 def _bytes_of(weight: "torch.Tensor") -> memoryview:

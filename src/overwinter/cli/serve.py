@@ -25,6 +25,8 @@ HELP = {
     "bodies_max": "Worker processes alive at once.",
     "attempts_max": "Times a request may be tried when its worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
+    "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
+    "rehearsal_max_s": "Longest run of a program that the zygote prepares.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between such tries.",
     "retry_after_min_s": "Least seconds that a refused caller is asked to wait.",

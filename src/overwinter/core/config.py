@@ -12,6 +12,10 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Times a request may be tried: one retry after a crash."""
     start_timeout_s: float = 120.0
     """Longest a body may take from its fork until it is ready."""
+    stop_timeout_s: float = 2.0
+    """Longest a body that was asked to stop may take."""
+    rehearsal_max_s: float = 0.5
+    """Only programs that run within this are prepared in the zygote, which forks nothing meanwhile."""
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     retry_after_min_s: float = 1.0

@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -15,6 +15,8 @@ class Deployed(_Event, frozen=True):
 
     function: FunctionSpec
     on_trial: bool = False
+    resident: bool = False
+    """Whether the host store holds all its blocks already."""
 
 
 class Removed(_Event, frozen=True):
@@ -56,6 +58,8 @@ class Staged(_Event, frozen=True):
 
     function: FunctionId
     added: int
+    addresses: tuple[Address, ...] = ()
+    """What was staged, so that it can be let go if nobody wants it any more; only told when bytes were added."""
 
 
 class StageFailed(_Event, frozen=True):
@@ -64,6 +68,7 @@ class StageFailed(_Event, frozen=True):
     function: FunctionId
     error: str
     message: str
+    addresses: tuple[Address, ...] = ()
 
 
 class BodyReady(_Event, frozen=True):

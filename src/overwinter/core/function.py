@@ -4,6 +4,18 @@ import msgspec
 
 from overwinter.core.ids import Address, FunctionId, FunctionName, TenantId
 
+MOST = {
+    "slo_ms": 86_400_000,
+    "timeout_s": 86_400,
+    "max_batch": 65_536,
+    "max_bodies": 4096,
+    "queue_limit": 1_000_000,
+    "keep_alive_s": 31_536_000,
+    "threads": 256,
+    "memory_mib": 1 << 24,
+}
+"""The largest value of each setting: beyond, somebody mistook a unit."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a function's owner may choose; every bound has a unit."""
@@ -20,6 +32,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Most private memory of one body: its own heap, not the shared weights."""
 
     def __post_init__(self) -> None:
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name} must be at most {most}, got {value}")
         for name in ("slo_ms", "timeout_s", "max_batch", "max_bodies", "queue_limit", "threads", "memory_mib"):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -5,7 +5,7 @@ feeds the events through a fresh mind of that configuration must get the same ac
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import msgspec
@@ -27,19 +27,36 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Journal:
     """Keeps the last `ring` steps; appends every step to `file`, its owner's to close, if there is one."""
 
-    def __init__(self, config: MindConfig, ring: int, file: IO[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        config: MindConfig,
+        ring: int,
+        file: IO[bytes] | None = None,
+        lost: Callable[[OSError], None] | None = None,
+    ) -> None:
+        """`lost` is told once if the file cannot be written any more; the ring goes on."""
         self.recent: deque[Entry] = deque(maxlen=ring)
         self._file = file
+        self._lost = lost
         self._encoder = msgspec.json.Encoder()
         if file is not None:
-            file.write(self._encoder.encode(config) + b"\n")
+            self._write(self._encoder.encode(config))
 
     def record(self, now: Seconds, event: Event, actions: list[Action]) -> None:
         """Add one step."""
         entry = Entry(now, event, tuple(actions))
         self.recent.append(entry)
         if self._file is not None:
-            self._file.write(self._encoder.encode(entry) + b"\n")
+            self._write(self._encoder.encode(entry))
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(line + b"\n")
+        except OSError as error:
+            self._file = None
+            if self._lost is not None:
+                self._lost(error)
 
 
 def read_journal(file: IO[bytes]) -> tuple[MindConfig, Iterator[Entry]]:

@@ -36,7 +36,8 @@ from overwinter.node import clock, views
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import BodyProcess, Processes
 from overwinter.store.host import HostStore
-from overwinter.worker.messages import Answer, Failure, RunBatch
+from overwinter.worker.messages import Answer, Failure, ForkBody, RunBatch
+from overwinter.worker.sandbox import uid_of
 from overwinter.worker.tray import offsets
 
 
@@ -100,12 +101,13 @@ class NodeEffects:
             self._tasks.create_task(self._copy_blocks(function))
 
     async def _copy_blocks(self, function: DeployedFunction) -> None:
+        addresses = tuple(blob.address for blob in function.blobs)
         try:
             added = await asyncio.to_thread(self._host.stage, function.blobs)
         except MachineError as error:
-            self.post(StageFailed(function.id, type(error).__name__, str(error)))
+            self.post(StageFailed(function.id, type(error).__name__, str(error), addresses))
         else:
-            self.post(Staged(function.id, added))
+            self.post(Staged(function.id, added, addresses))
             # Nobody waits for this: it makes the next wakes cheaper.
             await asyncio.to_thread(self._host.join_pages, function.blobs)
 
@@ -116,12 +118,14 @@ class NodeEffects:
         try:
             fds = self._host.open(function.files())
         except StoreError as error:
-            self.post(BodyExited(action.worker, "StoreError", str(error), lost_blocks=True))
+            # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
+            lost = not all(self._host.holds(blob.address) for blob in function.blobs)
+            self.post(BodyExited(action.worker, "StoreError", str(error), lost_blocks=lost))
             return
         try:
             memory_bytes = function.manifest.settings.memory_mib << 20
-            sandboxed = function.manifest.handler is not None
-            self.processes.fork(action.worker, sandboxed, memory_bytes, function.load(action.on_trial), fds)
+            order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
+            self.processes.fork(order, function.load(action.on_trial), fds)
         except WorkerError as error:
             self.post(BodyExited(action.worker, "WorkerError", str(error)))
         finally:

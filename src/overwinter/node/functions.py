@@ -3,7 +3,11 @@
 from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import Address, FunctionId, function_id
 from overwinter.store.manifest import Deployment
+from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.messages import Load
+
+TRAYS_BYTES = 512 << 20
+"""Address space for a body's trays; larger tensors count as its own memory."""
 
 
 class DeployedFunction:
@@ -29,6 +33,10 @@ class DeployedFunction:
             blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
         )
 
+    def mapped_bytes(self) -> int:
+        """Address space that a body needs for what is not its own: blocks, with room to align them, and trays."""
+        return self.nbytes + len(self.manifest.blocks) * HUGE_BYTES + TRAYS_BYTES
+
     def load(self, on_trial: bool) -> Load:
         """What a body of it must be told; its descriptors are those of `files`, in order."""
         places = {
@@ -46,6 +54,7 @@ class DeployedFunction:
             threads=self.manifest.settings.threads,
             on_trial=on_trial,
             source_bytes=None if handler is None else handler.source.nbytes,
+            outputs=() if handler is None else self.manifest.outputs,
             assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
         )
 

@@ -5,6 +5,8 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -93,13 +95,15 @@ class Node:
         It answers for its name from then on. A version that fails leaves only its number behind.
         """
         await asyncio.to_thread(self._check, manifest)
-        deployment = await asyncio.to_thread(self.repository.register, manifest, clock.wall())
+        deployment = await asyncio.to_thread(self.repository.register, manifest, clock.wall(), False)
         function = DeployedFunction(deployment)
         self._effects.functions[function.id] = function
         try:
             await self._ask(function.id, Deployed(function.spec(), on_trial=True))
+            await asyncio.to_thread(self.repository.prove, deployment.name, deployment.version)
         except BaseException as error:
-            self._post(Removed(function.id))
+            if not self._broken.done():
+                self._post(Removed(function.id))
             await asyncio.shield(asyncio.to_thread(self._forget, function.id, deployment))
             if isinstance(error, HandlerError):
                 # In a deploy, what the author sent is what the caller got wrong.
@@ -185,14 +189,17 @@ class Node:
             self._loop.post(event)
         except Exception as error:  # noqa: BLE001 - the border to the mind: nothing may go on after it failed
             self._broken.set_exception(error)
+            self._effects.close()
 
     def _restore(self) -> None:
         """Tell the mind of every function that the repository knows; keep of the host store what they need."""
+        self.repository.forget_unproven()
         functions = [DeployedFunction(deployment) for deployment in self.repository.deployments()]
         self.host.sweep([blob for function in functions for blob in function.blobs])
         for function in functions:
             self._effects.functions[function.id] = function
-            self._post(Deployed(function.spec()))
+            resident = all(self.host.holds(blob.address) for blob in function.blobs)
+            self._post(Deployed(function.spec(), resident=resident))
 
 
 @asynccontextmanager
@@ -210,7 +217,7 @@ async def running(
             stack.callback(_leave, host)
         file = stack.enter_context(_journal_file(config.journal))
         node = Node(config, repository, host, Mind(config.mind))
-        node.journal = Journal(config.mind, config.journal_ring, file)
+        node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
         async with asyncio.TaskGroup() as tasks:
             node._effects = NodeEffects(host, tasks)
             node._loop = Loop(node._mind, node.journal, node._effects)
@@ -226,8 +233,17 @@ async def running(
 
 
 def _journal_file(path: str | None) -> AbstractContextManager[IO[bytes] | None]:
-    """Unbuffered, so that a crash loses no step."""
-    return nullcontext() if path is None else open(path, "ab", buffering=0)
+    """Unbuffered, so that a crash loses no step. A file is one mind's life: the one before gets a number."""
+    if path is None:
+        return nullcontext()
+    if os.path.exists(path):
+        number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
+        os.rename(path, f"{path}.{number}")
+    return open(path, "wb", buffering=0)
+
+
+def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
+    log(f"the journal's file ends here, the node goes on: {error}")
 
 
 def _leave(host: HostStore) -> None:

@@ -34,13 +34,13 @@ from overwinter.worker.messages import (
     ToBody,
     Up,
 )
-from overwinter.worker.sandbox import uid_of
 from overwinter.worker.tray import Tray
 
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
 GONE_S = 5.0
 LINGER_S = 1.0
+LINE_BYTES_MAX = 4096
 UNREADABLE = (ValueError, TypeError)
 """What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
 
@@ -74,11 +74,12 @@ class BodyProcess:
         self.pid: int | None = None
         self.run: RunId | None = None
         self.failure: tuple[str, str] | None = None
+        self.ready = False
         self.inputs = Tray.make(f"overwinter-in-{worker}")
         self.outputs = Tray.make(f"overwinter-out-{worker}")
         here, self.there = pair()
         here.setblocking(False)
-        self.channel: Channel[FromBody] = Channel(here, FromBody)  # type: ignore[arg-type]
+        self.channel: Channel[FromBody] = Channel(here, FromBody, takes_fds=False)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Close what the node holds of it."""
@@ -96,7 +97,7 @@ class ZygoteProcess:
         self.bodies: dict[WorkerId, BodyProcess] = {}
         here, self.there = pair()
         here.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(here, FromZygote)  # type: ignore[arg-type]
+        self.channel: Channel[FromZygote] = Channel(here, FromZygote, takes_fds=False)  # type: ignore[arg-type]
 
 
 class Processes:
@@ -114,6 +115,9 @@ class Processes:
         self._bodies: dict[WorkerId, BodyProcess] = {}
         self._told: set[str] = set()
         self.on_ready: Callable[[], None] | None = None
+        self._said, self._said_to = os.pipe()
+        os.set_blocking(self._said, False)
+        self._loop.add_reader(self._said, self._hear_words)
 
     # Zygotes
 
@@ -126,7 +130,11 @@ class Processes:
             pass_fds=[zygote.there.fileno()],
             env=self._environment,
             stdin=subprocess.DEVNULL,
+            stdout=self._said_to,
+            stderr=self._said_to,
             cwd=Path(sys.prefix),
+            # No terminal: what a function's code prints reaches it through the node's log alone.
+            start_new_session=True,
         )
         zygote.there.close()
         self._first = zygote
@@ -187,25 +195,30 @@ class Processes:
         if zygote.process is not None:
             zygote.process.kill()
             zygote.process.wait()
-        first = zygote is self._first
+        first, second = zygote is self._first, zygote is self._second
         if first:
             self._first = None
-        elif zygote is self._second:
+        elif second:
             self._second = None
         if not self._closing:
             self._log("a zygote died and is started again")
             if zygote.up is None:
                 self._failures += 1
-            if first:
-                self._loop.call_later(self._restart_s(), self._restart_first)
-            elif self._first is not None:
-                self._loop.call_later(self._restart_s(), self._restart_second)
+            if first and self._second is not None:
+                # It dies with its parent; who forks from it now would wait for nothing.
+                self._lose_zygote(self._second)
+            if first or second:
+                self._restart(self._restart_first if first else self._restart_second)
             self._staff.zygote_lost()
         for worker in list(zygote.bodies):
             self._end_body(zygote, worker, -signal.SIGKILL)
 
-    def _restart_s(self) -> float:
-        return 0.0 if self._failures == 0 else min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S)
+    def _restart(self, again: Callable[[], None]) -> None:
+        """At once, so that bodies can be asked for without a gap; later and later if it fails to come up."""
+        if self._failures == 0:
+            again()
+        else:
+            self._loop.call_later(min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S), again)
 
     def _restart_first(self) -> None:
         if self._first is None and not self._closing:
@@ -218,20 +231,29 @@ class Processes:
             except ChannelClosedError:
                 self._second = None
 
+    def _hear_words(self) -> None:
+        """What zygotes and bodies print goes into the log, line by line."""
+        words = os.read(self._said, LINE_BYTES_MAX)
+        for line in words.decode(errors="replace").splitlines():
+            self._log(f"worker: {line}")
+
     # Bodies
 
-    def fork(self, worker: WorkerId, sandboxed: bool, memory_bytes: int, load: Load, fds: Sequence[int]) -> None:
+    def fork(self, order: ForkBody, load: Load, fds: Sequence[int]) -> None:
         """Fork a body and hand it what to load; WorkerError when there is no zygote to fork it."""
-        zygote = self._first if sandboxed else self._second
+        worker = order.worker
+        zygote = self._first if load.source_bytes is not None else self._second
         if zygote is None:
             raise WorkerError("the zygote is being started again")
-        body = BodyProcess(worker, zygote)
-        order = ForkBody(worker, uid_of(worker), memory_bytes)
+        try:
+            body = BodyProcess(worker, zygote)
+        except OSError as error:
+            raise WorkerError(f"a body could not be forked: {error}") from error
         try:
             zygote.channel.send(order, [body.there.fileno(), body.inputs.fd, body.outputs.fd])
             body.there.close()
             body.channel.send(load, fds)
-        except (ChannelClosedError, OSError) as error:
+        except (ChannelClosedError, OSError, OverflowError) as error:
             body.there.close()
             body.close()
             raise WorkerError(f"a body could not be forked: {error}") from error
@@ -281,8 +303,11 @@ class Processes:
                 case Answer():
                     self._staff.body_answered(body, message)
                 case Ready():
+                    _require(not body.ready, "it was ready before")
+                    body.ready = True
                     self._staff.body_ready(body.worker)
                 case LoadFailed(error, reason):
+                    _require(not body.ready, "it was loaded before")
                     body.failure = (error, reason)
         except BlockingIOError:
             return
@@ -334,6 +359,9 @@ class Processes:
         for body in self._bodies.values():
             self._loop.remove_reader(body.channel.fileno())
             body.close()
+        self._loop.remove_reader(self._said)
+        os.close(self._said)
+        os.close(self._said_to)
 
 
 def ending(status: int) -> str:
@@ -343,6 +371,12 @@ def ending(status: int) -> str:
     name = signal.Signals(-status).name
     hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
     return f"its process was killed by signal {-status} ({name}){hint}"
+
+
+def _require(truth: bool, complaint: str) -> None:
+    """A body may be in the hands of its function's code, and say anything at any time."""
+    if not truth:
+        raise ValueError(complaint)
 
 
 def _wait_gone(pids: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ What each step decides lies in one file per question beside this one.
 
 from typing import assert_never
 
-from overwinter.core.actions import Action, Announce, Prepare, SetAlarm, StopBody
+from overwinter.core.actions import Action, Announce, SetAlarm, StopBody
 from overwinter.core.events import (
     Alarm,
     Arrived,
@@ -56,18 +56,18 @@ class Mind(Serving):
                 self._body_ready(worker, now)
             case BodyExited():
                 self._body_exited(event, now)
-            case Staged(function, added):
-                self._staged(function, added, now)
+            case Staged():
+                self._staged(event, now)
             case StageFailed():
                 self._stage_failed(event, now)
-            case Deployed(spec, on_trial):
-                self._deployed(Function(spec, on_trial), now)
+            case Deployed(spec, on_trial, resident):
+                self._deployed(Function(spec, on_trial), resident, now)
             case Removed(function):
-                self._removed(function)
+                self._removed(function, now)
             case LoadAsked(function):
                 self._load(function, now)
             case UnloadAsked(function):
-                self._unload(function)
+                self._unload(function, now)
             case ZygoteLost():
                 self.state.prepared.clear()
             case Alarm():
@@ -77,12 +77,14 @@ class Mind(Serving):
 
     # Waking
 
-    def _staged(self, id_: FunctionId, added: int, now: Seconds) -> None:
-        function = self.state.functions.get(id_)
+    def _staged(self, event: Staged, now: Seconds) -> None:
+        function = self.state.functions.get(event.function)
         if function is None or function.blocks != "coming":
+            # It was removed or unloaded meanwhile, and its blocks came after they had been let go.
+            self._drop_unshared(event.addresses)
             return
         function.blocks = step_blocks(function.blocks, "staged")
-        if added:
+        if event.added:
             for request in function.queue:
                 self.state.requests[request].start = "disk"
         if function.queue or function.on_trial or function.announce:
@@ -93,6 +95,7 @@ class Mind(Serving):
     def _stage_failed(self, event: StageFailed, now: Seconds) -> None:
         function = self.state.functions.get(event.function)
         if function is None or function.blocks != "coming":
+            self._drop_unshared(event.addresses)
             return
         self._release(function)
         self._settle(function, "failed")
@@ -111,11 +114,8 @@ class Mind(Serving):
             function.state = step_function(function.state, "ready")
         if function.on_trial or function.announce:
             self._prove(function)
-        if not function.spec.sandboxed and function.spec.program not in self.state.prepared:
-            self.state.prepared.add(function.spec.program)
-            self._actions.append(Prepare(function.spec.id))
         self._serve(function, now)
-        self._keep(body, function)
+        self._keep(body, function, now)
 
     def _prove(self, function: Function) -> None:
         """A body of the function runs: a new version answers for its name from now on."""
@@ -178,7 +178,7 @@ class Mind(Serving):
             function.announce = False
         if function.on_trial:
             function.on_trial = False
-            self._forget(function, reason)
+            self._forget(function, reason, now)
             return
         function.failures += 1
         function.rest_until = Seconds(now + recovery.backoff_s(function.failures, self.config))
@@ -186,26 +186,29 @@ class Mind(Serving):
 
     # Functions come and go
 
-    def _deployed(self, function: Function, now: Seconds) -> None:
+    def _deployed(self, function: Function, resident: bool, now: Seconds) -> None:
         self.state.functions[function.spec.id] = function
+        if resident:
+            function.blocks = step_blocks(step_blocks(function.blocks, "stage"), "staged")
+            self.state.sharers.update({blob.address for blob in function.spec.blobs})
         if function.on_trial:
             self._wake(function, now)
         else:
             self._publish(function)
 
-    def _removed(self, id_: FunctionId) -> None:
+    def _removed(self, id_: FunctionId, now: Seconds) -> None:
         function = self.state.functions.get(id_)
         if function is not None:
-            self._forget(function, "it was removed")
+            self._forget(function, "it was removed", now)
 
-    def _forget(self, function: Function, reason: str) -> None:
+    def _forget(self, function: Function, reason: str, now: Seconds) -> None:
         """Take a function out of the tables; a run under way may still end."""
         id_ = function.spec.id
         message = f"function {id_} is gone: {reason}"
         if function.on_trial or function.announce:
             self._actions.append(Announce(id_, "NotFoundError", message))
         self._refuse_queue(function, "NotFoundError", message)
-        self._let_go(function)
+        self._let_go(function, now)
         del self.state.functions[id_]
         versions = self.state.versions.get(function.spec.name, [])
         if function.spec.version in versions:
@@ -229,14 +232,15 @@ class Mind(Serving):
         if function.state == "asleep":
             self._wake(function, now)
 
-    def _unload(self, id_: FunctionId) -> None:
+    def _unload(self, id_: FunctionId, now: Seconds) -> None:
         function = self.state.functions.get(id_)
         if function is None or function.on_trial or function.state == "unloaded":
             return
         message = f"function {id_} was unloaded; load it first"
         self._refuse_queue(function, "OverloadedError", message, self.config.retry_after_min_s)
-        self._let_go(function)
+        self._let_go(function, now)
         function.state = step_function(function.state, "unload")
+        self._watch_deadlines(function, now)
 
     # Time
 
@@ -264,6 +268,9 @@ class Mind(Serving):
             if function.announce:
                 self._wake(function, now)
         self._serve(function, now)
+        self._watch_deadlines(function, now)
+
+    def _watch_deadlines(self, function: Function, now: Seconds) -> None:
         times = [request.deadline for request in self.state.open_requests(function)]
         if function.rest_until > now:
             times.append(function.rest_until)
@@ -277,12 +284,13 @@ class Mind(Serving):
         if body.state == "idle":
             at = keepalive.sleep_at(body, 0.0 if settings is None else settings.keep_alive_s)
             if now >= at:
-                self._stop(body)
+                self._stop(body, now)
                 return
         elif body.state == "busy":
             at = Seconds(body.since + (0.0 if settings is None else settings.timeout_s))
         else:
-            at = Seconds(body.since + self.config.start_timeout_s)
+            limit_s = self.config.stop_timeout_s if body.state == "stopping" else self.config.start_timeout_s
+            at = Seconds(body.since + limit_s)
         if now < at:
             self._alarms.watch(body.id, at)
         elif body.state == "stopping":
@@ -295,6 +303,6 @@ class Mind(Serving):
             if id_ in self.state.requests:
                 self._refuse(id_, "DeadlineError", f"function {body.function} hung and was stopped")
         body.batch = ()
-        self._stop(body, kill=True)
+        self._stop(body, now, kill=True)
         if function is not None:
             self._failed(function, "WorkerError", f"a body of {body.function} hung and was stopped", now)

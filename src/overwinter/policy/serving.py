@@ -1,6 +1,6 @@
 """How a request is queued, run and answered: the middle part of the mind."""
 
-from overwinter.core.actions import Reply, Run
+from overwinter.core.actions import Prepare, Reply, Run
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, RunEnded
 from overwinter.core.ids import RequestId, RunId, Seconds, function_id
@@ -87,17 +87,30 @@ class Serving(Waking):
             before = function.run_s
             function.run_s = spent if before is None else before + RUN_SMOOTHING * (spent - before)
             function.failures = 0
+            self._prepare(function, spent)
         self._rest(body, function, now)
+
+    def _prepare(self, function: Function, spent_s: float) -> None:
+        """Let the zygote rehearse a program that has run, unless that would keep others' wakes waiting."""
+        spec = function.spec
+        if not spec.sandboxed and spec.program not in self.state.prepared and spent_s <= self.config.rehearsal_max_s:
+            self.state.prepared.add(spec.program)
+            self._actions.append(Prepare(spec.id))
 
     def _rest(self, body: Body, function: Function | None, now: Seconds) -> None:
         """A body finished its work: give it more, keep it for a while, or let it go."""
         body.state = step_body(body.state, "done")
         body.run, body.batch, body.since = None, (), now
-        if function is None or function.state == "unloaded":
-            self._stop(body)
+        if body.state == "stopping":
             return
+        if function is None or function.state == "unloaded":
+            self._stop(body, now)
+            return
+        # Another function may wait for room: one that is always busy must not keep it out for ever.
+        if self.state.wants_room:
+            self._make_room(self.state.functions[self.state.wants_room[0]], now)
         self._serve(function, now)
-        self._keep(body, function)
+        self._keep(body, function, now)
 
     def _cancelled(self, id_: RequestId) -> None:
         request = self.state.requests.pop(id_, None)

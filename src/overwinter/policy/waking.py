@@ -4,9 +4,11 @@ A wake is two steps, each a single flight: Stage when the host store lacks block
 node has all the bodies it may have, the one idle longest gives way.
 """
 
+from collections.abc import Iterable
+
 from overwinter.core.actions import Action, Drop, Refuse, Stage, StartBody, StopBody
 from overwinter.core.config import MindConfig
-from overwinter.core.ids import RequestId, Seconds, WorkerId
+from overwinter.core.ids import Address, RequestId, Seconds, WorkerId
 from overwinter.policy import keepalive, scaling
 from overwinter.policy.alarms import Alarms
 from overwinter.policy.lifecycles import step_blocks, step_body, step_function
@@ -34,7 +36,7 @@ class Waking:
             self.state.sharers.update({blob.address for blob in function.spec.blobs})
             self._actions.append(Stage(function.spec.id))
         elif len(self.state.bodies) >= self.config.bodies_max:
-            self._make_room(function)
+            self._make_room(function, now)
         else:
             self._start(function, now)
 
@@ -46,7 +48,7 @@ class Waking:
         self._alarms.watch(body.id, Seconds(now + self.config.start_timeout_s))
         self._actions.append(StartBody(body.id, body.function, function.on_trial))
 
-    def _make_room(self, function: Function) -> None:
+    def _make_room(self, function: Function, now: Seconds) -> None:
         """The node has all its bodies: the one idle longest goes, and this function comes after it."""
         if function.state == "waking" and not self.state.has_starting(function):
             function.state = step_function(function.state, "wait")
@@ -56,7 +58,7 @@ class Waking:
         if leaving < len(self.state.wants_room):
             body = keepalive.gives_way(self.state.bodies.values())
             if body is not None:
-                self._stop(body)
+                self._stop(body, now)
 
     def _fill_room(self, now: Seconds) -> None:
         """A body is gone: the function that waited longest for its room may start one."""
@@ -66,17 +68,20 @@ class Waking:
             if asked or scaling.wants_body(self.state, function, now):
                 self._wake(function, now)
 
-    def _keep(self, body: Body, function: Function) -> None:
+    def _keep(self, body: Body, function: Function, now: Seconds) -> None:
         """A body with nothing to do stays for the keep-alive, unless another function needs its room."""
         if body.state != "idle":
             return
         if self.state.wants_room:
-            self._make_room(self.state.functions[self.state.wants_room[0]])
+            self._make_room(self.state.functions[self.state.wants_room[0]], now)
         else:
             self._alarms.watch(body.id, keepalive.sleep_at(body, function.spec.settings.keep_alive_s))
 
-    def _stop(self, body: Body, kill: bool = False) -> None:
-        body.state = step_body(body.state, "stop")
+    def _stop(self, body: Body, now: Seconds, kill: bool = False) -> None:
+        body.state, body.since = step_body(body.state, "stop"), now
+        # One that does not listen is killed.
+        self._alarms.forget(body.id)
+        self._alarms.watch(body.id, Seconds(now + self.config.stop_timeout_s))
         self._actions.append(StopBody(body.id, kill))
         function = self.state.functions.get(body.function)
         if function is not None:
@@ -93,19 +98,21 @@ class Waking:
             function.state = step_function(function.state, "failed")
 
     def _release(self, function: Function) -> None:
-        """The function needs its blocks no more: drop those that no other function holds."""
-        if function.blocks == "absent":
-            return
-        function.blocks = step_blocks(function.blocks, "release")
+        """The function needs its blocks no more: drop those that no other function holds, wherever they came from."""
         addresses = {blob.address for blob in function.spec.blobs}
-        self.state.sharers.subtract(addresses)
-        free = sorted(address for address in addresses if self.state.sharers[address] == 0)
+        if function.blocks != "absent":
+            function.blocks = step_blocks(function.blocks, "release")
+            self.state.sharers.subtract(addresses)
+        self._drop_unshared(addresses)
+
+    def _drop_unshared(self, addresses: Iterable[Address]) -> None:
+        free = sorted(address for address in set(addresses) if self.state.sharers[address] <= 0)
         for address in free:
             del self.state.sharers[address]
         if free:
             self._actions.append(Drop(tuple(free)))
 
-    def _let_go(self, function: Function) -> None:
+    def _let_go(self, function: Function, now: Seconds) -> None:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
         if function.spec.id in self.state.wants_room:
@@ -113,7 +120,7 @@ class Waking:
         for worker in list(function.bodies):
             body = self.state.bodies[worker]
             if body.state in ("idle", "starting"):
-                self._stop(body)
+                self._stop(body, now)
         self._release(function)
 
     def _refuse(self, request: RequestId, error: str, message: str, wait: float | None = None) -> None:

@@ -4,11 +4,12 @@ One sqlite file beside the blocks. A version number is taken in the transaction 
 given out again for that name, so that `name@3` means one thing for ever, even after its removal.
 """
 
+import os
 import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ _SCHEMA = (
     "CREATE TABLE node (identity TEXT NOT NULL)",
     "CREATE TABLE names (name TEXT PRIMARY KEY, last_version INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE functions (name TEXT NOT NULL, version INTEGER NOT NULL, manifest BLOB NOT NULL,
-                               created REAL NOT NULL, PRIMARY KEY (name, version))""",
+                               created REAL NOT NULL, proven INTEGER NOT NULL, PRIMARY KEY (name, version))""",
 )
 
 
@@ -60,6 +61,9 @@ class Catalog:
         self._path = path
         self._lock = threading.Lock()
         with _catalog_errors(path):
+            with suppress(OSError):
+                # Made before sqlite would, for this user alone; sqlite gives its other files the same rights.
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             self.node_identity = self._prepare()
@@ -71,7 +75,7 @@ class Catalog:
         """Close the file."""
         self._db.close()
 
-    def add(self, name: FunctionName, manifest: bytes, created: float) -> int:
+    def add(self, name: FunctionName, manifest: bytes, created: float, proven: bool = True) -> int:
         """Register a new version of `name` and return its number, 1 above the highest that the name ever had."""
         with self._transaction() as db:
             (version,) = db.execute(
@@ -79,7 +83,7 @@ class Catalog:
                    ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1 RETURNING last_version""",
                 (name,),
             ).fetchone()
-            db.execute("INSERT INTO functions VALUES (?, ?, ?, ?)", (name, version, manifest, created))
+            db.execute("INSERT INTO functions VALUES (?, ?, ?, ?, ?)", (name, version, manifest, created, proven))
         return int(version)
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
@@ -91,6 +95,18 @@ class Catalog:
                 raise self._not_found(name, version, present)
             db.executemany("DELETE FROM functions WHERE name = ? AND version = ?", [(name, number) for number in gone])
         return gone
+
+    def prove(self, name: FunctionName, version: int) -> None:
+        """The version has passed its trial; NotFoundError when it was removed meanwhile."""
+        with self._transaction() as db:
+            done = db.execute("UPDATE functions SET proven = 1 WHERE name = ? AND version = ?", (name, version))
+            if not done.rowcount:
+                raise self._not_found(name, version, self._versions(name))
+
+    def forget_unproven(self) -> None:
+        """Forget versions whose trial never ended."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM functions WHERE NOT proven")
 
     def get(self, name: FunctionName, version: int | None) -> Row:
         """One version, or the newest with None; NotFoundError when there is none."""
@@ -104,10 +120,14 @@ class Catalog:
                 raise self._not_found(name, version, self._versions(name))
         return Row(*row)
 
-    def rows(self) -> list[Row]:
-        """All registered versions, by name and number."""
+    def rows(self, unproven: bool = False) -> list[Row]:
+        """All versions that have passed their trial, or with `unproven` all, by name and number."""
         with self._lock, _catalog_errors(self._path):
-            found = self._db.execute("SELECT name, version, manifest, created FROM functions ORDER BY name, version")
+            found = self._db.execute(
+                """SELECT name, version, manifest, created FROM functions WHERE proven OR ?
+                   ORDER BY name, version""",
+                (unproven,),
+            )
             return [Row(*row) for row in found]
 
     def _versions(self, name: FunctionName) -> tuple[int, ...]:

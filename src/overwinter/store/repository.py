@@ -125,8 +125,9 @@ class Repository:
 
     # Functions
 
-    def register(self, manifest: Manifest, now: float) -> Deployment:
-        """Make the next version of the function; `now` in seconds since 1970.
+    def register(self, manifest: Manifest, now: float, proven: bool = True) -> Deployment:
+        """Make the next version of the function; `now` in seconds since 1970. One that is not `proven` yet is no
+        deployment until `prove`.
 
         CallerError when the manifest is not valid or gives a block another size than it has; ConflictError, naming
         some, when blocks are missing.
@@ -138,7 +139,7 @@ class Repository:
             absent = [blob.address for blob in wanted if not self._touch(blob.address)]
             unequal = [blob for blob in wanted if blob.address not in absent and self._nbytes(blob) != blob.nbytes]
             if not absent and not unequal:
-                return Deployment(checked.name, self._catalog.add(checked.name, encoded, now), checked, now)
+                return Deployment(checked.name, self._catalog.add(checked.name, encoded, now, proven), checked, now)
         for blob in unequal:
             if not self.set_aside(blob.address):
                 raise CallerError(
@@ -178,6 +179,14 @@ class Repository:
             body_stop = text_stop - layout_bytes(os.pread(file.fileno(), LENGTH_BYTES, text_stop), file_bytes)
             return parse_layout(os.pread(file.fileno(), text_stop - body_stop, body_stop), body_stop)
 
+    def prove(self, name: FunctionName, version: int) -> None:
+        """The version has passed its trial; NotFoundError when it was removed meanwhile."""
+        self._catalog.prove(name, version)
+
+    def forget_unproven(self) -> None:
+        """Forget versions whose trial never ended: for the start of a node."""
+        self._catalog.forget_unproven()
+
     def remove(self, name: FunctionName, version: int | None = None) -> tuple[int, ...]:
         """Forget one version, or all with None, and return their numbers; NotFoundError. `collect` frees the blocks."""
         return self._catalog.remove(name, version)
@@ -194,7 +203,8 @@ class Repository:
         """Remove blocks that no function needs, drafts and damaged blocks, all untouched for `grace_s` before `now`."""
         files = nbytes = 0
         with self._locked(fcntl.LOCK_EX), disk_errors("remove unneeded blocks", self._blocks):
-            needed = {blob.address for deployment in self.deployments() for blob in deployment.manifest.blobs()}
+            rows = self._catalog.rows(unproven=True)
+            needed = {blob.address for deployment in map(_deployment, rows) for blob in deployment.manifest.blobs()}
             rooms = [self._incoming, self._damaged, *self._blocks.iterdir()]
             for entry in [entry for room in rooms for entry in os.scandir(room)]:
                 state = entry.stat(follow_symlinks=False)

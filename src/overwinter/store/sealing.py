@@ -49,10 +49,12 @@ def free_bytes(directory: Path) -> int:
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path`, if need be, readable by this user alone."""
+    """The directory `path`; if it has to be made, for this user alone."""
     with disk_errors("make a directory", path):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
+        if not path.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Another process may make it at the same moment. One that was there keeps the rights its owner gave it.
+            path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 

@@ -92,13 +92,13 @@ class Body:
 
     def _run(self, message: RunBatch) -> None:
         assert self._runner is not None, "a run before a load"
-        self._inputs.follow(message.tray_bytes)
-        places = offsets(meta for metas in message.requests for meta in metas)
-        requests = [
-            {meta.name: read(self._inputs, meta, at) for meta, at in zip(metas, places, strict=False)}
-            for metas in message.requests
-        ]
         try:
+            self._inputs.follow(message.tray_bytes)
+            places = offsets(meta for metas in message.requests for meta in metas)
+            requests = [
+                {meta.name: read(self._inputs, meta, at) for meta, at in zip(metas, places, strict=False)}
+                for metas in message.requests
+            ]
             outcomes = self._runner.answer(requests)
             answer = self._pack(message, outcomes)
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on

@@ -31,7 +31,8 @@ def pair() -> tuple[socket.socket, socket.socket]:
 class Channel(Generic[In]):
     """Sends any msgspec struct; receives messages of the union `incoming`."""
 
-    def __init__(self, end: socket.socket, incoming: type[In]) -> None:
+    def __init__(self, end: socket.socket, incoming: type[In], takes_fds: bool = True) -> None:
+        """Without `takes_fds` the kernel drops the descriptors that the other side sends: it may not be trusted."""
         self._end = end
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
@@ -39,6 +40,7 @@ class Channel(Generic[In]):
         self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX)
         self._view = memoryview(self._buffer)
         self._fds: list[int] = []
+        self._takes_fds = takes_fds
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -74,6 +76,8 @@ class Channel(Generic[In]):
     def _receive_packet(self) -> tuple[int, list[int]]:
         fds = array.array("i")
         try:
+            if not self._takes_fds:
+                return self._end.recv_into(self._buffer), []
             nbytes, ancillary, _, _ = self._end.recvmsg_into(
                 [self._buffer], socket.CMSG_LEN(FDS_A_PACKET * fds.itemsize), socket.MSG_CMSG_CLOEXEC
             )

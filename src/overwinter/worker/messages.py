@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.ids import Address, RunId, WorkerId
-from overwinter.core.tensor import TensorMeta
+from overwinter.core.tensor import TensorMeta, TensorSpec
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -20,6 +20,9 @@ class ForkBody(_Message, frozen=True):
     uid: int | None
     """The user it becomes; None: it stays who it is."""
     memory_bytes: int
+    """Most private memory."""
+    mapped_bytes: int
+    """Address space that it needs beside that, for blocks and trays."""
 
 
 class ForkZygote(_Message, frozen=True):
@@ -46,6 +49,8 @@ class Load(_Message, frozen=True):
     source_bytes: int | None = None
     """None: no handler."""
     assets: tuple[tuple[str, int], ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    """What the handler promised to give."""
     """Names and sizes of the handler's files."""
 
 

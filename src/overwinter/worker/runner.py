@@ -5,18 +5,20 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from overwinter.core.errors import CallerError, OverwinterError
+from overwinter.core.errors import CallerError, HandlerError, OverwinterError
 from overwinter.core.ids import Address
+from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program
 from overwinter.model.program import Program, decode_program
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure, Load
-from overwinter.worker.values import DTYPES, Value
+from overwinter.worker.values import DTYPES, Parcel, Value
 from overwinter.worker.weights import MappedBlock, read_all, weight_tensors
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 Named = dict[str, Value]
 Outcome = dict[str, Value] | Failure
+BATCH = "batch"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -32,8 +34,17 @@ class Prepared:
 class Runner:
     """A function in this process: a program over its weights, and a handler if there is one."""
 
-    def __init__(self, function: str, prepared: Prepared, weights: list[torch.Tensor], handler: Handler | None) -> None:
+    def __init__(
+        self,
+        function: str,
+        prepared: Prepared,
+        weights: list[torch.Tensor],
+        handler: Handler | None,
+        outputs: tuple[TensorSpec, ...] = (),
+    ) -> None:
+        """`outputs` is what a handler promised to give."""
         self.function = function
+        self._promised = outputs
         self._program = prepared.program
         self._run = prepared.run
         self._weights = weights
@@ -54,7 +65,8 @@ class Runner:
             self._run(self._weights, zeros)
 
     def _sizes(self) -> Mapping[str, int]:
-        return {**self._program.example, "batch": 1}
+        low, _ = self._program.dimensions.get(BATCH, (1, 1))
+        return {**self._program.example, BATCH: low}
 
     def answer(self, requests: list[Named]) -> list[Outcome]:
         """One outcome a request, in order. Requests whose inputs fit together run as one batch."""
@@ -63,7 +75,7 @@ class Runner:
             outputs: list[dict[str, torch.Tensor] | Failure] = [
                 item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
             ]
-            for group in _alike(ready, self._batched):
+            for group in self._groups(ready):
                 for index, outcome in zip(group, self._run_group([ready[index] for index in group]), strict=True):
                     outputs[index] = outcome
             return [
@@ -81,10 +93,47 @@ class Runner:
             if value.dtype != DTYPES[spec.datatype]:
                 raise CallerError(f"input {spec.name!r} of {self.function} must be {spec.datatype}, not {value.dtype}")
             tensors.append(value)
+        self._check_sizes(tensors)
         return tensors
 
+    def _check_sizes(self, tensors: list[torch.Tensor]) -> None:
+        """CallerError unless every size is one that the program was exported for: outside, it may answer wrong."""
+        sizes: dict[str, int] = {}
+        for spec, tensor in zip(self._program.inputs, tensors, strict=True):
+            if tensor.dim() != len(spec.shape):
+                raise CallerError(
+                    f"input {spec.name!r} of {self.function} has {tensor.dim()} sizes: {list(spec.shape)}"
+                )
+            for size, wanted in zip(tensor.shape, spec.shape, strict=True):
+                low, high = (wanted, wanted) if isinstance(wanted, int) else self._program.dimensions[wanted]
+                if not low <= size <= high:
+                    bounds = str(low) if low == high else f"{low} to {high}"
+                    raise CallerError(f"input {spec.name!r} of {self.function}: {wanted} must be {bounds}, not {size}")
+                if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
+                    raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
+
     def _after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
-        return dict(outputs) if self._handler is None else self._handler.after(outputs, request)
+        if self._handler is None:
+            return dict(outputs)
+        values = self._handler.after(outputs, request)
+        check_promise(values, self._promised)
+        return {spec.name: values[spec.name] for spec in self._promised} or values
+
+    def _groups(self, ready: Sequence[list[torch.Tensor] | Failure]) -> list[list[int]]:
+        """Indices of requests that run together: of one shape but for the batch, and no more than the program takes."""
+        _, most = self._program.dimensions.get(BATCH, (1, 1))
+        groups: list[list[int]] = []
+        for alike in _alike(ready, self._batched):
+            rows = most
+            for index in alike:
+                item = ready[index]
+                count = item[0].shape[0] if self._batched and not isinstance(item, Failure) else most
+                if rows + count > most:
+                    groups.append([])
+                    rows = 0
+                groups[-1].append(index)
+                rows += count
+        return groups
 
     def _run_group(self, group: list[list[torch.Tensor] | Failure]) -> list[dict[str, torch.Tensor] | Failure]:
         """Run requests that fit together; if the batch fails, each alone, so that one cannot hurt another."""
@@ -106,6 +155,25 @@ class Runner:
             shapes = [list(tensor.shape) for tensor in inputs]
             raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
         return {spec.name: value for spec, value in zip(self._program.outputs, outputs, strict=True)}
+
+
+def check_promise(values: Mapping[str, Value], promised: tuple[TensorSpec, ...]) -> None:
+    """HandlerError unless a handler gave just what its OUTPUTS list: names, datatypes, ranks, fixed sizes."""
+    if not promised:
+        return
+    names = [spec.name for spec in promised]
+    if sorted(names) != sorted(values):
+        raise HandlerError(f"postprocess gave {sorted(values)}; OUTPUTS lists {sorted(names)}")
+    for spec in promised:
+        meta = Parcel(spec.name, values[spec.name]).meta
+        fits = len(meta.shape) == len(spec.shape) and all(
+            isinstance(wanted, str) or size == wanted for size, wanted in zip(meta.shape, spec.shape, strict=True)
+        )
+        if meta.datatype != spec.datatype or not fits:
+            given = f"{meta.datatype} {list(meta.shape)}"
+            raise HandlerError(
+                f"postprocess gave {spec.name!r} as {given}; OUTPUTS says {spec.datatype} {list(spec.shape)}"
+            )
 
 
 def _attempt(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Failure:
@@ -139,4 +207,4 @@ def load(message: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]
         source = read_all(rest[0], message.source_bytes).decode()
         assets = {name: read_all(fd, n) for fd, (name, n) in zip(rest[1:], message.assets, strict=True)}
         handler = Handler(source, assets)
-    return Runner(message.function, ready, weights, handler), blocks
+    return Runner(message.function, ready, weights, handler, message.outputs), blocks

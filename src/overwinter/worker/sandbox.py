@@ -1,8 +1,8 @@
 """How a body is kept from what is not its own. Each step says what it could not apply on this system.
 
 A body has its own process group and dies with its parent; it has no descriptors but those given to it, no
-network, no files but Python's own (Landlock), a user of its own where the node runs as root, and limits on
-its memory, processes and files.
+terminal, no network, no files but Python's own (Landlock), no way to start another process (seccomp), a user of
+its own where the node runs as root, and limits on its address space and files.
 """
 
 import ctypes
@@ -11,6 +11,9 @@ import resource
 import signal
 import sys
 from collections.abc import Iterable
+from typing import NamedTuple
+
+from overwinter.worker.seccomp import refuse_calls
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,6 +52,14 @@ def leave_network() -> list[str]:
     return [f"no network of its own: {os.strerror(ctypes.get_errno())}"]
 
 
+class Limits(NamedTuple):
+    """What a body may have: private memory, address space for what it maps, and bytes of one tray."""
+
+    memory_bytes: int
+    mapped_bytes: int
+    tray_bytes: int
+
+
 class Shelter:
     """What every body of a zygote needs to be contained, made once: its children inherit it."""
 
@@ -61,17 +72,17 @@ class Shelter:
         """Descriptors that must stay open."""
         return self._python if self._ruleset < 0 else [*self._python, self._ruleset]
 
-    def close_in(self, uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Iterable[int]) -> list[str]:
+    def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
         """Contain the calling process for good; what could not be applied."""
-        missing = _contain(uid, memory_bytes, tray_bytes_max, [*keep, *self.fds()])
-        return missing + _restrict(self._ruleset)
+        missing = _contain(uid, limits, [*keep, *self.fds()])
+        return missing + _restrict(self._ruleset) + refuse_calls()
 
     def try_out(self) -> list[str]:
         """Contain a child that does nothing, to tell at start what a body will lack here."""
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            missing = self.close_in(uid_of(0), 4 << 30, 1 << 20, [there])
+            missing = self.close_in(uid_of(0), Limits(4 << 30, 1 << 30, 1 << 20), [there])
             os.write(there, "\n".join(missing).encode())
             os._exit(0)
         os.close(there)
@@ -81,15 +92,17 @@ class Shelter:
         return missing if status == 0 else ["bodies cannot be contained at all: the trial failed"]
 
 
-def _contain(uid: int | None, memory_bytes: int, tray_bytes_max: int, keep: Iterable[int]) -> list[str]:
+def _contain(uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
     os.setpgid(0, 0)
     _close_all_but(keep)
     for signal_ in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(signal_, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, tray_bytes_max)
-    _limit(resource.RLIMIT_DATA, memory_bytes)
+    _limit(resource.RLIMIT_FSIZE, limits.tray_bytes)
+    _limit(resource.RLIMIT_DATA, limits.memory_bytes)
+    # Shared memory of its own making is no data; what the zygote had mapped is not the body's doing.
+    _limit(resource.RLIMIT_AS, _mapped_bytes() + limits.memory_bytes + limits.mapped_bytes)
     missing = [] if uid is not None else ["no user of its own: the node does not run as root"]
     parent = os.getppid()
     if uid is not None:
@@ -139,6 +152,11 @@ def _renamed(path: str, renamed: dict[str, str]) -> str:
         if path == place or path.startswith(place + "/"):
             return other + path[len(place) :]
     return path
+
+
+def _mapped_bytes() -> int:
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[0]) * resource.getpagesize()
 
 
 def _limit(kind: int, most: int) -> None:

@@ -105,11 +105,17 @@ class Zygote:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid = ended.si_pid
+            if pid in self._children:
+                # What it forked goes with it; as long as it is not reaped, the group is surely its own.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
             worker = self._children.pop(pid, None)
             if worker is not None:
                 self._tell(Exited(worker, os.waitstatus_to_exitcode(status)))
@@ -170,7 +176,8 @@ def _be_body(
     status = 1
     try:
         signal.set_wakeup_fd(-1)
-        shelter.close_in(message.uid, message.memory_bytes, TRAY_BYTES_MAX, fds)
+        limits = sandbox.Limits(message.memory_bytes, message.mapped_bytes, TRAY_BYTES_MAX)
+        shelter.close_in(message.uid, limits, fds)
         end = socket.socket(fileno=fds[0])
         Body(end, Tray.open(fds[1]), Tray.open(fds[2]), prepared).work()
         status = 0

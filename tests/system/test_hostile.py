@@ -1,0 +1,158 @@
+"""A function's own code does its worst; it hurts itself and nobody else."""
+
+import contextlib
+import os
+import threading
+
+import pytest
+import torch
+
+from overwinter.api.client import Client
+from overwinter.api.deployer import package
+from overwinter.core.errors import CallerError, MachineError, OverwinterError
+from overwinter.model.export import export
+
+from .nodes import NodeProcess, Scale, ask, deploy
+from .test_serving import wait_until
+
+SOCKET = """
+import os, socket, msgspec
+
+def channel():
+    for fd in range(3, 100):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                return socket.socket(fileno=os.dup(fd))
+        except OSError:
+            pass
+
+"""
+FORGED = {
+    "ready twice": SOCKET + "def preprocess(inputs, state):\n    channel().send(msgspec.msgpack.encode(['Ready']))\n",
+    "load failed late": SOCKET
+    + "def preprocess(inputs, state):\n    channel().send(msgspec.msgpack.encode(['LoadFailed', 'x', 'y']))\n",
+    "answer to nobody": SOCKET
+    + "def preprocess(inputs, state):\n    channel().send(msgspec.msgpack.encode(['Answer', 99, [], 0]))\n",
+    "no message": SOCKET + "def preprocess(inputs, state):\n    channel().send(b'\\xc1')\n",
+}
+
+
+@pytest.mark.parametrize("handler", FORGED.values(), ids=FORGED.keys())
+def test_forged_messages_cost_only_the_body_that_sent_them(make_node, handler):
+    node = make_node()
+    deploy(node, "forger", handler=handler + "    return inputs\n")
+    deploy(node, "healthy")
+    with pytest.raises(MachineError, match="failed twice"):
+        ask(node, "forger")
+    assert ask(node, "healthy") == [3.0] * 4
+    assert node.client.ready()
+
+
+def test_descriptors_sent_to_the_node_are_not_kept(make_node):
+    node = make_node()
+    handler = SOCKET + (
+        "import time\n"
+        "def preprocess(inputs, state):\n"
+        "    end = channel()\n"
+        "    for _ in range(20):\n"
+        "        socket.send_fds(end, [b'+'], [end.fileno()] * 200)\n"
+        "    return inputs\n"
+    )
+    deploy(node, "giver", handler=handler)
+    before = len(os.listdir(f"/proc/{node.process.pid}/fd"))
+    assert ask(node, "giver") == [3.0] * 4
+    assert len(os.listdir(f"/proc/{node.process.pid}/fd")) <= before + 3
+
+
+def test_no_process_can_be_started_and_no_memory_taken_beside_the_limits(node: NodeProcess):
+    handler = (
+        "import mmap, os, subprocess, torch\n"
+        "OUTPUTS = [{'name': 'did', 'datatype': 'BYTES', 'shape': [4]}]\n"
+        "def attempt(step):\n"
+        "    try:\n"
+        "        return f'did {step()}'.encode()\n"
+        "    except (OSError, MemoryError) as error:\n"
+        "        return f'could not: {type(error).__name__}'.encode()\n"
+        "def postprocess(outputs, inputs, state):\n"
+        "    return {'did': [attempt(os.fork), attempt(lambda: subprocess.run(['/bin/true'])),\n"
+        "        attempt(lambda: mmap.mmap(-1, 3 << 30)), attempt(lambda: os.memfd_create('x'))]}\n"
+    )
+    deploy(node, "forker", handler=handler, memory_mib=256)
+    did = node.client.infer("forker", {"x": torch.zeros(1, 4)})["did"]
+    if any("system calls are not filtered" in line for line in node.said):
+        pytest.skip("this system does not filter system calls")
+    assert [bytes(item).split(b":")[0] for item in did] == [b"could not"] * 4
+
+
+def test_what_a_handler_prints_is_in_the_nodes_log_with_its_source(node: NodeProcess):
+    deploy(
+        node, "talker", handler="def preprocess(inputs, state):\n    print('hello', flush=True)\n    return inputs\n"
+    )
+    ask(node, "talker")
+    wait_until(lambda: any("worker: hello" in line for line in node.said))
+
+
+def test_settings_beyond_reason_are_refused_and_leave_nothing(make_node):
+    node = make_node()
+    with pytest.raises(CallerError, match="memory_mib must be at most"):
+        deploy(node, "greedy", memory_mib=1 << 60)
+    deploy(node, "greedy")
+    assert node.client.function("greedy")["version"] == 1
+
+
+class Turning(torch.nn.Module):
+    """Does another thing for short inputs: a program exported for long ones must not answer for them."""
+
+    def forward(self, x):
+        return {"y": x * 2.0 if x.shape[1] > 4 else x * 3.0}
+
+
+def test_sizes_outside_the_programs_range_are_refused_not_answered_wrong(node: NodeProcess):
+    made = export(Turning(), {"x": torch.ones(2, 8)}, {"x": {0: "batch", 1: "n"}})
+    package("turning", made.program, made.weights).upload(node.client)
+    assert node.client.infer("turning", {"x": torch.ones(1, 6)})["y"].tolist() == [[2.0] * 6]
+    with pytest.raises(CallerError, match="must be 5 to"):
+        node.client.infer("turning", {"x": torch.ones(1, 4)})
+
+
+def test_a_handler_is_held_to_the_outputs_it_promised(node: NodeProcess):
+    handler = (
+        "import torch\n"
+        "OUTPUTS = [{'name': 'y', 'datatype': 'FP32', 'shape': ['batch', 4]}]\n"
+        "def postprocess(outputs, inputs, state):\n"
+        "    return {'y': outputs['y'].double()}\n"
+    )
+    deploy(node, "liar", handler=handler)
+    with pytest.raises(OverwinterError, match="FP64.*OUTPUTS says FP32"):
+        ask(node, "liar")
+
+
+def register_in_vain(url, manifest) -> None:
+    with Client(url) as client, contextlib.suppress(OverwinterError):
+        client.register(manifest)
+
+
+def test_a_version_on_trial_when_the_daemon_dies_is_not_taken_for_proven(make_node):
+    node = make_node()
+    deploy(node, "f", Scale(2.0))
+    made = export(Scale(5.0), {"x": torch.zeros(2, 4)})
+    stuck = package("f", made.program, made.weights, handler="import time\ntime.sleep(60)\n")
+    for blob in stuck.manifest.blobs():
+        node.client.put_block(blob.address, stuck.contents[blob.address]())
+    asking = threading.Thread(target=register_in_vain, args=(node.url, stuck.manifest))
+    asking.start()
+    wait_until(lambda: any(f["version"] == 2 for f in node.client.functions()))
+    node.kill()
+    asking.join()
+    node.start()
+    assert [f["version"] for f in node.client.functions()] == [1]
+    assert ask(node, "f") == [3.0] * 4
+
+
+def test_a_restarted_node_gives_back_all_memory_of_what_is_removed(make_node):
+    node = make_node()
+    deploy(node, "f", Scale(2.0))
+    node.kill()
+    node.start()
+    node.client.remove("f")
+    wait_until(lambda: node.stored_bytes() == 0)
