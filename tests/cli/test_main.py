@@ -12,7 +12,7 @@ from overwinter.cli.main import Commands, main
 from overwinter.core.errors import NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
-COMMANDS = ["deploy", "infer", "load", "ps", "rm", "serve", "show", "unload"]
+COMMANDS = ["deploy", "infer", "load", "ps", "rm", "serve", "show", "simulate", "unload"]
 
 
 def test_every_command_has_help_and_json(local: Run) -> None:

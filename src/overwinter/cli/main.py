@@ -14,6 +14,7 @@ from overwinter.cli.deploy import deploy
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
 from overwinter.cli.serve import serve
+from overwinter.cli.simulate import simulate
 from overwinter.core.errors import OverwinterError
 
 INTERRUPTED = 130
@@ -51,7 +52,7 @@ def main() -> None:
     """Serverless inference for many models on few machines."""
 
 
-for _command in (serve, deploy, ps, show, infer, rm, load, unload):
+for _command in (serve, deploy, ps, show, infer, rm, load, unload, simulate):
     main.add_command(_command)
 
 

@@ -1,0 +1,178 @@
+"""How would these functions fare on that machine? The command that asks the mind in a modelled world."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from overwinter.cli.options import as_json, print_json, size_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from overwinter.simulation.capacity import Capacity, Tried
+    from overwinter.simulation.report import Figures, Report
+    from overwinter.simulation.scenario import Scenario
+
+ROWS = 20
+"""Functions in the table; the JSON has all."""
+
+_existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_directory = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("scenario", type=_existing_file)
+@click.option("--capacity", type=click.FloatRange(0, 1, min_open=True), help="Find how many copies fit at this share.")
+@click.option("--traces", type=_directory, help="Where relative paths of recorded traces begin; else the scenario.")
+@click.option("--out", type=_directory, help="Where report.json and the figures go; else simulated/SCENARIO.")
+@click.option("--figures/--no-figures", default=True, help="Draw PNG figures.")
+@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Write every step to this file.")
+@click.option("--seed", type=int, help="In place of the scenario's.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="In place of the scenario's duration_s.")
+@as_json
+def simulate(  # noqa: PLR0913 - what a person may want to change of a simulation
+    scenario: Path,
+    capacity: float | None,
+    traces: Path | None,
+    out: Path | None,
+    figures: bool,
+    journal: Path | None,
+    seed: int | None,
+    seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Simulate a scenario: a node's own mind in a modelled world.
+
+    SCENARIO is a TOML file: a machine, functions with their blocks, times and workloads, and faults. The same seed
+    gives the same steps. With --capacity the question is how many copies of the functions the machine carries.
+    """
+    from overwinter.simulation.scenario import read_scenario
+
+    if figures and find_spec("matplotlib") is None:
+        raise click.UsageError("figures need matplotlib: pip install 'overwinter[figures]', or say --no-figures")
+    if capacity is not None and journal is not None:
+        raise click.UsageError("--capacity runs many simulations, and --journal is of one")
+    read = _changed(read_scenario(scenario), seed, seconds)
+    base = scenario.parent if traces is None else traces
+    found: Capacity | Report
+    found = _simulated(read, base, journal) if capacity is None else _searched(read, base, capacity)
+    directory = out or Path("simulated") / scenario.stem
+    written = _write(found, directory, figures)
+    if as_json:
+        print_json(found)
+        return
+    _tell(found)
+    click.echo(f"\nwritten: {', '.join(str(path) for path in written)}")
+
+
+def _changed(scenario: "Scenario", seed: int | None, seconds: float | None) -> "Scenario":
+    changes = {"seed": seed, "duration_s": seconds}
+    return msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
+
+
+def _simulated(scenario: "Scenario", base: Path, journal: Path | None) -> "Report":
+    from overwinter.simulation.world import World
+
+    with ExitStack() as stack:
+        file = None if journal is None else stack.enter_context(journal.open("wb"))
+        told = stack.enter_context(_progress("simulating", scenario.duration_s))
+        return World(scenario, base, file).run(told)
+
+
+def _searched(scenario: "Scenario", base: Path, target: float) -> "Capacity":
+    from overwinter.simulation.capacity import capacity
+
+    def told(tried: "Tried") -> None:
+        fits = "fits" if tried.fits else "does not fit"
+        click.echo(f"{tried.copies} copies, {tried.functions} functions: {tried.attainment:.4f}, {fits}", err=True)
+
+    return capacity(scenario, target, base, told)
+
+
+@contextmanager
+def _progress(text: str, seconds: float) -> Iterator[Callable[[float], None]]:
+    """A bar of simulated seconds on the terminal of standard error; nothing where that is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(text, total=seconds)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _write(found: "Capacity | Report", directory: Path, figures: bool) -> list[Path]:
+    from overwinter.simulation.report import Report
+
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "report.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    report = found if isinstance(found, Report) else found.report
+    if not figures or report is None:
+        return [path]
+    from overwinter.simulation.figures import draw
+
+    return [path, *draw(report, directory)]
+
+
+def _tell(found: "Capacity | Report") -> None:
+    from overwinter.cli.tables import show
+    from overwinter.simulation.report import Report
+
+    report = found if isinstance(found, Report) else found.report
+    if not isinstance(found, Report):
+        click.echo(f"{found.copies} copies of the functions, {found.functions} in all, fit at {found.target:.2%}\n")
+    if report is None:
+        return
+    worst = sorted(report.functions.items(), key=lambda item: (_share(item[1]), item[0]))
+    show(_figures_table([*worst[:ROWS], ("total", report.total)]))
+    if len(worst) > ROWS:
+        click.echo(f"the worst {ROWS} of {len(worst)} functions; report.json has all")
+    memory = report.memory
+    click.echo(
+        f"\nmemory: {size_text(memory.mean)} on average, {size_text(memory.peak)} at most; of it blocks, each once, "
+        f"{size_text(memory.blocks_mean)} and {size_text(memory.blocks_peak)}, "
+        f"bodies {size_text(memory.bodies_mean)} and {size_text(memory.bodies_peak)}"
+    )
+
+
+def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("FUNCTION", no_wrap=True)
+    for title in ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99", "WAKES", "FROM DISK", "BODY S"):
+        table.add_column(title, no_wrap=True, justify="right")
+    for name, each in rows:
+        table.add_row(
+            name,
+            str(each.requests),
+            str(each.answered),
+            str(sum(each.refused.values())),
+            str(each.lost),
+            "" if each.attainment is None else f"{each.attainment:.2%}",
+            _ms_text(each.p50_ms),
+            _ms_text(each.p99_ms),
+            str(sum(each.wakes.values())),
+            str(each.wakes.get("disk", 0)),
+            f"{each.body_seconds:.0f}",
+        )
+    return table
+
+
+def _share(figures: "Figures") -> float:
+    """Attainment, or for functions without a promise the share of requests answered."""
+    if figures.attainment is not None:
+        return figures.attainment
+    return figures.answered / figures.requests if figures.requests else 1.0
+
+
+def _ms_text(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} ms"

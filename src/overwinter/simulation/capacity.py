@@ -1,0 +1,70 @@
+"""How many copies of a scenario's functions does its node carry at a given SLO attainment?"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from overwinter.core.errors import CallerError
+from overwinter.simulation.report import Report
+from overwinter.simulation.scenario import Scenario
+from overwinter.simulation.world import World
+
+COPIES_MAX = 1 << 14
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One number of copies and what came of it."""
+
+    copies: int
+    functions: int
+    attainment: float
+    fits: bool
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """The answer, and how it was found."""
+
+    target: float
+    copies: int
+    """The most that fit; 0 if not even one does."""
+    functions: int
+    report: Report | None
+    """Of the most that fit."""
+    tried: tuple[Tried, ...]
+
+
+def capacity(
+    scenario: Scenario, target: float, base: Path = Path(), told: Callable[[Tried], None] | None = None
+) -> Capacity:
+    """Double until the attainment is missed, then bisect: attainment is taken to fall as copies are added.
+
+    CallerError if no function has a promise to keep, or if the node carries more than anyone would ask.
+    """
+    if all(function.settings.slo_ms is None for function in scenario.functions):
+        raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to look for")
+    tried: list[Tried] = []
+    best: Report | None = None
+
+    def fits(copies: int) -> bool:
+        nonlocal best
+        report = World(scenario.times(copies), base).run()
+        attained = report.total.attainment
+        if attained is None:
+            raise CallerError("no request comes within duration_s, so there is no attainment to look for")
+        good = attained >= target and report.total.lost == 0
+        tried.append(Tried(copies, len(report.functions), attained, good))
+        if told is not None:
+            told(tried[-1])
+        best = report if good else best
+        return good
+
+    few, many = 0, 1
+    while fits(many):
+        few, many = many, 2 * many
+        if many > COPIES_MAX:
+            raise CallerError(f"{few} copies still fit: make the scenario larger")
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if fits(middle) else (few, middle)
+    return Capacity(target, few, 0 if best is None else len(best.functions), best, tuple(tried))

@@ -1,0 +1,44 @@
+"""What goes wrong, and when? All of it drawn from one seeded generator, in the order in which it is asked."""
+
+from random import Random
+
+from overwinter.simulation.scenario import Faults
+
+
+class Chance:
+    """Draws the faults of a scenario. What never happens draws nothing."""
+
+    def __init__(self, faults: Faults, rng: Random) -> None:
+        self._faults = faults
+        self._rng = rng
+
+    def run_crash(self) -> float | None:
+        """The share of its time after which a run ends with its body's death; None: it ends well."""
+        return self._within(self._faults.run_crash_share)
+
+    def start_crash(self) -> float | None:
+        """The share of its time after which a start ends with its body's death; None: it ends well."""
+        return self._within(self._faults.start_crash_share)
+
+    def slowness(self) -> float:
+        """By what the time of a start or a stage is multiplied."""
+        share = self._faults.slow_load_share
+        return self._faults.slow_load_factor if share > 0 and self._rng.random() < share else 1.0
+
+    def body_life_s(self) -> float | None:
+        """Seconds that a new body lives at most; None: for ever."""
+        return self._life(self._faults.body_life_s)
+
+    def zygote_life_s(self) -> float | None:
+        """Seconds that a new zygote lives at most; None: for ever."""
+        return self._life(self._faults.zygote_life_s)
+
+    def store_full(self, now: float) -> bool:
+        """Whether the host store takes nothing now."""
+        return any(window.from_s <= now < window.until_s for window in self._faults.store_full)
+
+    def _within(self, share: float) -> float | None:
+        return self._rng.random() if share > 0 and self._rng.random() < share else None
+
+    def _life(self, mean_s: float | None) -> float | None:
+        return None if mean_s is None else self._rng.expovariate(1 / mean_s)

@@ -1,0 +1,121 @@
+"""What holds work up on a modelled node: cores, the disk, the zygote, the host store's size."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from overwinter.core.function import BlobSize
+from overwinter.core.ids import Address
+from overwinter.simulation.timeline import Deed, Timeline
+
+
+class Job:
+    """Work that keeps some cores for some seconds, and what follows it."""
+
+    __slots__ = ("cores", "done", "gone", "runs", "seconds")
+
+    def __init__(self, cores: int, seconds: float, done: Deed) -> None:
+        self.cores = cores
+        self.seconds = seconds
+        self.done = done
+        self.runs = False
+        self.gone = False
+
+
+class Cores:
+    """A bounded number of cores: jobs get theirs in the order they came, and keep them until they are done."""
+
+    def __init__(self, count: int, timeline: Timeline) -> None:
+        self.count = count
+        self.free = count
+        self._timeline = timeline
+        self._waiting: deque[Job] = deque()
+
+    def submit(self, job: Job) -> None:
+        """Run a job now, or as soon as those before it leave room."""
+        job.cores = min(job.cores, self.count)
+        if self._waiting or job.cores > self.free:
+            self._waiting.append(job)
+        else:
+            self._begin(job)
+
+    def cancel(self, job: Job) -> None:
+        """Whoever did it died: its cores are free, and nothing follows."""
+        if job.gone:
+            return
+        job.gone = True
+        if job.runs:
+            self.free += job.cores
+            self._refill()
+
+    def _begin(self, job: Job) -> None:
+        self.free -= job.cores
+        job.runs = True
+        self._timeline.after(job.seconds, lambda: self._end(job))
+
+    def _end(self, job: Job) -> None:
+        if job.gone:
+            return
+        job.gone = True
+        self.free += job.cores
+        job.done()
+        self._refill()
+
+    def _refill(self) -> None:
+        while self._waiting and (self._waiting[0].gone or self._waiting[0].cores <= self.free):
+            job = self._waiting.popleft()
+            if not job.gone:
+                self._begin(job)
+
+
+class Queue:
+    """Something that does one thing after another: a disk, a zygote."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def take(self, now: float, seconds: float) -> float:
+        """When work of so many seconds, asked for now, will be done."""
+        self._free_at = max(self._free_at, now) + seconds
+        return self._free_at
+
+    def closed_until(self, time: float) -> None:
+        """Nothing is done before `time`; what was waiting is forgotten."""
+        self._free_at = time
+
+
+class HostBlocks:
+    """The blocks in the host store, each once, and those on their way from disk."""
+
+    def __init__(self, budget_bytes: float | None) -> None:
+        self._budget = budget_bytes
+        self._ready_at: dict[Address, float] = {}
+        self._sizes: dict[Address, int] = {}
+        self.nbytes = 0
+
+    def missing(self, blobs: Iterable[BlobSize]) -> dict[Address, int]:
+        """The sizes of those that neither lie there nor come."""
+        return {blob.address: blob.nbytes for blob in blobs if blob.address not in self._sizes}
+
+    def has_room(self, blocks: dict[Address, int]) -> bool:
+        """Whether these would fit beside what is there."""
+        return self._budget is None or self.nbytes + sum(blocks.values()) <= self._budget
+
+    def add(self, blocks: dict[Address, int], ready_at: float) -> None:
+        """These are on their way and will be there at `ready_at`."""
+        self._sizes.update(blocks)
+        self._ready_at.update(dict.fromkeys(blocks, ready_at))
+        self.nbytes += sum(blocks.values())
+
+    def ready_at(self, blobs: Iterable[BlobSize]) -> float:
+        """When the last of those that are coming will be there."""
+        return max((self._ready_at[blob.address] for blob in blobs if blob.address in self._ready_at), default=0.0)
+
+    def holds(self, blobs: Iterable[BlobSize], now: float) -> bool:
+        """Whether all of these lie there."""
+        return all(self._ready_at.get(blob.address, now + 1) <= now for blob in blobs)
+
+    def drop(self, addresses: Iterable[Address]) -> None:
+        """Forget these, there or on their way."""
+        for address in addresses:
+            self.nbytes -= self._sizes.pop(address, 0)
+            self._ready_at.pop(address, None)

@@ -1,0 +1,317 @@
+"""What came of it? A reader of a mind's steps, simulated or live, and the figures it ends with.
+
+The reader knows nothing of the world: events and actions are enough, and what one body of each function takes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartBody
+from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, Event, RunEnded, Staged
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, Seconds, WorkerId
+from overwinter.simulation.latencies import Latencies
+
+SAMPLES = 600
+"""Points of each curve over time."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of one function, and of all together."""
+
+    requests: int
+    answered: int
+    refused: dict[str, int]
+    """By the error's name."""
+    cancelled: int
+    """Whoever asked went away before the answer."""
+    lost: int
+    """Neither answered nor refused nor cancelled."""
+    attainment: float | None
+    """Share of the requests, of functions with a latency promise, that were answered within it; None: no promise."""
+    p50_ms: float | None
+    p99_ms: float | None
+    started: dict[str, int]
+    """Requests answered, by what their function was woken from when they came."""
+    wakes: dict[str, int]
+    """Bodies started, by where the function's blocks were."""
+    staged_bytes: int
+    body_seconds: float
+    busy_seconds: float
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes over the simulated time; a block that many functions share counts once."""
+
+    blocks_mean: float
+    blocks_peak: int
+    bodies_mean: float
+    bodies_peak: float
+    mean: float
+    peak: float
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """A point of the curves over time."""
+
+    at_s: float
+    bodies: int
+    blocks_bytes: int
+    bodies_bytes: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a simulation says. As JSON: `msgspec.json.encode`."""
+
+    duration_s: float
+    total: Figures
+    memory: Memory
+    functions: dict[str, Figures]
+    samples: list[Sample]
+    latencies: list[tuple[float, float]]
+    """(seconds, share of the answers up to them)."""
+
+
+class Tally:
+    """Counts of one function while the steps are read."""
+
+    def __init__(self, slo_s: float | None) -> None:
+        self.slo_s = slo_s
+        self.requests = self.answered = self.cancelled = self.within = self.staged_bytes = 0
+        self.refused: Counter[str] = Counter()
+        self.started: Counter[str] = Counter()
+        self.wakes: Counter[str] = Counter()
+        self.latencies = Latencies()
+        self.body_seconds = self.busy_seconds = 0.0
+        self.from_disk = False
+
+    def figures(self) -> Figures:
+        """The counts as data."""
+        return Figures(
+            requests=self.requests,
+            answered=self.answered,
+            refused=dict(sorted(self.refused.items())),
+            cancelled=self.cancelled,
+            lost=self.requests - self.answered - self.cancelled - self.refused.total(),
+            attainment=self.within / self.requests if self.slo_s is not None and self.requests else None,
+            p50_ms=_ms(self.latencies.quantile(0.5)),
+            p99_ms=_ms(self.latencies.quantile(0.99)),
+            started=dict(sorted(self.started.items())),
+            wakes=dict(sorted(self.wakes.items())),
+            staged_bytes=self.staged_bytes,
+            body_seconds=self.body_seconds,
+            busy_seconds=self.busy_seconds,
+        )
+
+
+class LivingBody:
+    """A body while the steps are read."""
+
+    __slots__ = ("busy_since", "nbytes", "since", "tally")
+
+    def __init__(self, tally: Tally, nbytes: float, since: float) -> None:
+        self.tally = tally
+        self.nbytes = nbytes
+        self.since = since
+        self.busy_since = since
+
+
+class OpenRequest(NamedTuple):
+    """A request that has no answer yet."""
+
+    tally: Tally
+    arrived: float
+
+
+class StepReader:
+    """Reads `(now, event, actions)` one after another. `body_bytes`: what one body of each function takes."""
+
+    def __init__(self, body_bytes: Mapping[FunctionId, float], duration_s: float) -> None:
+        self._body_bytes = body_bytes
+        self._tallies: dict[FunctionName, Tally] = {}
+        self._specs: dict[FunctionId, FunctionSpec] = {}
+        self._open: dict[RequestId, OpenRequest] = {}
+        self._bodies: dict[WorkerId, LivingBody] = {}
+        self._blocks: dict[Address, int] = {}
+        self._usage = Usage(duration_s / SAMPLES)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that came and have no answer yet."""
+        return len(self._open)
+
+    def observe(self, now: Seconds, event: Event, actions: list[Action]) -> None:
+        """Take in one step."""
+        match event:
+            case Arrived(request, name):
+                tally = self._tally(name)
+                tally.requests += 1
+                self._open[request] = OpenRequest(tally, now)
+            case RunEnded(worker):
+                self._idle(worker, now)
+            case BodyExited(worker):
+                self._exited(worker, now)
+            case Staged(function, added):
+                self._staged(function, added, now)
+            case Cancelled(request) if request in self._open:
+                self._open.pop(request).tally.cancelled += 1
+            case Deployed(spec):
+                self._specs[spec.id] = spec
+                self._tally(spec.name, spec)
+                if event.resident:
+                    self._hold(spec, now)
+            case _:
+                pass
+        for action in actions:
+            self._did(action, now)
+
+    def _did(self, action: Action, now: Seconds) -> None:
+        match action:
+            case Reply(request, _, start):
+                self._replied(request, start, now)
+            case Run(worker):
+                self._bodies[worker].busy_since = now
+            case Refuse(request, error):
+                tally, _ = self._open.pop(request)
+                tally.refused[error] += 1
+            case StartBody(worker, function):
+                self._starts(worker, function, now)
+            case Drop(addresses):
+                self._usage.turn(now)
+                self._usage.blocks_bytes -= sum(self._blocks.pop(address, 0) for address in addresses)
+            case _:
+                pass
+
+    def _tally(self, name: FunctionName, spec: FunctionSpec | None = None) -> Tally:
+        tally = self._tallies.get(name)
+        if tally is None:
+            slo_ms = None if spec is None else spec.settings.slo_ms
+            tally = self._tallies[name] = Tally(None if slo_ms is None else slo_ms / 1000)
+        return tally
+
+    def _replied(self, request: RequestId, start: str, now: Seconds) -> None:
+        tally, arrived = self._open.pop(request)
+        seconds = now - arrived
+        tally.answered += 1
+        tally.started[start] += 1
+        tally.latencies.add(seconds)
+        if tally.slo_s is not None and seconds <= tally.slo_s:
+            tally.within += 1
+
+    def _starts(self, worker: WorkerId, id_: FunctionId, now: Seconds) -> None:
+        tally = self._tally(self._specs[id_].name)
+        tally.wakes["disk" if tally.from_disk else "host"] += 1
+        tally.from_disk = False
+        body = self._bodies[worker] = LivingBody(tally, self._body_bytes.get(id_, 0.0), now)
+        self._usage.turn(now)
+        self._usage.bodies += 1
+        self._usage.bodies_bytes += body.nbytes
+
+    def _idle(self, worker: WorkerId, now: Seconds) -> None:
+        body = self._bodies.get(worker)
+        if body is not None:
+            body.tally.busy_seconds += now - body.busy_since
+
+    def _exited(self, worker: WorkerId, now: Seconds) -> None:
+        body = self._bodies.pop(worker, None)
+        if body is None:
+            return
+        body.tally.body_seconds += now - body.since
+        self._usage.turn(now)
+        self._usage.bodies -= 1
+        self._usage.bodies_bytes -= body.nbytes
+
+    def _staged(self, id_: FunctionId, added: int, now: Seconds) -> None:
+        spec = self._specs[id_]
+        tally = self._tally(spec.name)
+        tally.staged_bytes += added
+        tally.from_disk = added > 0
+        self._hold(spec, now)
+
+    def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
+        """All blocks of a function lie in the host store."""
+        new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in self._blocks}
+        self._blocks.update(new)
+        self._usage.turn(now)
+        self._usage.blocks_bytes += sum(new.values())
+
+    def report(self, now: Seconds) -> Report:
+        """The figures at `now`, the end."""
+        self._usage.turn(now)
+        for body in self._bodies.values():
+            body.tally.body_seconds += now - body.since
+            body.since = now
+        return Report(
+            duration_s=now,
+            total=self._total(),
+            memory=self._usage.memory(now),
+            functions={name: tally.figures() for name, tally in self._tallies.items()},
+            samples=self._usage.samples,
+            latencies=Latencies().merge(tally.latencies for tally in self._tallies.values()).shares(),
+        )
+
+    def _total(self) -> Figures:
+        total = Tally(None)
+        promised = Tally(0.0)
+        for tally in self._tallies.values():
+            total.requests += tally.requests
+            total.answered += tally.answered
+            total.cancelled += tally.cancelled
+            total.staged_bytes += tally.staged_bytes
+            total.body_seconds += tally.body_seconds
+            total.busy_seconds += tally.busy_seconds
+            total.refused.update(tally.refused)
+            total.started.update(tally.started)
+            total.wakes.update(tally.wakes)
+            if tally.slo_s is not None:
+                promised.requests += tally.requests
+                promised.within += tally.within
+        total.latencies.merge(tally.latencies for tally in self._tallies.values())
+        return msgspec.structs.replace(total.figures(), attainment=promised.figures().attainment)
+
+
+class Usage:
+    """Memory over time: its sum, its peak, and a curve of bounded length."""
+
+    def __init__(self, every_s: float) -> None:
+        self.bodies = self.blocks_bytes = 0
+        self.bodies_bytes = 0.0
+        self.samples: list[Sample] = []
+        self._every_s = every_s
+        self._turned = 0.0
+        self._blocks_s = self._bodies_s = 0.0
+        self._blocks_peak = 0
+        self._bodies_peak = self._peak = 0.0
+
+    def turn(self, now: float) -> None:
+        """Account for the time up to now; to be called before each change."""
+        spent = now - self._turned
+        if spent > 0:
+            self._blocks_s += spent * self.blocks_bytes
+            self._bodies_s += spent * self.bodies_bytes
+            self._blocks_peak = max(self._blocks_peak, self.blocks_bytes)
+            self._bodies_peak = max(self._bodies_peak, self.bodies_bytes)
+            self._peak = max(self._peak, self.blocks_bytes + self.bodies_bytes)
+            self._turned = now
+        while len(self.samples) * self._every_s <= now:
+            at = len(self.samples) * self._every_s
+            self.samples.append(Sample(at, self.bodies, self.blocks_bytes, self.bodies_bytes))
+
+    def memory(self, now: float) -> Memory:
+        """The figures up to `now`."""
+        seconds = now or 1.0
+        return Memory(
+            blocks_mean=self._blocks_s / seconds,
+            blocks_peak=self._blocks_peak,
+            bodies_mean=self._bodies_s / seconds,
+            bodies_peak=self._bodies_peak,
+            mean=(self._blocks_s + self._bodies_s) / seconds,
+            peak=self._peak,
+        )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000

@@ -1,0 +1,34 @@
+"""What happens next? A heap of (time, sequence, deed): things at the same time happen in the order they were said."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+
+Deed = Callable[[], None]
+
+
+class Timeline:
+    """The simulated clock and all that is yet to happen."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Deed]] = []
+        self._sequence = 0
+
+    def after(self, seconds: float, deed: Deed) -> None:
+        """Do `deed` so many seconds from now."""
+        self.at(self.now + seconds, deed)
+
+    def at(self, time: float, deed: Deed) -> None:
+        """Do `deed` at this time, or now if that has passed."""
+        self._sequence += 1
+        heappush(self._heap, (max(time, self.now), self._sequence, deed))
+
+    def next_at(self) -> float:
+        """When the next deed is due; infinite if there is none."""
+        return self._heap[0][0] if self._heap else inf
+
+    def step(self) -> None:
+        """Let the next deed happen."""
+        self.now, _, deed = heappop(self._heap)
+        deed()

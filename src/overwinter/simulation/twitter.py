@@ -1,0 +1,87 @@
+"""What does a day of a busy public stream look like, second by second?
+
+Rates whose statistics are those of a measured day of tweets: a daily profile, minutes that wander, seconds a little
+more scattered than chance, and a few tens of bursts a day that begin at once and fade within minutes. No row of the
+measured day is kept here, only the constants below, fitted so that each statistic of tests/simulation/test_twitter.py
+holds.
+"""
+
+import math
+from collections.abc import Iterator
+from random import Random
+
+DAY_S = 86400
+MEAN_PER_S = 65.0
+
+LEVEL = 0.96
+"""Of the mean: what is left for the profile when bursts have taken their share."""
+NIGHT, AFTERNOON, EVENING = 0.70, 0.55, 1.15
+"""Heights of the daily profile: the floor, and what two bells add to it."""
+AFTERNOON_HOUR, AFTERNOON_HOURS = 14.0, 4.0
+EVENING_HOUR, EVENING_HOURS = 20.5, 1.1
+
+MINUTE_MEMORY = 0.9
+MINUTE_NOISE = 0.03
+"""Each minute's level in logarithms: so much of the last one's, and so much of its own."""
+SCATTER = 0.15
+"""Mean over the minutes of the variance of a second's count beyond its mean, as a share of the mean."""
+
+BURSTS = 46
+"""A day, each in its own part of it."""
+BURST_LEAST, BURST_MOST = 1.73, 3.3
+"""By what a burst multiplies the rate when it begins."""
+BURST_SKEW = 1.3
+BURST_FADE = 0.33
+"""What is left of a burst after a minute."""
+GREATEST_HOURS = 19.6, 20.1
+"""When the day's greatest burst may begin."""
+CEILING = 4.75
+"""Of the mean: no second is expected to bring more."""
+
+
+def twitter_rates(mean: float, rng: Random) -> Iterator[float]:
+    """Arrivals per second to expect in each second, from midnight on, without end; about `mean` over a day."""
+    profile = _profile()
+    wander, scatter, burst = 0.0, 0.0, 0.0
+    fade = BURST_FADE ** (1 / 60)
+    level = mean * LEVEL
+    while True:
+        bursts = _bursts(rng)
+        for second in range(DAY_S):
+            if second % 60 == 0:
+                wander = MINUTE_MEMORY * wander + rng.gauss(0.0, MINUTE_NOISE)
+                scatter = rng.expovariate(1 / SCATTER)
+            burst = max(burst * fade, bursts.get(second, 1.0) - 1.0)
+            expected = min(level * _at(profile, second) * math.exp(wander) * (1.0 + burst), CEILING * mean)
+            yield rng.gammavariate(expected / scatter, scatter)
+
+
+def _profile() -> list[float]:
+    """The level of each half-hour of a day, 1 on average."""
+    hours = [half / 2 for half in range(48)]
+    heights = [
+        NIGHT
+        + AFTERNOON * math.exp(-(((hour - AFTERNOON_HOUR) / AFTERNOON_HOURS) ** 2))
+        + EVENING * math.exp(-(((hour - EVENING_HOUR) / EVENING_HOURS) ** 2))
+        for hour in hours
+    ]
+    mean = sum(heights) / len(heights)
+    return [height / mean for height in heights]
+
+
+def _at(profile: list[float], second: int) -> float:
+    """The profile between the middles of its half-hours."""
+    half = second / 1800 - 0.5
+    before = math.floor(half)
+    share = half - before
+    return profile[before % 48] * (1 - share) + profile[(before + 1) % 48] * share
+
+
+def _bursts(rng: Random) -> dict[int, float]:
+    """The seconds of a day at which a burst begins, and by what it multiplies the rate."""
+    ratio = BURST_MOST / BURST_LEAST
+    sizes = [BURST_LEAST * ratio ** ((rank / (BURSTS - 1)) ** BURST_SKEW) for rank in range(BURSTS)]
+    greatest = sizes.pop()
+    rng.shuffle(sizes)
+    sizes.insert(int(rng.uniform(*GREATEST_HOURS) / 24 * BURSTS), greatest)
+    return {int((part + rng.random()) * DAY_S / BURSTS): size for part, size in enumerate(sizes)}

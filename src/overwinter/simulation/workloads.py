@@ -1,0 +1,198 @@
+"""When do the requests of a function come?
+
+A workload is data; `arrivals` makes of it a lazy, endless and ascending stream of seconds. All chance comes from the
+generator of random numbers that is handed in.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import cycle, repeat
+from pathlib import Path
+from random import Random
+from typing import assert_never
+
+import msgspec
+
+from overwinter.core.errors import CallerError
+from overwinter.simulation import traces
+from overwinter.simulation.twitter import MEAN_PER_S, twitter_rates
+
+MINUTE_S = 60.0
+
+
+class _Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Base of the tagged union."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(number, float) and number <= 0 for number in values):
+                raise ValueError(f"{name} must be above 0, got {value}")
+
+
+class Poisson(_Workload, frozen=True, tag="poisson"):
+    """Arrivals that know nothing of each other, at a constant rate."""
+
+    rate: float
+
+
+class Map(_Workload, frozen=True, tag="map"):
+    """A Markovian arrival process of two states: Poisson at one rate or the other, for exponential stays."""
+
+    rates: tuple[float, float]
+    stays_s: tuple[float, float]
+
+
+class Stable(_Workload, frozen=True, tag="stable"):
+    """Evenly spaced arrivals, each moved by up to `jitter` of the distance between two."""
+
+    rate: float
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.jitter > 1:
+            raise ValueError(f"jitter must be at most 1, got {self.jitter}")
+
+
+class Periodic(_Workload, frozen=True, tag="periodic"):
+    """Poisson arrivals whose rate rises and falls as a triangle between `low` and `high`."""
+
+    low: float
+    high: float
+    period_s: float
+
+
+class Bursty(_Workload, frozen=True, tag="bursty"):
+    """Poisson arrivals at `rate`, and at `rate` times `factor` in bursts that begin at random times."""
+
+    rate: float
+    factor: float
+    every_s: float
+    """Mean time from the end of a burst to the next one's beginning."""
+    length_s: float
+    """Mean length of a burst."""
+
+
+class MinuteCounts(_Workload, frozen=True, tag="minute-counts"):
+    """Recorded counts per minute of many functions (`.npy`), one row for each sibling in turn, over and over.
+
+    Each minute is a Poisson stream at `scale` times its count. Siblings that share a row begin at other minutes.
+    """
+
+    path: str
+    scale: float = 1.0
+    row: int = 0
+    """The first sibling's row."""
+    minutes: int | None = None
+    """Minutes of the trace to use; None: all."""
+
+
+class Timestamps(_Workload, frozen=True, tag="timestamps"):
+    """Recorded arrivals, over and over: a CSV with a column TIMESTAMP, or JSON lines with `timestamp` in ms."""
+
+    path: str
+    speed: float = 1.0
+    """By how much faster than recorded."""
+    share: float = 1.0
+    """The share of the arrivals that each sibling gets, by chance."""
+
+
+class TwitterLike(_Workload, frozen=True, tag="twitter-like"):
+    """A made day with the statistics of a measured day of tweets."""
+
+    mean: float = MEAN_PER_S
+    begin_s: float = 0.0
+    """The second of the day at which the simulation begins."""
+
+    def __post_init__(self) -> None:
+        if self.mean <= 0 or self.begin_s < 0:
+            raise ValueError(f"mean must be above 0 and begin_s not below, got {self.mean} and {self.begin_s}")
+
+
+Workload = Poisson | Map | Stable | Periodic | Bursty | MinuteCounts | Timestamps | TwitterLike
+
+
+def arrivals(workload: Workload, rng: Random, sibling: int, base: Path) -> Iterator[float]:
+    """Ascending seconds without end. `base`: where relative paths begin; CallerError for an unfit file."""
+    match workload:
+        case Poisson(rate):
+            return _scattered(repeat((1.0, rate)), rng)
+        case Map(rates, stays_s):
+            return _scattered(_stays(rates, stays_s, rng), rng)
+        case Stable():
+            return _even(workload, rng)
+        case Periodic():
+            return _scattered(_triangle(workload), rng)
+        case Bursty(rate, factor, every_s, length_s):
+            return _scattered(_stays((rate, rate * factor), (every_s, length_s), rng), rng)
+        case MinuteCounts():
+            return _minutes(workload, rng, sibling, base)
+        case Timestamps():
+            return _recorded(workload, rng, base)
+        case TwitterLike():
+            return _day(workload, rng)
+        case _:
+            assert_never(workload)
+
+
+def _scattered(steps: Iterable[tuple[float, float]], rng: Random) -> Iterator[float]:
+    """A Poisson stream through steps of (seconds, rate): exact at the edges, for what is left of a gap is kept."""
+    draw = rng.expovariate
+    begin, owed = 0.0, draw(1.0)
+    for seconds, rate in steps:
+        at, end = begin, begin + seconds
+        while owed < (end - at) * rate:
+            at += owed / rate
+            yield at
+            owed = draw(1.0)
+        owed -= (end - at) * rate
+        begin = end
+
+
+def _stays(rates: tuple[float, float], stays_s: tuple[float, float], rng: Random) -> Iterator[tuple[float, float]]:
+    for rate, stay in cycle(zip(rates, stays_s, strict=True)):
+        yield rng.expovariate(1 / stay), rate
+
+
+def _triangle(workload: Periodic, steps: int = 60) -> Iterator[tuple[float, float]]:
+    for step in cycle(range(steps)):
+        height = 1 - abs(2 * (step + 0.5) / steps - 1)
+        yield workload.period_s / steps, workload.low + height * (workload.high - workload.low)
+
+
+def _even(workload: Stable, rng: Random) -> Iterator[float]:
+    gap = 1 / workload.rate
+    begin = rng.random() * gap
+    count = 0
+    while True:
+        yield begin + (count + rng.random() * workload.jitter) * gap
+        count += 1
+
+
+def _minutes(workload: MinuteCounts, rng: Random, sibling: int, base: Path) -> Iterator[float]:
+    rows = traces.minute_counts(base / workload.path)
+    row = rows[(workload.row + sibling) % len(rows)][: workload.minutes]
+    if not any(row):
+        raise CallerError(f"row {(workload.row + sibling) % len(rows)} of {workload.path} holds no request")
+    shift = rng.randrange(len(row)) if workload.row + sibling >= len(rows) else 0
+    turned = [*row[shift:], *row[:shift]]
+    return _scattered(((MINUTE_S, count * workload.scale / MINUTE_S) for count in cycle(turned)), rng)
+
+
+def _recorded(workload: Timestamps, rng: Random, base: Path) -> Iterator[float]:
+    times = traces.timestamps(base / workload.path)
+    length = times[-1] + (times[-1] / len(times) or 1.0)
+    begin = 0.0
+    while True:
+        for time in times:
+            if workload.share >= 1 or rng.random() < workload.share:
+                yield (begin + time) / workload.speed
+        begin += length
+
+
+def _day(workload: TwitterLike, rng: Random) -> Iterator[float]:
+    rates = twitter_rates(workload.mean, rng)
+    for _ in range(int(workload.begin_s)):
+        next(rates)
+    return _scattered(((1.0, rate) for rate in rates), rng)

@@ -1,0 +1,87 @@
+"""`overwinter simulate`: a table for people, JSON and figures in files, clear errors."""
+
+import json
+
+import pytest
+
+from overwinter.core.journal import read_journal
+from tests.cli.conftest import Run
+
+SCENARIO = """
+duration_s = 30
+[node]
+cores = 2
+[[functions]]
+name = "f"
+variants = 2
+blocks = [{ mib = 1, shared = "f" }]
+latency_ms = { 1 = 20 }
+settings = { slo_ms = 100 }
+workload = { kind = "poisson", rate = 4 }
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text(SCENARIO)
+    return "s.toml"
+
+
+def test_a_table_and_a_report(local: Run, scenario, tmp_path) -> None:
+    done = local("simulate", scenario, "--no-figures")
+    assert "f-0000" in done.stdout
+    assert "total" in done.stdout
+    report = json.loads((tmp_path / "simulated" / "s" / "report.json").read_text())
+    assert report["total"]["lost"] == 0
+    assert report["total"]["answered"] == report["total"]["requests"] > 100
+    assert list((tmp_path / "simulated" / "s").glob("*.png")) == []
+
+
+@pytest.mark.slow
+def test_figures_are_written(local: Run, scenario, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    local("simulate", scenario, "--out", "there")
+    assert len(list((tmp_path / "there").glob("*.png"))) == 3
+
+
+def test_figures_need_matplotlib(local: Run, scenario, monkeypatch) -> None:
+    monkeypatch.setattr("overwinter.cli.simulate.find_spec", lambda name: None)
+    failed = local("simulate", scenario, exit_code=2)
+    assert "overwinter[figures]" in failed.stderr
+    assert "--no-figures" in failed.stderr
+
+
+def test_the_seed_decides_and_the_journal_is_written(local: Run, scenario, tmp_path) -> None:
+    journals = []
+    for seed, name in (("1", "a"), ("1", "b"), ("2", "c")):
+        local("simulate", scenario, "--no-figures", "--seed", seed, "--seconds", "5", "--journal", name, "--json")
+        journals.append((tmp_path / name).read_bytes())
+    assert journals[0] == journals[1] != journals[2]
+    with (tmp_path / "a").open("rb") as file:
+        assert sum(1 for _ in read_journal(file)[1]) > 20
+
+
+def test_capacity_is_one_command(local: Run, scenario) -> None:
+    done = local("simulate", scenario, "--no-figures", "--seconds", "10", "--capacity", "0.9", "--json")
+    found = json.loads(done.stdout)
+    assert found["copies"] >= 2
+    assert found["functions"] == 2 * found["copies"]
+    assert "does not fit" in done.stderr
+    assert f"{found['copies']} copies" in local(
+        "simulate", scenario, "--no-figures", "--seconds", "10", "--capacity", "0.9"
+    ).stdout  # fmt: skip
+
+
+def test_wrong_scenarios_are_told_in_a_line(local: Run, scenario, tmp_path) -> None:
+    (tmp_path / "s.toml").write_text(SCENARIO.replace("cores", "coers"))
+    failed = local("simulate", scenario, "--no-figures", exit_code=1)
+    assert failed.stderr.startswith("error: s.toml: ")
+    assert "coers" in failed.stderr
+
+
+def test_a_trace_that_is_not_there_is_named(local: Run, scenario, tmp_path) -> None:
+    text = SCENARIO.replace('kind = "poisson", rate = 4', 'kind = "minute-counts", path = "none.npy"')
+    (tmp_path / "s.toml").write_text(text)
+    failed = local("simulate", scenario, "--no-figures", exit_code=1)
+    assert "none.npy" in failed.stderr

@@ -1,0 +1,37 @@
+"""How many copies fit: the answer fits, and one more does not."""
+
+import pytest
+
+from overwinter.core.errors import CallerError
+from overwinter.simulation.capacity import capacity
+from overwinter.simulation.world import World
+from tests.simulation.scenes import function, scene
+
+BUSY = function(rate=3.0, settings={"slo_ms": 200, "max_batch": 1})
+
+
+def test_the_most_that_fit_fit_and_one_more_does_not():
+    scenario = scene(BUSY, node={"cores": 2}, duration_s=20)
+    told = []
+    found = capacity(scenario, 0.9, told=told.append)
+    assert found.copies > 1
+    assert found.functions == found.copies
+    assert tuple(told) == found.tried
+    assert World(scenario.times(found.copies)).run().total.attainment >= 0.9
+    assert World(scenario.times(found.copies + 1)).run().total.attainment < 0.9
+    assert found.report.total.attainment >= 0.9
+
+
+def test_a_machine_that_carries_none_says_none():
+    found = capacity(scene(function(settings={"slo_ms": 1}), duration_s=5), 0.5)
+    assert (found.copies, found.functions, found.report) == (0, 0, None)
+
+
+def test_without_a_promise_there_is_no_answer():
+    with pytest.raises(CallerError, match="slo_ms"):
+        capacity(scene(function(settings={})), 0.9)
+
+
+def test_without_requests_there_is_no_answer():
+    with pytest.raises(CallerError, match="no request"):
+        capacity(scene(function(rate=0.001), duration_s=0.01), 0.9)

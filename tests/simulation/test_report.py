@@ -1,0 +1,98 @@
+"""The reader of the steps counts what happened, whoever made the steps."""
+
+import io
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.core.actions import Drop, Refuse, Reply, Run, StartBody
+from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, RunEnded, Staged
+from overwinter.core.journal import read_journal
+from overwinter.simulation.latencies import Latencies
+from overwinter.simulation.report import Report, StepReader
+from overwinter.simulation.world import World
+from tests.policy.world import spec
+from tests.simulation.scenes import function, scene
+
+
+def read(*steps, until=10.0) -> Report:
+    reader = StepReader({"f@1": 100.0, "g@1": 10.0}, until)
+    for now, event, *actions in steps:
+        reader.observe(now, event, actions)
+    return reader.report(until)
+
+
+def test_requests_are_counted_by_how_they_end():
+    figures = read(
+        (0.0, Deployed(spec("f", slo_ms=500))),
+        *((float(request), Arrived(request, "f", None, None)) for request in range(5)),
+        (5.0, RunEnded(1, 1), Reply(4, "f@1", "warm"), Refuse(0, "DeadlineError", "late")),
+        (5.2, Cancelled(1)),
+        (5.4, RunEnded(1, 1), Reply(3, "f@1", "host")),
+        until=10.0,
+    ).functions["f"]
+    assert (figures.requests, figures.answered, figures.cancelled, figures.lost) == (5, 2, 1, 1)
+    assert figures.refused == {"DeadlineError": 1}
+    assert figures.started == {"host": 1, "warm": 1}
+    assert figures.attainment == 0.0
+    assert figures.p50_ms == pytest.approx(1000, rel=0.006)
+    assert figures.p99_ms == pytest.approx(2400, rel=0.006)
+
+
+def test_memory_is_summed_over_time_and_shared_blocks_count_once():
+    report = read(
+        (0.0, Deployed(spec("f"))),
+        (0.0, Deployed(spec("g", blobs=(("a", 10), ("c", 5))))),
+        (2.0, Staged("f@1", 30), StartBody(1, "f@1")),
+        (4.0, Staged("g@1", 5), StartBody(2, "g@1")),
+        (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
+        (5.5, RunEnded(1, 1), Reply(1, "f@1", "disk")),
+        (8.0, BodyExited(1, "WorkerError", "stopped"), Drop(("b",))),
+    )
+    memory = report.memory
+    assert memory.blocks_peak == 35
+    assert memory.bodies_peak == 110
+    assert memory.peak == 145
+    assert memory.blocks_mean == pytest.approx((2 * 30 + 4 * 35 + 2 * 15) / 10)
+    assert memory.bodies_mean == pytest.approx((2 * 100 + 4 * 110 + 2 * 10) / 10)
+    assert report.functions["f"].body_seconds == 6
+    assert report.functions["g"].body_seconds == 6
+    assert report.functions["f"].busy_seconds == 0.5
+    assert report.total.wakes == {"disk": 2}
+    assert report.total.attainment is None
+    assert [(sample.at_s, sample.bodies) for sample in report.samples][-1] == (pytest.approx(10), 1)
+
+
+def test_a_journal_file_gives_the_same_report_as_the_world():
+    file = io.BytesIO()
+    scenario = scene(function(variants=2))
+    report = World(scenario, journal=file).run()
+    file.seek(0)
+    reader = StepReader({each.spec.id: each.model.body_mib * 2**20 for each in scenario.simulated()}, 60.0)
+    for entry in read_journal(file)[1]:
+        reader.observe(entry.now, entry.event, list(entry.actions))
+    assert reader.open_requests == 0
+    assert msgspec.json.encode(reader.report(report.duration_s)) == msgspec.json.encode(report)
+
+
+def test_blocks_that_survived_a_restart_count_from_the_start():
+    report = read((0.0, Deployed(spec("f"), resident=True)), (5.0, Staged("f@1", 0)))
+    assert report.memory.blocks_mean == report.memory.blocks_peak == 30
+
+
+@given(st.lists(st.floats(1e-5, 100), min_size=1), st.floats(0, 1))
+def test_quantiles_are_right_to_half_a_percent(seconds, share):
+    latencies = Latencies()
+    for value in seconds:
+        latencies.add(value)
+    ordered = sorted(seconds)
+    rank = max(0, min(len(ordered) - 1, -int(-(share * len(ordered)) // 1) - 1))
+    assert latencies.quantile(share) == pytest.approx(ordered[rank], rel=0.006)
+    assert latencies.shares()[-1][1] == 1.0
+
+
+def test_no_latency_has_no_quantile():
+    assert Latencies().quantile(0.5) is None
+    assert Latencies().shares() == []

@@ -1,0 +1,78 @@
+"""Scenarios are read strictly, siblings share what they say they share, and errors name the key."""
+
+from pathlib import Path
+
+import pytest
+
+from overwinter.core.errors import CallerError
+from overwinter.simulation.scenario import MIB, latency_s, read_scenario
+from tests.simulation.scenes import function, scene
+
+SCENARIOS = sorted((Path(__file__).parent.parent.parent / "scenarios").glob("*.toml"))
+GOOD = """
+duration_s = 10
+[[functions]]
+name = "f"
+blocks = [{ mib = 1 }]
+latency_ms = { 1 = 5 }
+workload = { kind = "poisson", rate = 1 }
+"""
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_scenario_of_the_repository_can_be_read(path):
+    assert read_scenario(path).simulated()
+
+
+def test_siblings_share_blocks_and_programs():
+    first, second, other = scene(function("a", variants=2), function("b")).simulated()
+    assert [each.spec.id for each in (first, second, other)] == ["a-0000@1", "a-0001@1", "b@1"]
+    blocks = [{blob.address for blob in each.spec.blobs} for each in (first, second, other)]
+    assert len(blocks[0] & blocks[1]) == len(blocks[0] & blocks[2]) == 3
+    assert len(blocks[0] - blocks[1]) == 1
+    assert first.spec.program == second.spec.program != other.spec.program
+    assert {blob.nbytes for blob in first.spec.blobs} == {10 * MIB, MIB}
+    assert all(len(address) == 64 for address in blocks[0])
+
+
+def test_copies_multiply_the_siblings():
+    assert len(scene(function(variants=3), function("g")).times(4).simulated()) == 16
+
+
+def test_latency_lies_between_the_batches_given():
+    [model] = scene(function(latency_ms={"2": 50, "4": 110})).functions
+    assert [latency_s(model, batch) for batch in (1, 2, 3, 4, 6)] == pytest.approx([0.05, 0.05, 0.08, 0.11, 0.17])
+    [alone] = scene(function(latency_ms={"1": 50})).functions
+    assert latency_s(alone, 4) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (GOOD.replace("duration_s = 10", ""), "duration_s"),
+        (GOOD.replace("rate = 1", "rat = 1"), "rat"),
+        (GOOD.replace("1 = 5", "one = 5"), r"latency_ms"),
+        (GOOD.replace("1 = 5", "0 = 5"), r"latency_ms"),
+        (GOOD.replace("mib = 1", "mib = 0"), r"mib must be above 0.*functions\[0\]\.blocks\[0\]"),
+        (GOOD.replace("poisson", "poison"), r"functions\[0\]\.workload"),
+        (GOOD + 'colour = "red"\n', "colour"),
+        (GOOD + "[node]\ncores = 0\n", r"cores must be above 0.*node"),
+        (GOOD + "[node]\ngpus = 1\n", "gpus"),
+        (GOOD + "[faults]\nrun_crash_share = -1\n", "run_crash_share"),
+        (GOOD + GOOD.split("10")[1], "name of its own"),
+        (GOOD.replace('"f"', '"f@1"'), "without @"),
+        (GOOD + "settings = { slo = 5 }\n", r"`slo`.*settings"),
+        ("duration_s = ", "no TOML"),
+    ],
+)
+def test_errors_name_the_file_and_the_key(tmp_path, wrong, said):
+    path = tmp_path / "wrong.toml"
+    path.write_text(wrong)
+    with pytest.raises(CallerError, match=said) as raised:
+        read_scenario(path)
+    assert "wrong.toml" in str(raised.value)
+
+
+def test_the_good_one_is_good(tmp_path):
+    (tmp_path / "good.toml").write_text(GOOD)
+    assert read_scenario(tmp_path / "good.toml").duration_s == 10

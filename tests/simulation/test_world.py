@@ -1,0 +1,142 @@
+"""The mind in the modelled world: nothing is lost, the same seed gives the same journal, times are as told."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.actions import Refuse, Reply
+from overwinter.core.events import Arrived, BodyExited, StageFailed, ZygoteLost
+from overwinter.core.journal import read_journal
+from overwinter.policy.mind import Mind
+from overwinter.simulation.scenario import MIB, read_scenario
+from overwinter.simulation.world import World
+from tests.simulation.scenes import function, scene
+
+FAULTS = Path(__file__).parent.parent.parent / "scenarios" / "faults.toml"
+
+
+def journal_of(scenario) -> bytes:
+    file = io.BytesIO()
+    World(scenario, journal=file, checked=True).run()
+    return file.getvalue()
+
+
+def test_every_request_is_answered_by_a_machine_that_is_large_enough():
+    report = World(scene(function(variants=3)), checked=True).run()
+    assert report.total.requests > 200
+    assert report.total.answered == report.total.requests
+    assert report.total.lost == 0
+    assert report.total.refused == {}
+    assert report.total.attainment > 0.95
+
+
+def test_times_are_those_of_the_scenario():
+    alone = function(
+        rate=0.01, blocks=[{"mib": 50}], start_s=0.02, prepare_s=0.03, latency_ms={"1": 40}, settings={"slo_ms": 400}
+    )
+    report = World(scene(alone, node={"disk_mib_per_s": 500, "fork_s": 0.005}, seed=4)).run()
+    assert report.total.requests == 1
+    assert report.total.p50_ms == pytest.approx(100 + 5 + 20 + 30 + 40, rel=0.01)
+    assert report.total.started == report.total.wakes == {"disk": 1}
+    assert report.total.busy_seconds == pytest.approx(0.04)
+
+
+def test_shared_blocks_are_read_and_kept_once():
+    report = World(scene(function(variants=4))).run()
+    assert report.total.staged_bytes == report.memory.blocks_peak == (3 * 10 + 4 * 1) * MIB
+
+
+def test_bodies_sleep_after_their_keep_alive():
+    report = World(scene(function(rate=0.05), duration_s=600)).run()
+    assert report.total.wakes["host"] > 5
+    assert report.total.body_seconds < 0.5 * 600
+
+
+def test_a_small_machine_is_slower_and_says_so():
+    busy = function(rate=8.0, variants=4)
+    large = World(scene(busy, node={"cores": 8})).run()
+    small = World(scene(busy, node={"cores": 1})).run()
+    assert small.total.requests == large.total.requests
+    assert small.total.attainment < 0.5 < large.total.attainment
+    assert small.total.lost == 0
+
+
+def test_the_same_seed_gives_the_same_journal():
+    scenario = msgspec.structs.replace(read_scenario(FAULTS), duration_s=60)
+    first = journal_of(scenario)
+    assert first == journal_of(scenario)
+    assert len(first.splitlines()) > 1000
+    assert first != journal_of(msgspec.structs.replace(scenario, seed=scenario.seed + 1))
+
+
+def test_the_journal_replays_through_a_fresh_mind():
+    scenario = msgspec.structs.replace(read_scenario(FAULTS), duration_s=60)
+    config, entries = read_journal(io.BytesIO(journal_of(scenario)))
+    mind = Mind(config)
+    assert all(tuple(mind.handle(entry.event, entry.now)) == entry.actions for entry in entries)
+
+
+def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answer():
+    file = io.BytesIO()
+    scenario = msgspec.structs.replace(read_scenario(FAULTS), duration_s=120)
+    report = World(scenario, journal=file, checked=True).run()
+    file.seek(0)
+    steps = list(read_journal(file)[1])
+    events = [step.event for step in steps]
+    assert any(isinstance(event, ZygoteLost) for event in events)
+    assert any(isinstance(event, StageFailed) and event.error == "NoSpaceError" for event in events)
+    deaths = {event.reason for event in events if isinstance(event, BodyExited)}
+    assert deaths >= {"crashed by a fault", "killed by a fault", "its zygote died", "stopped"}
+    asked = [event.request for event in events if isinstance(event, Arrived)]
+    told = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
+    assert sorted(told) == sorted(asked)
+    assert len(asked) > 1000
+    assert report.total.lost == 0
+    assert report.total.answered > 0.6 * report.total.requests
+    assert {"NoSpaceError", "WorkerError"} <= set(report.total.refused)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([0.0, 0.1, 0.9]),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.sampled_from([None, 2.0]),
+    st.sampled_from([None, 4.0]),
+    st.sampled_from([None, 32.0, 1000.0]),
+    st.integers(1, 3),
+)
+def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, bodies_max):
+    scenario = scene(
+        function("a", variants=3, settings={"max_bodies": 2, "max_batch": 4, "timeout_s": 3, "queue_limit": 4}),
+        function("b", settings={"timeout_s": 1, "keep_alive_s": 0}),
+        seed=seed,
+        duration_s=8,
+        node={"cores": 2, "host_mib": host_mib} if host_mib else {"cores": 2},
+        mind={"bodies_max": bodies_max},
+        faults={"run_crash_share": runs, "start_crash_share": starts, "slow_load_share": 0.2}
+        | ({"body_life_s": life_s} if life_s else {})
+        | ({"zygote_life_s": zygote_s} if zygote_s else {}),
+    )
+    total = World(scenario, checked=True).run().total
+    assert total.lost == 0
+    assert total.answered + sum(total.refused.values()) == total.requests
+
+
+def test_one_function_more_changes_no_other_functions_arrivals():
+    alone = World(scene(function("a"))).run()
+    both = World(scene(function("a"), function("b"))).run()
+    assert both.functions["a"].requests == alone.functions["a"].requests
+    assert both.functions["a"].requests != both.functions["b"].requests
+
+
+def test_progress_is_told():
+    told: list[float] = []
+    World(scene(function(rate=40.0))).run(told.append)
+    assert told == sorted(told)
+    assert len(told) > 2
+    assert told[-1] == 60
