@@ -23,12 +23,9 @@ WARM_UP = 20
 class Bare(Family):
     """A model with a small input."""
 
-    def one(self) -> dict[str, torch.Tensor]:
-        """Batch 1; of a text, 16 tokens."""
-        inputs = super().one()
-        if "input_ids" in inputs:
-            inputs = {name: tensor[:, :TOKENS].contiguous() for name, tensor in inputs.items()}
-        return inputs
+    def __init__(self, name: str) -> None:
+        """Of a text, 16 tokens."""
+        super().__init__(name, tokens=TOKENS)
 
     def serve(self, url: str, directory: Path) -> None:
         """Deploy, write the requests, and see that the node answers as plain PyTorch does."""

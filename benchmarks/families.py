@@ -9,9 +9,10 @@ from benchmarks import zoo
 from benchmarks.programs import flatten
 from overwinter.api.arrays import to_tensor
 from overwinter.api.client import Client
-from overwinter.api.deployer import Uploaded, package, settings_of
+from overwinter.api.deployer import Package, Uploaded, package, settings_of
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.model.export import export
+from overwinter.model.program import Program
 
 DRIFT = 0.02
 
@@ -19,8 +20,10 @@ DRIFT = 0.02
 class Family:
     """A program, and weights that can be changed in place into those of a variant."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tokens: int | None = None) -> None:
+        """`tokens`: the length of texts in `one`, where the model takes texts of any length."""
         self.name = name
+        self.tokens = tokens
         self.model = zoo.build(name)
         self.module = self.model.module
         self.program, self.weights = export(self.module, self.model.example_inputs, self.model.dynamic)
@@ -33,11 +36,25 @@ class Family:
 
     def one(self) -> dict[str, torch.Tensor]:
         """The example inputs at batch 1."""
-        return {name: tensor[:1].contiguous() for name, tensor in self.model.example_inputs.items()}
+        inputs = {name: tensor[:1].contiguous() for name, tensor in self.model.example_inputs.items()}
+        for name, dims in self.model.dynamic.items():
+            for dim, size in dims.items():
+                if size == "sequence" and self.tokens is not None:
+                    inputs[name] = inputs[name].narrow(dim, 0, self.tokens).contiguous()
+        return inputs
 
-    def deploy(self, client: Client, name: str, **settings: float) -> Uploaded:
-        """Deploy the model as it is now."""
-        return package(name, self.program, self.weights, settings=settings_of(None, settings)).upload(client)
+    def packaged(
+        self, name: str, handler: str | None = None, program: Program | None = None, **settings: float
+    ) -> Package:
+        """The model as it is now, with a handler's source or another program over its weights if given."""
+        chosen = settings_of(None, settings)
+        return package(name, program or self.program, self.weights, handler=handler, settings=chosen)
+
+    def deploy(
+        self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: float
+    ) -> Uploaded:
+        """Deploy what `packaged` makes."""
+        return self.packaged(name, handler, program, **settings).upload(client)
 
     def answer(self) -> bytes:
         """What plain PyTorch answers to `one`: the bytes of all outputs in order."""

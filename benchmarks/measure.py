@@ -42,6 +42,20 @@ def memory(pids: Iterable[int]) -> Memory:
     return Memory(*sums)
 
 
+def resident_bytes(pids: Iterable[int]) -> int:
+    """The sum of what each process has in memory, shared or not (RSS)."""
+    return sum(dict(_rows(f"/proc/{pid}/smaps_rollup")).get("Rss", 0) for pid in pids)
+
+
+def descriptors(pids: Iterable[int]) -> int:
+    """Open descriptors of these processes; one that has ended has none."""
+    count = 0
+    for pid in pids:
+        with suppress(FileNotFoundError):
+            count += len(os.listdir(f"/proc/{pid}/fd"))
+    return count
+
+
 def tray_bytes(pids: Iterable[int]) -> int:
     """PSS of the memory files through which the daemon and its bodies pass tensors."""
     total = 0
@@ -52,6 +66,17 @@ def tray_bytes(pids: Iterable[int]) -> int:
                 inside = TRAY in line
             elif inside and line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
+    return total
+
+
+def memory_file_bytes(pid: int) -> int:
+    """What the memory files take that this process holds for tensors: quick, where `tray_bytes` reads every map."""
+    total = 0
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        # It may be closed meanwhile.
+        with suppress(FileNotFoundError):
+            if os.readlink(entry.path).startswith(TRAY):
+                total += os.stat(entry.path).st_blocks * 512
     return total
 
 
@@ -67,10 +92,22 @@ def users_of(library: str, besides: Iterable[int]) -> list[int]:
     return users
 
 
-def cpu_ticks(pid: int) -> int:
-    """Processor time that a process has used, in clock ticks; 0 when it is gone."""
+def cpu_ticks(pid: int, with_ended: bool = False) -> int:
+    """Processor time of a process, and if asked of its children that have ended, in clock ticks; 0 when it is gone."""
+    stop = 15 if with_ended else 13
     lines = list(_lines(f"/proc/{pid}/stat"))
-    return sum(int(field) for field in lines[0].rpartition(")")[2].split()[11:13]) if lines else 0
+    return sum(int(field) for field in lines[0].rpartition(")")[2].split()[11:stop]) if lines else 0
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time that these processes have used, and those that they have outlived."""
+    return sum(cpu_ticks(pid, with_ended=True) for pid in pids) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_seconds() -> float:
+    """Processor time that the whole machine has used, on all its cores."""
+    user, nice, system, _, _, interrupts, soft, *_ = map(int, _lines("/proc/stat")[0].split()[1:])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
 def file_bytes(directory: Path) -> int:

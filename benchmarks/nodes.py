@@ -27,7 +27,7 @@ class Node:
         self.data = data
         self.host_store = host_store
         self._port_file = data.parent / "port"
-        self._command = [sys.executable, "-m", "overwinter", "serve", "--port", "0"]
+        self._command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--no-profile-on-deploy"]
         self._command += ["--port-file", str(self._port_file), "--data", str(data), "--host-store", str(host_store)]
         self._command += options
         self.process: subprocess.Popen[bytes] | None = None
@@ -41,7 +41,8 @@ class Node:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         while not self._port_file.exists():
             if self.process.poll() is not None:
-                raise RuntimeError(f"the node ended with status {self.process.returncode}: {self._command}")
+                status, self.process = self.process.returncode, None
+                raise RuntimeError(f"the node ended with status {status}: {self._command}")
             time.sleep(POLL_S)
         self.port = int(self._port_file.read_text())
         with Connection(self.port) as connection:
@@ -68,19 +69,26 @@ class Node:
             self.process.wait()
             self.process = None
 
+    def hang_up(self) -> None:
+        """Close the connections of `client`, which count among the node's descriptors; the next call makes new ones."""
+        self.client.close()
+        self.client = Client(self.url)
+
     def pids(self) -> list[int]:
         """The daemon, its zygotes and its bodies."""
         if self.process is None:
             return []
         found = [self.process.pid]
-        parents = _parents()
+        parents = parents_of_all()
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
         return found
 
     def body_pids(self) -> list[int]:
-        """The bodies alone: they lead process groups of their own."""
-        return [pid for pid in self.pids()[1:] if _is_leader(pid)]
+        """The bodies alone: they lead process groups of their own, as does only the daemon's child beside them."""
+        parents = parents_of_all()
+        daemon, *below = self.pids() or [0]
+        return [pid for pid in below if group_of(pid) == pid and parents.get(pid) != daemon]
 
     def wait_bodies(self, function: str, count: int) -> None:
         """Wait until the function has this many bodies."""
@@ -127,7 +135,8 @@ def forget_pages(directory: Path) -> None:
             os.close(fd)
 
 
-def _parents() -> dict[int, int]:
+def parents_of_all() -> dict[int, int]:
+    """Every process that is no zombie, and its parent."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -140,8 +149,9 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def _is_leader(pid: int) -> bool:
+def group_of(pid: int) -> int | None:
+    """The process group of a process; None when it is gone."""
     try:
-        return os.getpgid(pid) == pid
+        return os.getpgid(pid)
     except ProcessLookupError:
-        return False
+        return None

@@ -58,7 +58,8 @@ def running_node(data: Path, *options: str, say: Callable[[str], None]) -> Itera
 
     What it writes to standard error is told to `say`, line by line, in another thread.
     """
-    command = [sys.executable, "-m", "overwinter", "serve", "--json", "--data", str(data), *options]
+    command = [sys.executable, "-m", "overwinter", "serve", "--json", "--no-profile-on-deploy"]
+    command += ["--data", str(data), *options]
     # A session of its own: Ctrl-C reaches only this process, which then stops the node in order.
     with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None

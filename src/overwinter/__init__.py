@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from overwinter.api.client import Client
     from overwinter.api.deployer import deploy
+    from overwinter.core.pipeline import Pipeline, Stage
 
-__all__ = ["Client", "deploy"]
+__all__ = ["Client", "Pipeline", "Stage", "deploy"]
 
 
 def __getattr__(name: str) -> object:
@@ -25,4 +26,8 @@ def __getattr__(name: str) -> object:
         from overwinter.api.deployer import deploy
 
         return deploy
+    if name in ("Pipeline", "Stage"):
+        from overwinter.core import pipeline
+
+        return getattr(pipeline, name)
     raise AttributeError(f"module 'overwinter' has no attribute {name!r}")

@@ -11,7 +11,8 @@ import uvloop
 from overwinter.api.app import create_app, serve
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError
-from overwinter.node.node import Node, running
+from overwinter.node.node import Node
+from overwinter.node.running import running
 
 ZYGOTE_ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",

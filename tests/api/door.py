@@ -15,6 +15,7 @@ import uvloop
 from overwinter.api.app import create_app, serve
 from overwinter.core.errors import NotFoundError, OverloadedError
 from overwinter.core.function import Settings
+from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Deployment, Manifest
@@ -125,7 +126,13 @@ class Door:
     def functions(self) -> list[View]:
         return [self.views[key] for key in sorted(self.views)]
 
-    def function(self, name: str, version: int | None) -> View:
+    def pipelines(self) -> list[View]:
+        return []
+
+    async def deploy_pipeline(self, pipeline: Pipeline) -> View:
+        raise NotFoundError(f"{pipeline.name!r}: there are no pipelines here")
+
+    def view(self, name: str, version: int | None) -> View:
         versions = [key[1] for key in self.views if key[0] == name]
         wanted = max(versions, default=0) if version is None else version
         if wanted not in versions:
@@ -144,7 +151,7 @@ class Door:
                 self.slow_cancelled.set()
                 raise
         compute = FUNCTIONS[name][0] if name in FUNCTIONS else echo
-        return Reply(name, self.function(name, version).version, compute({tensor.name: tensor for tensor in inputs}))
+        return Reply(name, self.view(name, version).version, compute({tensor.name: tensor for tensor in inputs}))
 
     async def deploy(self, manifest: Manifest) -> Deployment:
         deployment = self.repository.register(manifest, time.time())
@@ -152,7 +159,7 @@ class Door:
         return deployment
 
     async def remove(self, name: str, version: int | None) -> None:
-        self.function(name, version)
+        self.view(name, version)
         self.views = {key: view for key, view in self.views.items() if key[0] != name or version not in (None, key[1])}
 
     async def load(self, name: str, version: int | None) -> None:
@@ -176,7 +183,7 @@ class Door:
         )
 
     def _set_state(self, name: str, version: int | None, state: str, reason: str) -> None:
-        view = self.function(name, version)
+        view = self.view(name, version)
         self.views[name, view.version] = msgspec.structs.replace(view, state=state, reason=reason)
 
 

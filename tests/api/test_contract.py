@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.api.contract import check_inputs, check_outputs, raw_input
+from overwinter.api.contract import check_outputs, raw_input
 from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, Tensor, TensorSpec, check_size, pack_bytes
+from overwinter.core.tensor import BYTES, Tensor, TensorSpec, check_inputs, check_size, pack_bytes
 
 SPECS = (TensorSpec("a", "FP32", ("batch", 3)), TensorSpec("b", "INT64", ("batch", "n")))
 

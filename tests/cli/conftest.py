@@ -80,7 +80,7 @@ def serving(root: Path, *options: str) -> Iterator[Serving]:
     """`overwinter serve` until the end of the block; it must then end well, and leave nothing in memory."""
     memory = Path(tempfile.mkdtemp(prefix="overwinter-cli-tests-", dir="/dev/shm"))
     where = ("--port", "0", "--data", str(root), "--host-store", str(memory))
-    command = [sys.executable, "-m", "overwinter", "serve", "--json", *where, *options]
+    command = [sys.executable, "-m", "overwinter", "serve", "--json", "--no-profile-on-deploy", *where, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -12,7 +12,9 @@ from overwinter.cli.main import Commands, main
 from overwinter.core.errors import NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
-COMMANDS = ["deploy", "infer", "load", "ps", "rm", "serve", "show", "simulate", "unload"]
+COMMANDS = [
+    "deploy", "explain", "infer", "load", "profile", "ps", "rm", "serve", "show", "simulate", "top", "unload", "usage",
+]  # fmt: skip
 
 
 def test_every_command_has_help_and_json(local: Run) -> None:

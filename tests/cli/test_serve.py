@@ -40,10 +40,9 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found == NodeConfig(
         port=9,
         data="/srv/someone/.local/share/overwinter",
-        host_bytes=8 << 30,
         keep_warm=True,
         journal=f"{os.getcwd()}/steps.json",
-        mind=MindConfig(bodies_max=8, backoff_max_s=1.5),
+        mind=MindConfig(bodies_max=8, backoff_max_s=1.5, host_bytes=8 << 30),
     )
 
 
@@ -84,7 +83,10 @@ def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: 
         assert failed.stderr == f"error: another node already serves {node.data}: stop it, or choose another --data\n"
     assert stat.S_IMODE(Path(node.data).stat().st_mode) == 0o700
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    assert msgspec.json.decode(journal.read_bytes().splitlines()[0], type=MindConfig) == MindConfig()
+    recorded = msgspec.json.decode(journal.read_bytes().splitlines()[0], type=MindConfig)
+    assert recorded.cores == len(os.sched_getaffinity(0))
+    assert recorded.host_bytes
+    assert msgspec.structs.replace(recorded, cores=None, host_bytes=None) == MindConfig()
 
 
 def test_the_node_of_these_tests(node: Serving) -> None:

@@ -67,7 +67,7 @@ def test_waiting_requests_share_a_run_up_to_the_batch_limit():
 
 
 def test_bodies_grow_one_at_a_time_to_the_limit():
-    world = World()
+    world = World(cores=4)
     world.deploy(spec(max_bodies=3))
     for _ in range(6):
         world.arrive()
@@ -167,15 +167,14 @@ def test_a_new_version_takes_over_only_after_its_trial():
     world = awake()
     world.deploy(spec(version=2, blobs=(("a", 10), ("c", 5))), on_trial=True)
     world.arrive()
-    assert world.running[1].requests == (2,)
+    assert next(iter(world.running.values())).requests == (2,)
     world.finish()
     world.stage()
-    assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True]
+    assert kinds(world.log).count("StartBody") == 1
     assert kinds(world.ready())[0] == "Announce"
     world.arrive()
-    assert 2 in world.running
     world.arrive(version=1)
-    assert 1 in world.running
+    assert sorted(run.worker for run in world.running.values()) == [1, 2]
 
 
 def test_a_new_version_that_fails_its_trial_leaves_no_trace():
@@ -416,3 +415,27 @@ def test_a_slow_program_is_not_rehearsed_in_the_zygote():
     world.arrive()
     world.now += 0.1
     assert "Prepare" in kinds(world.finish())
+
+
+def test_the_zygote_holds_so_many_programs_and_the_one_used_longest_ago_makes_room():
+    world = World(prepared_max=2)
+    for name in "fghf":
+        if name not in world.blobs and f"{name}@1" not in world.blobs:
+            world.deploy(spec(name, keep_alive_s=0.0))
+        world.arrive(name)
+        world.settle()
+        world.ring()
+        world.settle()
+    prepared = [(action.function, action.forget) for action in world.log if isinstance(action, Prepare)]
+    assert prepared == [
+        ("f@1", None), ("g@1", None), ("h@1", "program-of-f"), ("f@1", "program-of-g"),
+    ]  # fmt: skip
+
+
+def test_a_program_is_rehearsed_by_its_first_trial_alone():
+    world = World()
+    for version in (1, 2):
+        world.deploy(spec(version=version), on_trial=True)
+        world.settle()
+    assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True, False]
+    assert kinds(world.log).count("Announce") == 2

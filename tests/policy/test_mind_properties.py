@@ -5,12 +5,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from overwinter.core.actions import Prepare, Run
-from overwinter.core.events import Cancelled, LoadAsked, Removed, StageFailed, UnloadAsked, ZygoteLost
+from overwinter.core.events import (
+    Cancelled,
+    Foretold,
+    LoadAsked,
+    Pressed,
+    Profiled,
+    Removed,
+    StageFailed,
+    UnloadAsked,
+    ZygoteLost,
+)
+from overwinter.core.policies import POLICIES
+from overwinter.core.profile import Point, Profile
 from overwinter.policy.mind import Mind
 
 from .world import World, spec
 
 NAMES = ("f", "g", "h")
+PROFILES = (
+    None,
+    Profile(weight_bytes=12, macs=100),
+    Profile(
+        weight_bytes=12,
+        macs=100,
+        points=tuple(
+            Point(cores, 3 + batch, batch, runs, 0.1 * batch * runs / cores)
+            for cores in (1, 2)
+            for batch in (1, 2)
+            for runs in (1, 2)
+        ),
+    ),
+)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -21,9 +47,23 @@ class AnyOrder(RuleBasedStateMachine):
         self.versions = dict.fromkeys(NAMES, 0)
         self.cancelled = set()
 
-    @initialize(bodies=st.integers(1, 4))
-    def begin(self, bodies):
-        self.world = World(bodies_max=bodies, backoff_max_s=2.0)
+    @initialize(
+        bodies=st.integers(1, 4),
+        policy=st.sampled_from(sorted(POLICIES)),
+        host=st.sampled_from([None, 12, 19, 30]),
+        memory=st.sampled_from([None, 9]),
+        window=st.sampled_from([None, 5.0]),
+    )
+    def begin(self, bodies, policy, host, memory, window):
+        self.world = World(
+            bodies_max=bodies,
+            backoff_max_s=2.0,
+            policy=policy,
+            cores=2,
+            host_bytes=host,
+            memory_bytes=memory,
+            host_keep_alive_s=window,
+        )
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -32,16 +72,33 @@ class AnyOrder(RuleBasedStateMachine):
         bodies=st.integers(1, 3),
         keep=st.sampled_from([0.0, 1.0, 60.0]),
         limit=st.integers(1, 4),
+        slo=st.sampled_from([None, 50.0, 500.0]),
+        late=st.sampled_from(["serve", "refuse"]),
+        runs=st.integers(1, 2),
+        own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}]),
+        profile=st.sampled_from(PROFILES),
     )
-    def deploy(self, name, on_trial, batch, bodies, keep, limit):
+    def deploy(self, name, on_trial, batch, bodies, keep, limit, slo, late, runs, own, profile):
         self.versions[name] += 1
         blobs = (("shared", 5), (f"{name}{self.versions[name]}", 7))
         settings = {"max_batch": batch, "max_bodies": bodies, "keep_alive_s": keep, "queue_limit": limit}
-        self.world.deploy(spec(name, self.versions[name], blobs, timeout_s=20.0, **settings), on_trial)
+        settings |= {"slo_ms": slo, "late": late, "concurrency": runs, "threads": 2, **own}
+        function = spec(name, self.versions[name], blobs, profile=profile, timeout_s=20.0, **settings)
+        self.world.deploy(function, on_trial)
 
-    @rule(name=st.sampled_from(NAMES), wait=st.sampled_from([None, 0.5, 5.0]))
-    def arrive(self, name, wait):
-        self.world.arrive(name, deadline=None if wait is None else self.world.now + wait)
+    @rule(name=st.sampled_from(NAMES), wait=st.sampled_from([None, 0.5, 5.0]), priority=st.integers(0, 2))
+    def arrive(self, name, wait, priority):
+        self.world.arrive(name, deadline=None if wait is None else self.world.now + wait, priority=priority)
+
+    @rule(name=st.sampled_from(NAMES), profile=st.sampled_from(PROFILES[1:]), rate=st.sampled_from([0.0, 3.0, 1e9]))
+    def learn(self, name, profile, rate):
+        function = f"{name}@{max(1, self.versions[name])}"
+        self.world.send(Profiled(function, profile))
+        self.world.send(Foretold(function, rate))
+
+    @rule(nbytes=st.integers(1, 40))
+    def pressed(self, nbytes):
+        self.world.send(Pressed(nbytes))
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -107,6 +164,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not world.mind.state.requests
         assert not world.mind.state.bodies
         assert not world.mind.state.wants_room
+        assert not world.mind.state.wants_bytes
         needed = {blob.address for f in world.mind.state.functions.values() for blob in f.spec.blobs}
         assert world.resident <= needed, "blocks are kept that no function needs"
         assert {f.state for f in world.mind.state.functions.values()} <= {"asleep", "unloaded"}

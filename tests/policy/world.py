@@ -1,22 +1,38 @@
 """A small world for the mind: it keeps what was asked for and lets a test choose what happens next."""
 
-from overwinter.core.actions import Announce, Drop, Prepare, Refuse, Reply, Run, SetAlarm, Stage, StartBody, StopBody
+from overwinter.core.actions import (
+    Announce,
+    Decide,
+    Drop,
+    Prepare,
+    Refuse,
+    Reply,
+    Run,
+    SetAlarm,
+    Stage,
+    StartBody,
+    StopBody,
+)
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Alarm, Arrived, BodyExited, BodyReady, Deployed, RunEnded, RunFailure, Staged
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import function_id
+from overwinter.policy.integrity import check_integrity
 from overwinter.policy.mind import Mind
-from overwinter.policy.state import check_integrity
 
 COUNTING = ("Announce", "Prepare")
 
 
-def spec(name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, **settings) -> FunctionSpec:
+def spec(
+    name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, profile=None, tenant="t", **settings
+) -> FunctionSpec:
+    settings.setdefault("max_bodies", 1)
     return FunctionSpec(
         id=function_id(name, version),
         name=name,
         version=version,
-        tenant="t",
+        tenant=tenant,
+        profile=profile,
         settings=Settings(**settings),
         program=f"program-of-{name}",
         sandboxed=sandboxed,
@@ -57,10 +73,10 @@ class World:
             case StartBody(worker, function):
                 self.starting[worker] = function
                 self.alive.add(worker)
-            case Run(worker):
+            case Run(worker, run):
                 assert worker in self.alive
-                assert worker not in self.running
-                self.running[worker] = action
+                assert run not in self.running
+                self.running[run] = action
             case StopBody(worker):
                 self.stopping.add(worker)
             case Reply(request) | Refuse(request):
@@ -70,7 +86,7 @@ class World:
                 self.alarm = at
             case Drop(addresses):
                 self.resident -= set(addresses)
-            case Announce() | Prepare():
+            case Announce() | Prepare() | Decide():
                 pass
 
     # What may happen next
@@ -80,9 +96,9 @@ class World:
         resident = not on_trial and set(self.blobs[function.id]) <= self.resident
         return self.send(Deployed(function, on_trial, resident))
 
-    def arrive(self, name="f", version=None, deadline=None) -> int:
+    def arrive(self, name="f", version=None, deadline=None, priority=0) -> int:
         self.next_request += 1
-        self.send(Arrived(self.next_request, name, version, deadline))
+        self.send(Arrived(self.next_request, name, version, deadline, priority))
         return self.next_request
 
     def stage(self, added=30) -> list:
@@ -96,16 +112,15 @@ class World:
         return self.send(BodyReady(worker))
 
     def finish(self, failures=()) -> list:
-        worker = next(iter(self.running))
-        run = self.running.pop(worker)
-        return self.send(RunEnded(worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
+        run = self.running.pop(next(iter(self.running)))
+        return self.send(RunEnded(run.worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
 
     def die(self, worker=None, reason="signal 9", lost_blocks=False) -> list:
         worker = min(self.alive) if worker is None else worker
         self.alive.discard(worker)
         self.stopping.discard(worker)
         self.starting.pop(worker, None)
-        self.running.pop(worker, None)
+        self.running = {run: action for run, action in self.running.items() if action.worker != worker}
         return self.send(BodyExited(worker, "WorkerError", reason, lost_blocks))
 
     def ring(self) -> list:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from overwinter.core.config import MindConfig
 from overwinter.core.errors import DeadlineError
 from overwinter.core.journal import Entry, read_journal
 from overwinter.policy.mind import Mind
@@ -39,7 +38,8 @@ def assert_replays(journal: Path) -> list[Entry]:
     with journal.open("rb") as file:
         config, entries = read_journal(file)
         mind, steps = Mind(config), list(entries)
-    assert config == MindConfig()
+    assert config.cores
+    assert config.host_bytes
     for step in steps:
         assert tuple(mind.handle(step.event, step.now)) == step.actions
     return steps

@@ -5,6 +5,7 @@ from functools import partial
 from overwinter.core.function import BlobSize
 from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
 from overwinter.simulation.timeline import Timeline
+from tests.policy.world import spec
 
 
 class Shop:
@@ -72,14 +73,15 @@ def test_a_queue_does_one_thing_after_another():
 def test_blocks_are_there_when_they_have_come_and_count_once():
     host = HostBlocks(100)
     mine, theirs = [BlobSize("a", 60), BlobSize("b", 10)], [BlobSize("a", 60), BlobSize("c", 50)]
+    function = spec(blobs=(("a", 60), ("b", 10)))
     assert host.missing(mine) == {"a": 60, "b": 10}
     host.add(host.missing(mine), 5.0)
-    assert not host.holds(mine, 4.9)
-    assert host.holds(mine, 5.0)
+    assert not host.holds(function, 4.9)
+    assert host.holds(function, 5.0)
     assert host.missing(theirs) == {"c": 50}
     assert host.ready_at(theirs) == 5.0
     assert not host.has_room(host.missing(theirs))
     host.drop(["b", "nowhere"])
     assert host.nbytes == 60
     assert host.has_room({"c": 40})
-    assert not host.holds(mine, 9.0)
+    assert not host.holds(function, 9.0)

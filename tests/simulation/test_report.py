@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from overwinter.core.actions import Drop, Refuse, Reply, Run, StartBody
 from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, RunEnded, Staged
 from overwinter.core.journal import read_journal
+from overwinter.core.profile import Point, Profile
 from overwinter.simulation.latencies import Latencies
 from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.world import World
@@ -17,8 +18,13 @@ from tests.policy.world import spec
 from tests.simulation.scenes import function, scene
 
 
+def known(name: str, nbytes: int, **changes) -> Deployed:
+    profile = Profile(weight_bytes=30, macs=1, points=(Point(1, nbytes, 1, 1, 0.1),))
+    return Deployed(spec(name, profile=profile, **changes))
+
+
 def read(*steps, until=10.0) -> Report:
-    reader = StepReader({"f@1": 100.0, "g@1": 10.0}, until)
+    reader = StepReader(until)
     for now, event, *actions in steps:
         reader.observe(now, event, actions)
     return reader.report(until)
@@ -43,8 +49,8 @@ def test_requests_are_counted_by_how_they_end():
 
 def test_memory_is_summed_over_time_and_shared_blocks_count_once():
     report = read(
-        (0.0, Deployed(spec("f"))),
-        (0.0, Deployed(spec("g", blobs=(("a", 10), ("c", 5))))),
+        (0.0, known("f", 100)),
+        (0.0, known("g", 10, blobs=(("a", 10), ("c", 5)))),
         (2.0, Staged("f@1", 30), StartBody(1, "f@1")),
         (4.0, Staged("g@1", 5), StartBody(2, "g@1")),
         (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
@@ -70,7 +76,7 @@ def test_a_journal_file_gives_the_same_report_as_the_world():
     scenario = scene(function(variants=2))
     report = World(scenario, journal=file).run()
     file.seek(0)
-    reader = StepReader({each.spec.id: each.model.body_mib * 2**20 for each in scenario.simulated()}, 60.0)
+    reader = StepReader(60.0)
     for entry in read_journal(file)[1]:
         reader.observe(entry.now, entry.event, list(entry.actions))
     assert reader.open_requests == 0

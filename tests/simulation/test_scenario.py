@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.errors import CallerError
-from overwinter.simulation.scenario import MIB, latency_s, read_scenario
+from overwinter.simulation.scenario import MIB, read_scenario
 from tests.simulation.scenes import function, scene
 
 SCENARIOS = sorted((Path(__file__).parent.parent.parent / "scenarios").glob("*.toml"))
@@ -41,9 +41,27 @@ def test_copies_multiply_the_siblings():
 
 def test_latency_lies_between_the_batches_given():
     [model] = scene(function(latency_ms={"2": 50, "4": 110})).functions
-    assert [latency_s(model, batch) for batch in (1, 2, 3, 4, 6)] == pytest.approx([0.05, 0.05, 0.08, 0.11, 0.17])
+    known = model.measured()
+    assert [known.latency_s(1, batch, 1) for batch in (1, 2, 3, 4, 6)] == pytest.approx([0.05, 0.05, 0.08, 0.11, 0.17])
     [alone] = scene(function(latency_ms={"1": 50})).functions
-    assert latency_s(alone, 4) == pytest.approx(0.2)
+    assert alone.measured().latency_s(1, 4, 1) == pytest.approx(0.2)
+
+
+def test_more_cores_shorten_all_but_the_serial_part():
+    changes = {"serial": 0.2, "latency_ms": {"1": 100, "4": 400}, "settings": {"threads": 4, "max_batch": 2}}
+    [model] = scene(function(**changes)).functions
+    known = model.measured()
+    assert [(point.cores, point.batch) for point in known.points] == [(c, b) for c in (1, 2, 3, 4) for b in (1, 2)]
+    assert known.latency_s(1, 2, 1) == pytest.approx(0.2)
+    assert known.latency_s(4, 2, 1) == pytest.approx(0.2 * (0.2 + 0.8 / 4))
+
+
+def test_the_promises_of_asyfunc_are_runs_of_the_largest_bodies():
+    [path] = [path for path in SCENARIOS if path.stem == "asyfunc"]
+    for model in read_scenario(path).functions:
+        largest = model.measured().latency_s(16, 8, 1)
+        assert largest is not None
+        assert 1000 * largest <= model.settings.slo_ms == pytest.approx(1000 * largest, abs=0.11)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +74,7 @@ def test_latency_lies_between_the_batches_given():
         (GOOD.replace("mib = 1", "mib = 0"), r"mib must be above 0.*functions\[0\]\.blocks\[0\]"),
         (GOOD.replace("poisson", "poison"), r"functions\[0\]\.workload"),
         (GOOD + 'colour = "red"\n', "colour"),
+        (GOOD + "serial = 1.5\n", "serial is a share"),
         (GOOD + "[node]\ncores = 0\n", r"cores must be above 0.*node"),
         (GOOD + "[node]\ngpus = 1\n", "gpus"),
         (GOOD + "[faults]\nrun_crash_share = -1\n", "run_crash_share"),

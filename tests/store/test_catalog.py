@@ -3,9 +3,9 @@ import uuid
 
 import pytest
 
-from overwinter.core.errors import NotFoundError, StoreError
+from overwinter.core.errors import ConflictError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName
-from overwinter.store.catalog import SCHEMA_VERSION, Catalog
+from overwinter.store.catalog import _SCHEMAS, SCHEMA_VERSION, Catalog
 
 NAME = FunctionName("one")
 
@@ -86,3 +86,39 @@ def test_a_failed_transaction_takes_no_number(catalog):
     with pytest.raises(StoreError):
         catalog.add(NAME, None, 1.0)  # type: ignore[arg-type]
     assert catalog.add(NAME, b"b", 1.0) == 2
+
+
+def test_a_pipeline_takes_the_place_of_the_one_before(catalog):
+    assert [catalog.put_pipeline(NAME, b"a", 1.0), catalog.put_pipeline(NAME, b"b", 2.0)] == [1, 2]
+    assert [tuple(row) for row in catalog.pipelines()] == [("one", 2, b"b", 2.0)]
+    catalog.remove_pipeline(NAME)
+    assert catalog.pipelines() == []
+    with pytest.raises(NotFoundError, match="no pipeline 'one'"):
+        catalog.remove_pipeline(NAME)
+
+
+def test_functions_and_pipelines_share_their_names(catalog):
+    catalog.add(NAME, b"a", 1.0, proven=False)
+    with pytest.raises(ConflictError, match="'one' is a function"):
+        catalog.put_pipeline(NAME, b"p", 1.0)
+    catalog.remove(NAME, None)
+    assert catalog.put_pipeline(NAME, b"p", 1.0) == 2
+    with pytest.raises(ConflictError, match="'one' is a pipeline"):
+        catalog.add(NAME, b"a", 1.0)
+
+
+def test_an_old_catalog_is_brought_up_to_date(path):
+    db = sqlite3.connect(path)
+    for statement in (*_SCHEMAS[0], "PRAGMA user_version = 1"):
+        db.execute(statement)
+    db.execute("INSERT INTO node VALUES ('me')")
+    db.execute("INSERT INTO names VALUES ('one', 1)")
+    db.execute("INSERT INTO functions VALUES ('one', 1, x'00', 1.0, 1)")
+    db.commit()
+    db.close()
+    for name in ("two", "three"):
+        catalog = Catalog(path)
+        assert catalog.node_identity == "me"
+        assert [row.name for row in catalog.rows()] == ["one"]
+        assert catalog.put_pipeline(FunctionName(name), b"p", 1.0) == 1
+        catalog.close()

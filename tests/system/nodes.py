@@ -1,7 +1,6 @@
 """Real nodes for the tests: a daemon in a process of its own, its processes, and what they leave behind."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.nodes import group_of, parents_of_all
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
 from overwinter.model.export import export
@@ -33,6 +33,7 @@ class NodeProcess:
         port_file = self.data / "port"
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--port-file", str(port_file)]
+        command += ["--no-profile-on-deploy"]
         command += ["--data", str(self.data), "--journal", str(self.journal), *self.options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.said: list[str] = []
@@ -126,26 +127,6 @@ class NodeProcess:
         if self.process.poll() is None:
             self.stop()
         self.shm.rmdir()
-
-
-def parents_of_all() -> dict[int, int]:
-    table = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                table[int(entry)] = int(fields[1])
-    return table
-
-
-def group_of(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
 
 
 def wait_gone(pids: list[int]) -> None:

@@ -24,7 +24,7 @@ def start_slow_request(pool, node: NodeProcess, seconds: float):
 
 def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_second_time(make_node):
     node = make_node()
-    deploy(node, "slow", handler=SLOW)
+    deploy(node, "slow", handler=SLOW, max_bodies=1)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answer, body = start_slow_request(pool, node, 0.5)
         os.kill(body, signal.SIGKILL)
@@ -44,7 +44,7 @@ def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_seco
 def test_a_request_survives_the_death_of_either_zygote(make_node, which):
     node = make_node()
     deploy(node, "plain", keep_alive_s=0.0)
-    deploy(node, "slow", handler=SLOW)
+    deploy(node, "slow", handler=SLOW, max_bodies=1)
     zygotes = node.zygotes()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answer, _ = start_slow_request(pool, node, 0.3) if which == 0 else (None, None)
@@ -60,7 +60,7 @@ def test_a_killed_daemon_loses_no_function_and_no_memory(make_node):
     node = make_node()
     deploy(node, "plain", Scale(2.0), keep_alive_s=0.0)
     deploy(node, "plain", Scale(4.0), keep_alive_s=0.0)
-    deploy(node, "slow", handler=SLOW)
+    deploy(node, "slow", handler=SLOW, max_bodies=1)
     held, inodes = node.stored_bytes(), {path.stat().st_ino for path in node.store().iterdir()}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answer, body = start_slow_request(pool, node, 5.0)

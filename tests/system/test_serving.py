@@ -58,9 +58,9 @@ def test_concurrent_requests_share_runs_and_get_their_own_answers(node: NodeProc
 
 
 def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):
-    first = deploy(node, "variant-a", Scale(3.0))
-    again = deploy(node, "variant-b", Scale(3.0))
-    sibling = deploy(node, "variant-c", Scale(4.0))
+    first = deploy(node, "variant-a", Scale(13.0))
+    again = deploy(node, "variant-b", Scale(13.0))
+    sibling = deploy(node, "variant-c", Scale(14.0))
     assert first.added_bytes > 65536
     assert again.added_bytes == 0
     assert 65536 <= sibling.added_bytes < first.nbytes
@@ -118,7 +118,7 @@ def test_a_handler_shapes_inputs_and_outputs_and_its_errors_name_the_line(node: 
 
 
 def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
-    deploy(node, "slow", handler=SLOW, queue_limit=1)
+    deploy(node, "slow", handler=SLOW, queue_limit=1, max_bodies=1)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         running = pool.submit(wait_for_answer, node, "slow", 1.0)
         wait_until(lambda: arrived(node, "slow") == 1)

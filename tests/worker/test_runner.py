@@ -1,5 +1,8 @@
 """A body's run: requests that fit share it, one that fails hurts no other, and errors say whose they are."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from overwinter.model.export import export
@@ -105,3 +108,39 @@ def test_a_rehearsal_runs_the_program_on_zeros():
     made, shapes = runner()
     made.rehearse()
     assert shapes == [(1, 3)]
+
+
+def test_programs_of_several_threads_run_at_once_and_give_the_bits_of_one_alone():
+    made, _ = runner()
+    requests = [ids([n, 2, 3], [4, 5, 9 - n]) for n in range(3)]
+    alone = [made.answer([request])[0]["sum"] for request in requests]
+    meeting = threading.Barrier(3, timeout=60)
+    run = made._run
+
+    def met(weights, inputs):
+        # Passed only when all three are inside.
+        meeting.wait()
+        return run(weights, inputs)
+
+    made._run = met
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = list(pool.map(lambda request: made.answer([request]), requests))
+    assert all(torch.equal(outcome["sum"], wanted) for [outcome], wanted in zip(outcomes, alone, strict=True))
+
+
+def test_a_handler_is_called_by_one_thread_at_a_time():
+    made, _ = runner(
+        "import threading\n"
+        "def setup(assets):\n"
+        "    return threading.Lock()\n"
+        "def preprocess(inputs, state):\n"
+        "    assert state.acquire(blocking=False), 'called while it is called'\n"
+        "    threading.Event().wait(0.001)\n"
+        "    state.release()\n"
+        "    return inputs\n"
+        "def postprocess(outputs, inputs, state):\n"
+        "    return preprocess(outputs, state)\n"
+    )
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = [outcome for [outcome] in pool.map(lambda n: made.answer([ids([n % 10])]), range(40))]
+    assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == []

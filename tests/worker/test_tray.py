@@ -1,5 +1,6 @@
-"""A tray grows under both its processes and can be shrunk by neither."""
+"""A tray grows under both its processes, can be shrunk by neither, and gives its memory back between runs."""
 
+import fcntl
 import os
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.tensor import TensorMeta
-from overwinter.worker.tray import ALIGNMENT, FIRST_BYTES, Tray, offsets
+from overwinter.worker.tray import ALIGNMENT, FIRST_BYTES, KEPT_BYTES, Tray, offsets
 
 
 @given(st.lists(st.integers(0, 5000)))
@@ -36,6 +37,37 @@ def test_nobody_can_take_the_memory_away():
     tray = Tray.make("test")
     with pytest.raises(PermissionError):
         os.ftruncate(tray.fd, 10)
+    tray.close()
+
+
+@pytest.mark.parametrize("seal", [fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
+def test_nobody_can_keep_another_from_using_it(seal):
+    tray = Tray.make("test")
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(tray.fd, fcntl.F_ADD_SEALS, seal)
+    tray.close()
+
+
+def test_memory_that_is_given_back_is_gone_for_both_and_comes_again():
+    ours = Tray.make("test")
+    ours.hold(4 * KEPT_BYTES)
+    theirs = Tray.open(os.dup(ours.fd))
+    ours.view[:] = b"x" * len(ours.view)
+    assert os.fstat(ours.fd).st_blocks * 512 == 4 * KEPT_BYTES
+    ours.give_back()
+    assert os.fstat(ours.fd).st_blocks * 512 == KEPT_BYTES
+    assert bytes(theirs.view[KEPT_BYTES - 1 : KEPT_BYTES + 1]) == b"x\0"
+    theirs.view[-1:] = b"y"
+    assert bytes(ours.view[-1:]) == b"y"
+    ours.close()
+    theirs.close()
+
+
+def test_a_small_tray_keeps_its_memory():
+    tray = Tray.make("test")
+    tray.view[-4:] = b"kept"
+    tray.give_back()
+    assert bytes(tray.view[-4:]) == b"kept"
     tray.close()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 
 import uvicorn
@@ -14,8 +14,10 @@ from overwinter.api.errors import error_response
 from overwinter.api.exchange import Receive, Request, Scope, Send
 from overwinter.api.front import Front
 from overwinter.api.inference import InferenceApi
+from overwinter.api.insight import InsightApi
+from overwinter.api.profiles import ProfileApi
 from overwinter.api.routing import Routes
-from overwinter.core.errors import OverloadedError
+from overwinter.core.errors import CallerError, OverloadedError
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -26,6 +28,7 @@ KEEP_ALIVE_S = 75
 DRAIN_S = 10
 """How long a stop waits for the answers under way."""
 REQUEST_ID_MAX = 256
+MORE = {"more_body": True}
 
 
 def create_app(front: Front, request_bytes_max: int, block_bytes_max: int, upload_idle_s: float = UPLOAD_IDLE_S) -> App:
@@ -33,7 +36,8 @@ def create_app(front: Front, request_bytes_max: int, block_bytes_max: int, uploa
     disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="api-disk")
     inference = InferenceApi(front, request_bytes_max, version("overwinter"))
     deployments = DeploymentApi(front, disk, request_bytes_max, block_bytes_max, upload_idle_s)
-    find = Routes([*inference.routes(), *deployments.routes()]).find
+    profiles = ProfileApi(front, request_bytes_max)
+    find = Routes([*inference.routes(), *deployments.routes(), *profiles.routes(), *InsightApi(front).routes()]).find
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -45,11 +49,16 @@ def create_app(front: Front, request_bytes_max: int, block_bytes_max: int, uploa
         except asyncio.CancelledError:
             # Only the end of a drain cancels; the task is over with this answer, so nothing is swallowed.
             response = error_response(OverloadedError("the node is stopping before this request was done: try again"))
-        response.headers.append((b"content-length", b"%d" % len(response.body)))
+        if response.stream is None:
+            response.headers.append((b"content-length", b"%d" % len(response.body)))
         request_id = headers.get(b"x-request-id")
         if request_id is not None:
             response.headers.append((b"x-request-id", request_id[:REQUEST_ID_MAX]))
         await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+        if response.stream is not None:
+            # The client has gone, or a drain is at its end: there is nobody to tell.
+            with suppress(CallerError, asyncio.CancelledError):
+                await response.stream(lambda chunk: send({"type": "http.response.body", "body": chunk, **MORE}))
         await send({"type": "http.response.body", "body": response.body})
 
     return app

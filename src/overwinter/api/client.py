@@ -1,6 +1,6 @@
 """How does Python talk to a node? One synchronous client, with the binary tensor extension on the wire."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +22,9 @@ from overwinter.core.errors import (
     TooLargeError,
 )
 from overwinter.core.ids import Address
+from overwinter.core.pipeline import Pipeline
+from overwinter.core.profile import Profile
+from overwinter.core.profiling import Line, Progress, Wanted
 from overwinter.core.tensor import Buffer, Tensor, TensorSpec, check_size
 from overwinter.store.manifest import Manifest
 
@@ -109,15 +112,65 @@ class Client:
         return _json(self._send("GET", "/overwinter/v1/functions"), list[dict[str, Any]])
 
     def function(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """One version of a function; the latest unless told. NotFoundError."""
+        """One version of a function, the latest unless told; or a pipeline. NotFoundError."""
         return _json(self._send("GET", _function(name, version)), dict[str, Any])
+
+    def pipelines(self) -> list[dict[str, Any]]:
+        """Every pipeline, as the node describes it."""
+        return _json(self._send("GET", "/overwinter/v1/pipelines"), list[dict[str, Any]])
+
+    # Looking
+
+    def activity(self) -> dict[str, Any]:
+        """What the node and its functions do just now."""
+        return _json(self._send("GET", "/overwinter/v1/activity"), dict[str, Any])
+
+    def explain(self, name: str, version: int | None = None) -> dict[str, Any]:
+        """Why a function is as it is: its blocks, profile and bodies, and what was decided. NotFoundError."""
+        return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
+
+    def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """What each function used, of all tenants or of one."""
+        path = "/overwinter/v1/usage" + ("" if tenant is None else f"/{quote(tenant, safe='')}")
+        return _json(self._send("GET", path), list[dict[str, Any]])
+
+    def metrics(self) -> str:
+        """All metrics, in Prometheus's text format."""
+        return self._send("GET", "/metrics").text
+
+    # Measuring
+
+    def known_profile(self, name: str, version: int | None = None) -> Profile:
+        """What was measured of a function on the node's machine; NotFoundError when nothing was."""
+        return _json(self._send("GET", f"{_function(name, version)}/profile"), Profile)
+
+    def profile(
+        self,
+        name: str,
+        version: int | None = None,
+        wanted: Wanted | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Profile:
+        """Measure a function on the node's machine, as far as what is wanted is not known; without `wanted` all that
+        its settings allow. `progress` hears how far it is. Takes seconds to minutes; a client that leaves ends it.
+        """
+        path = f"{_function(name, version)}/profile"
+        body = msgspec.json.encode(wanted or Wanted())
+        try:
+            with self._http.stream("POST", path, content=body) as response:
+                if not response.is_success:
+                    response.read()
+                    _raise_error(response)
+                return _measured(response.iter_lines(), progress)
+        except httpx.TransportError as error:
+            raise MachineError(f"the node at {self._url} left while it measured: {error}") from error
 
     # Running
 
     def infer(
         self, name: str, inputs: Mapping[str, ArrayLike], version: int | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """Run a function on tensors, arrays, or (nested) lists, by name of input.
+        """Run a function, or a pipeline of them, on tensors, arrays, or (nested) lists, by name of input.
 
         Returns its outputs by name: NumPy arrays, or nested lists where NumPy is not installed. `timeout_s` is the
         deadline of the request; without one the function's own holds.
@@ -170,8 +223,19 @@ class Client:
         response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
         return _json(response, Registered)
 
+    def deploy_pipeline(self, pipeline: Pipeline) -> Registered:
+        """Make functions that are deployed callable as one, in place of a pipeline of that name.
+
+        NotFoundError for a function that is not there, CallerError where tensors do not fit, ConflictError when a
+        function has the name.
+        """
+        response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
+        return _json(response, Registered)
+
     def remove(self, name: str, version: int | None = None) -> None:
-        """Take away one version of a function, or all of them."""
+        """Take away one version of a function, or all of them; or a pipeline. ConflictError while a pipeline needs
+        the function.
+        """
         self._send("DELETE", _function(name, version))
 
     def _holds(self, path: str) -> bool:
@@ -204,9 +268,24 @@ def _raise_error(response: httpx.Response) -> None:
         message = str(msgspec.json.decode(response.content, type=dict[str, Any])["error"])
     except (msgspec.DecodeError, UnicodeError, KeyError):
         message = f"HTTP status {response.status_code} and no error text: is a node there?"
-    kind = ERRORS.get(response.status_code, CallerError if response.status_code < 500 else MachineError)
     retry = response.headers.get("retry-after", "")
-    raise kind(message, float(retry) if retry.isdigit() else None)
+    raise _error_of(response.status_code)(message, float(retry) if retry.isdigit() else None)
+
+
+def _measured(lines: Iterable[str], progress: Callable[[Progress], None] | None) -> Profile:
+    for text in lines:
+        line = msgspec.json.decode(text, type=Line) if text else Line()
+        if line.progress is not None and progress is not None:
+            progress(line.progress)
+        if line.error is not None:
+            raise _error_of(line.status or 500)(line.error)
+        if line.profile is not None:
+            return line.profile
+    raise MachineError("the node ended the measurement without a result")
+
+
+def _error_of(status: int) -> type[OverwinterError]:
+    return ERRORS.get(status, CallerError if status < 500 else MachineError)
 
 
 def _json(response: httpx.Response, kind: type[T]) -> T:

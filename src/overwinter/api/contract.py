@@ -8,28 +8,6 @@ from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorSpec, check_size, pack_bytes
 
 
-def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-    """CallerError unless `inputs` are exactly the `specs`: names, datatypes, ranks, sizes; equal sizes where a name of
-    a dimension occurs twice.
-    """
-    wanted = {spec.name: spec for spec in specs}
-    sizes: dict[str, int] = {}
-    for tensor in inputs:
-        spec = wanted.pop(tensor.name, None)
-        if spec is None:
-            known = ", ".join(repr(each.name) for each in specs)
-            raise CallerError(f"unknown or repeated input {tensor.name!r}; the inputs are {known or 'none'}")
-        if tensor.datatype != spec.datatype:
-            raise CallerError(f"input {tensor.name!r} is {spec.datatype}, not {tensor.datatype}")
-        if len(tensor.shape) != len(spec.shape):
-            raise _misfit(tensor, spec)
-        for size, expected in zip(tensor.shape, spec.shape, strict=True):
-            if size != (expected if isinstance(expected, int) else sizes.setdefault(expected, size)):
-                raise _misfit(tensor, spec)
-    if wanted:
-        raise CallerError(f"input {next(iter(wanted))!r} is missing")
-
-
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
     """CallerError unless the function gives the `wanted` outputs (each binary or not; empty: all of them, as `binary`
     says) and JSON can carry those that are not binary.
@@ -69,7 +47,3 @@ def raw_input(body: bytes, specs: Sequence[TensorSpec]) -> Tensor:
     tensor = Tensor(spec.name, spec.datatype, tuple(shape), body)
     check_size(tensor)
     return tensor
-
-
-def _misfit(tensor: Tensor, spec: TensorSpec) -> CallerError:
-    return CallerError(f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}")

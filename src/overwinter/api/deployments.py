@@ -1,6 +1,7 @@
 """How do functions come and go over HTTP?
 
-As with a container registry: ask which blocks are missing, send those, then send the manifest that names them all.
+As with a container registry: ask which blocks are missing, send those, then send the manifest that names them all. A
+pipeline is sent as it is. Both are found and removed by their names.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from overwinter.api.inference import function_of
 from overwinter.api.routing import Route
 from overwinter.core.errors import CallerError
 from overwinter.core.ids import Address
+from overwinter.core.pipeline import decode_pipeline
 from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 
 MISSING_MAX = 1_000_000
@@ -64,6 +66,8 @@ class DeploymentApi:
             ("PUT", "/overwinter/v1/blocks/*", self.put_block),
             ("POST", "/overwinter/v1/functions", self.register),
             ("GET", "/overwinter/v1/functions", self.functions),
+            ("POST", "/overwinter/v1/pipelines", self.register_pipeline),
+            ("GET", "/overwinter/v1/pipelines", self.pipelines),
             ("GET", "/overwinter/v1/functions/*", self.function),
             ("GET", "/overwinter/v1/functions/*/versions/*", self.function),
             ("DELETE", "/overwinter/v1/functions/*", self.remove),
@@ -99,16 +103,26 @@ class DeploymentApi:
         deployed = await self._front.deploy(manifest)
         return json_response({"name": manifest.name, "version": deployed.version}, 201)
 
+    async def register_pipeline(self, request: Request) -> Response:
+        """Make functions that are deployed callable as one."""
+        pipeline = decode_pipeline(await request.body(self._request_bytes_max))
+        deployed = await self._front.deploy_pipeline(pipeline)
+        return json_response({"name": pipeline.name, "version": deployed.version}, 201)
+
+    async def pipelines(self, request: Request) -> Response:
+        """Every pipeline, with all that the node says of it."""
+        return json_response([view.info() for view in self._front.pipelines()])
+
     async def functions(self, request: Request) -> Response:
         """Every version of every function, with all that the node says of it."""
         return json_response([view.info() for view in self._front.functions()])
 
     async def function(self, request: Request) -> Response:
-        """One version of a function; the latest where the path does not say."""
-        return json_response(self._front.function(*function_of(request)).info())
+        """One version of a function, the latest where the path does not say; or a pipeline."""
+        return json_response(self._front.view(*function_of(request)).info())
 
     async def remove(self, request: Request) -> Response:
-        """Take away one version of a function, or all."""
+        """Take away one version of a function, or all; or a pipeline."""
         name, version = function_of(request)
         await self._front.remove(name, version)
         return json_response({"name": name, "version": version})

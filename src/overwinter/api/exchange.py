@@ -40,12 +40,17 @@ class _HungUpError(Exception):
     """The client closed its connection."""
 
 
+Write = Callable[[bytes], Awaitable[None]]
+
+
 class Response(msgspec.Struct):
-    """A status, headers and the whole body."""
+    """A status, headers and the whole body, or what writes the body as it comes."""
 
     status: int
     body: bytes
     headers: list[tuple[bytes, bytes]]
+    stream: Callable[[Write], Awaitable[None]] | None = None
+    """It raises nothing but what says that nobody reads on."""
 
 
 def json_response(value: object, status: int = 200) -> Response:

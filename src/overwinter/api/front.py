@@ -4,11 +4,15 @@ The node is one implementation; the tests bring another. Attributes are read-onl
 structs, whatever room they live in, fit as they are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
-from overwinter.core.function import Settings
-from overwinter.core.ids import Address, FunctionName
+import msgspec
+
+from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.pipeline import Pipeline
+from overwinter.core.profile import Profile
+from overwinter.core.profiling import Progress, Wanted
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.store.manifest import Manifest
 
@@ -17,7 +21,7 @@ Start = Literal["warm", "host", "disk"]
 
 
 class FunctionView(Protocol):
-    """One deployed version of a function, as callers see it.
+    """One deployed version of a function, or a pipeline, as callers see it.
 
     It goes to deployers as JSON just as it is: a struct with these fields, and any others that are worth showing.
     """
@@ -49,7 +53,7 @@ class FunctionView(Protocol):
 
     @property
     def platform(self) -> str:
-        """What runs it: overwinter_program."""
+        """What runs it: overwinter_program, overwinter_pipeline."""
         ...
 
     @property
@@ -63,8 +67,8 @@ class FunctionView(Protocol):
         ...
 
     @property
-    def settings(self) -> Settings:
-        """What its owner chose."""
+    def settings(self) -> msgspec.Struct:
+        """What its owner chose: Settings for a function."""
         ...
 
     def info(self) -> object:
@@ -117,6 +121,26 @@ class Blocks(Protocol):
         ...
 
 
+class Insight(Protocol):
+    """What people can see of a node. What it returns goes out as JSON just as it is."""
+
+    async def metrics(self) -> bytes:
+        """All metrics, in Prometheus's text format."""
+        ...
+
+    async def usage(self, tenant: TenantId | None, /) -> object:
+        """What each function used, of all tenants or of one."""
+        ...
+
+    async def activity(self) -> object:
+        """What goes on just now."""
+        ...
+
+    async def explain(self, name: FunctionName, version: int | None, /) -> object:
+        """Why a function is as it is; NotFoundError."""
+        ...
+
+
 class Front(Protocol):
     """The node, seen from the front door. All methods raise core errors."""
 
@@ -137,8 +161,14 @@ class Front(Protocol):
         """Every version of every function."""
         ...
 
-    def function(self, name: FunctionName, version: int | None, /) -> FunctionView:
-        """One version, or the latest; NotFoundError. Called for every request: it must be cheap."""
+    def pipelines(self) -> Sequence[FunctionView]:
+        """Every pipeline."""
+        ...
+
+    def view(self, name: FunctionName, version: int | None, /) -> FunctionView:
+        """One version of a function, or the latest, or a pipeline; NotFoundError. Called for every request: it must
+        be cheap.
+        """
         ...
 
     async def infer(
@@ -150,15 +180,34 @@ class Front(Protocol):
         priority: int,
         /,
     ) -> Reply:
-        """Run a function; the inputs fit its specs. The outputs may not change after it returns."""
+        """Run a function or a pipeline; the inputs fit its specs. The outputs may not change after it returns."""
         ...
 
     async def deploy(self, manifest: Manifest, /) -> Deployed:
         """Register a new version whose blocks are all stored."""
         ...
 
+    async def deploy_pipeline(self, pipeline: Pipeline, /) -> Deployed:
+        """Register functions to be called as one, in place of a pipeline of that name."""
+        ...
+
+    async def profile(
+        self, name: FunctionName, version: int | None, wanted: Wanted, tell: Callable[[Progress], None], /
+    ) -> Profile:
+        """Measure a function on this machine as far as that is not known; `tell` hears how far it is."""
+        ...
+
+    def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:
+        """What is known of a function's speed on this machine; NotFoundError also when nothing is."""
+        ...
+
+    @property
+    def insight(self) -> Insight:
+        """What people can see of it."""
+        ...
+
     async def remove(self, name: FunctionName, version: int | None, /) -> None:
-        """Take away one version, or all."""
+        """Take away one version of a function, or all, or a pipeline."""
         ...
 
     async def load(self, name: FunctionName, version: int | None, /) -> None:

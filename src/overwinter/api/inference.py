@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from overwinter.api.contract import check_inputs, check_outputs, raw_input
+from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import Front, FunctionView
 from overwinter.api.oip import Inference, decode_request, encode_reply
 from overwinter.api.routing import Route
 from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
-from overwinter.core.tensor import BYTES, TensorSpec
+from overwinter.core.tensor import BYTES, TensorSpec, check_inputs
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -70,7 +71,7 @@ class InferenceApi:
     async def infer(self, request: Request) -> Response:
         """Run a function on the body's tensors."""
         name, version = function_of(request)
-        view = self._front.function(name, version)
+        view = self._front.view(name, version)
         body = await request.body(self._bytes_max)
         head_bytes = head_length(request)
         if head_bytes == 0:
@@ -103,13 +104,13 @@ class InferenceApi:
         return json_response({"ready": ready}, 200 if ready else 400)
 
     async def models(self, request: Request) -> Response:
-        """The names of all functions (KServe's list)."""
-        return json_response({"models": sorted({view.name for view in self._front.functions()})})
+        """The names of all functions and pipelines (KServe's list)."""
+        return json_response({"models": sorted({view.name for view in self._views()})})
 
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
         view = self._view(request)
-        versions = [each.version for each in self._front.functions() if each.name == view.name]
+        versions = [each.version for each in self._views() if each.name == view.name]
         return json_response(
             {
                 "name": view.name,
@@ -130,6 +131,8 @@ class InferenceApi:
         """What is true of a function in the words of Triton's model configuration."""
         view = self._view(request)
         settings = msgspec.to_builtins(view.settings)
+        # A pipeline has no bodies of its own.
+        bodies = view.settings.max_bodies if isinstance(view.settings, Settings) else 0
         return json_response(
             {
                 "name": view.name,
@@ -140,7 +143,7 @@ class InferenceApi:
                 "max_batch_size": 0,
                 "input": _config_tensors(view.inputs),
                 "output": _config_tensors(view.outputs),
-                "instance_group": [{"name": view.name, "kind": "KIND_CPU", "count": view.settings.max_bodies}],
+                "instance_group": [{"name": view.name, "kind": "KIND_CPU", "count": bodies}],
                 "parameters": {
                     key: {"string_value": str(value)} for key, value in settings.items() if value is not None
                 },
@@ -148,13 +151,13 @@ class InferenceApi:
         )
 
     async def index(self, request: Request) -> Response:
-        """Every version of every function, and its state."""
+        """Every version of every function, every pipeline, and their states."""
         body = await request.body(self._bytes_max)
         ready_only = decode_json(_index_decoder, body).ready if body else False
         return json_response(
             [
                 {"name": view.name, "version": str(view.version), "state": view.state, "reason": view.reason}
-                for view in self._front.functions()
+                for view in self._views()
                 if view.state == "READY" or not ready_only
             ]
         )
@@ -177,7 +180,10 @@ class InferenceApi:
         return Response(200, b"", [])
 
     def _view(self, request: Request) -> FunctionView:
-        return self._front.function(*function_of(request))
+        return self._front.view(*function_of(request))
+
+    def _views(self) -> list[FunctionView]:
+        return [*self._front.functions(), *self._front.pipelines()]
 
 
 def function_of(request: Request) -> tuple[FunctionName, int | None]:

@@ -22,7 +22,7 @@ TIMEOUT_S = 600.0
 
 @click.command()
 @click.argument("source")
-@click.option("--name", required=True, help="What the function is called.")
+@click.option("--name", help="What the function is called.")
 @click.option("--slo", help="The latency it promises, as 80ms.")
 @click.option(
     "--handler",
@@ -37,7 +37,7 @@ TIMEOUT_S = 600.0
     multiple=True,
     help="A file handed to the handler. One for each.",
 )
-@click.option("--tenant", default="default", help="Whose function it is.")
+@click.option("--tenant", help="Whose function it is; `default` unless told.")
 @click.option(
     "--set",
     "settings",
@@ -50,21 +50,28 @@ TIMEOUT_S = 600.0
 @as_json
 def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     source: str,
-    name: str,
+    name: str | None,
     slo: str | None,
     handler: Path | None,
     assets: tuple[tuple[str, str], ...],
-    tenant: str,
+    tenant: str | None,
     settings: tuple[tuple[str, str], ...],
     url: str,
     as_json: bool,
 ) -> None:
-    """Deploy a model as a new version of a function.
+    """Deploy a model as a new version of a function, or a pipeline of functions.
 
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
     file of torch.export.save; or a directory of transformers. The model is exported here, and only blocks that the
-    node lacks are sent.
+    node lacks are sent. A .toml file is a pipeline: it says all of it, its name too, and takes the place of one that
+    has the name.
     """
+    if source.endswith(".toml"):
+        _deploy_pipeline(Path(source), any((name, slo, handler, assets, tenant, settings)), url, as_json)
+        return
+    if name is None:
+        raise click.UsageError("Missing option '--name'.")
+    tenant = tenant or "default"
     from overwinter.api.deployer import settings_of
     from overwinter.cli.progress import counting
 
@@ -87,6 +94,21 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
 
 
+def _deploy_pipeline(path: Path, with_options: bool, url: str, as_json: bool) -> None:
+    from overwinter.core.pipeline import parse_pipeline
+
+    if with_options:
+        raise click.UsageError(f"{path} says all of a pipeline: leave out the options of functions")
+    pipeline = parse_pipeline(path.read_text())
+    with connect(url) as client:
+        made = client.deploy_pipeline(pipeline)
+    if as_json:
+        print_json(made)
+        return
+    count = len(pipeline.stages)
+    click.echo(f"{made.name}@{made.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
+
+
 def _packaged(source: str, function: Mapping[str, Any], settings: Any) -> "Package":
     from overwinter.api.deployer import package
     from overwinter.cli.progress import turning
@@ -105,7 +127,8 @@ def _packaged(source: str, function: Mapping[str, Any], settings: Any) -> "Packa
 
 def _check_names(name: str, tenant: str, assets: list[str], handler: Path | None) -> None:
     """A usage error for what the node would refuse only after the upload."""
-    from overwinter.store.manifest import ASSET_PATTERN, NAME_PATTERN
+    from overwinter.core.ids import NAME_PATTERN
+    from overwinter.store.manifest import ASSET_PATTERN
 
     for option, text in (("--name", name), ("--tenant", tenant)):
         if not re.search(NAME_PATTERN, text):

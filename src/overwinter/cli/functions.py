@@ -11,18 +11,21 @@ from overwinter.cli.options import as_json, connect, id_of, named_function, node
 @node_url
 @as_json
 def ps(url: str, as_json: bool) -> None:
-    """List every version of every function."""
+    """List every version of every function, and every pipeline."""
     with connect(url) as client:
-        functions = client.functions()
+        functions, pipelines = client.functions(), client.pipelines()
     if as_json:
-        print_json(functions)
+        print_json([*functions, *pipelines])
         return
-    from overwinter.cli.tables import functions_table
+    from overwinter.cli.tables import functions_table, pipelines_table
     from overwinter.cli.tables import show as show_table
 
     if functions:
         show_table(functions_table(functions, time.time()))
-    else:
+    if pipelines:
+        click.echo()
+        show_table(pipelines_table(pipelines, time.time()))
+    if not functions and not pipelines:
         click.echo("no functions yet: deploy one with `overwinter deploy SOURCE --name NAME`")
 
 
@@ -31,16 +34,17 @@ def ps(url: str, as_json: bool) -> None:
 @node_url
 @as_json
 def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
-    """Show all that is known of a function."""
+    """Show all that is known of a function or a pipeline."""
     with connect(url) as client:
         described = client.function(*function)
     if as_json:
         print_json(described)
         return
-    from overwinter.cli.tables import function_table
+    from overwinter.cli.tables import function_table, pipeline_table
     from overwinter.cli.tables import show as show_table
 
-    show_table(function_table(described, time.time()))
+    table = pipeline_table if "stages" in described else function_table
+    show_table(table(described, time.time()))
 
 
 @click.command()
@@ -49,11 +53,11 @@ def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
 @node_url
 @as_json
 def rm(function: tuple[str, int | None], yes: bool, url: str, as_json: bool) -> None:
-    """Remove one version of a function, or with NAME alone all of them."""
+    """Remove one version of a function, or with NAME alone all of them; or a pipeline."""
     name, version = function
     with connect(url) as client:
-        client.function(name, version)
-        what = f"all versions of {name}" if version is None else id_of(name, version)
+        pipeline = "stages" in client.function(name, version)
+        what = f"all versions of {name}" if version is None and not pipeline else id_of(name, version)
         if not yes and not click.confirm(f"Remove {what}?", err=True):
             return
         client.remove(name, version)
@@ -65,7 +69,7 @@ def rm(function: tuple[str, int | None], yes: bool, url: str, as_json: bool) -> 
 @node_url
 @as_json
 def load(name: str, url: str, as_json: bool) -> None:
-    """Wake a function, and make it available again."""
+    """Wake a function, or all of a pipeline's, and make it available again."""
     with connect(url) as client:
         client.load(name)
     _done({"loaded": name}, f"loaded {name}", as_json)

@@ -13,6 +13,8 @@ import click
 from overwinter.cli.deploy import deploy
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
+from overwinter.cli.insight import explain, top, usage
+from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
 from overwinter.core.errors import OverwinterError
@@ -52,7 +54,7 @@ def main() -> None:
     """Serverless inference for many models on few machines."""
 
 
-for _command in (serve, deploy, ps, show, infer, rm, load, unload, simulate):
+for _command in (serve, deploy, ps, show, infer, rm, load, unload, simulate, profile, top, explain, usage):
     main.add_command(_command)
 
 

@@ -10,23 +10,33 @@ import msgspec
 
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
 from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.core.policies import POLICIES
 
 HELP = {
     "host": "Address to listen on. Anything but loopback opens the node to others: it asks nobody who they are.",
     "port": "Port to listen on; 0 takes a free one.",
     "data": "Directory of the repository: what is deployed lives here.",
     "host_store": "The tmpfs under which the blocks of warm functions lie.",
-    "host_bytes": "Most memory for those blocks, as 8GiB; without it, what the tmpfs has.",
     "keep_warm": "Leave the blocks in memory after a clean stop, for the next start.",
     "request_bytes_max": "Largest request.",
     "block_bytes_max": "Largest block of a deploy.",
+    "memory_free_min_bytes": "Memory to keep free: with less, blocks that nothing uses leave the host store.",
     "journal": "File to which every step of the mind is appended.",
     "journal_ring": "Steps of the mind kept in memory.",
+    "profile_on_deploy": "Measure each new program in the background, while no request is under way.",
+    "accounting_s": "Seconds between two comparisons of the bytes that are counted with the kernel's.",
+    "profile_share": "Share of the time that measuring may take while the node serves.",
+    "policy": "The rules by which it decides: Overwinter's own, a paper's, or a baseline's.",
+    "cores": "Cores for all workers; without it, what the machine has.",
+    "memory_bytes": "Most private memory of all workers together, as 8GiB.",
+    "host_bytes": "Most memory for the blocks of warm functions, as 8GiB; without it, what the tmpfs has.",
+    "host_keep_alive_s": "Seconds after which the blocks of a function that nobody uses leave the host store.",
     "bodies_max": "Worker processes alive at once.",
     "attempts_max": "Times a request may be tried when its worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
     "rehearsal_max_s": "Longest run of a program that the zygote prepares.",
+    "prepared_max": "Programs held compiled, ready for a wake.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between such tries.",
     "retry_after_min_s": "Least seconds that a refused caller is asked to wait.",
@@ -58,16 +68,22 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     default: Any = DEFAULTS[field.name] if field.required else field.default
     kind: Any = str
     metavar = "PATH" if field.name in PATHS else "ADDRESS"
+    if field.name == "policy":
+        kind = click.Choice(sorted(POLICIES))
+        return click.Option([flag], type=kind, default=default, help=HELP[field.name])
     if field.type is bool:
-        return click.Option([flag], is_flag=True, default=default, help=HELP[field.name])
+        both = f"{flag}/--no-{flag[2:]}"
+        return click.Option([both], default=default, help=HELP[field.name])
     if "bytes" in field.name:
         kind, metavar = byte_size, "SIZE"
         default = None if default is None else size_text(default).replace(" ", "")
     elif field.name == "port":
         kind, metavar = click.IntRange(0, LARGEST_PORT), "PORT"
-    elif field.type is int:
+    elif field.type in (int, int | None):
         kind, metavar = click.IntRange(1), "NUMBER"
-    elif field.type is float:
+    elif field.name == "profile_share":
+        kind, metavar = click.FloatRange(0, 1, min_open=True), "SHARE"
+    elif field.type in (float, float | None):
         kind, metavar = click.FloatRange(0, min_open=True), "SECONDS"
     return click.Option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
 

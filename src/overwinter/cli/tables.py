@@ -1,7 +1,7 @@
 """How do functions, tensors, sizes and times look to people?"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -27,7 +27,7 @@ def show(what: object) -> None:
 
 def functions_table(functions: Sequence[Description], now: float) -> Table:
     """One line for each version of each function."""
-    table = _table()
+    table = plain_table()
     for title in ("NAME", "VERSION", "STATE", "LIFE"):
         table.add_column(title, no_wrap=True)
     for title in ("BODIES", "WAITING", "SIZE", "MISSING", "SLO", "CREATED"):
@@ -48,11 +48,51 @@ def functions_table(functions: Sequence[Description], now: float) -> Table:
     return table
 
 
+def pipelines_table(pipelines: Sequence[Description], now: float) -> Table:
+    """One line for each pipeline."""
+    table = plain_table()
+    for title in ("PIPELINE", "VERSION", "STATE"):
+        table.add_column(title, no_wrap=True)
+    for title in ("RUNNING", "ANSWERED", "IN SLO", "FAILED", "SLO", "CREATED"):
+        table.add_column(title, no_wrap=True, justify="right")
+    table.add_column("FUNCTIONS")
+    for each in pipelines:
+        requests = each["requests"]
+        table.add_row(
+            each["name"],
+            str(each["version"]),
+            each["state"],
+            *(str(requests[key]) for key in ("running", "answered", "in_slo", "failed")),
+            slo_text(each["settings"]["slo_ms"]),
+            age_text(now - each["created"]),
+            ", ".join(stage_text(stage) for stage in each["stages"].values()),
+        )
+    return table
+
+
+def pipeline_table(pipeline: Description, now: float) -> Table:
+    """All that is known of a pipeline, a fact a line."""
+    requests, slo_ms = pipeline["requests"], pipeline["settings"]["slo_ms"]
+    return facts_table(
+        {
+            "pipeline": f"{pipeline['name']}@{pipeline['version']}",
+            "state": f"{pipeline['state']} ({pipeline['reason']})" if pipeline["reason"] else pipeline["state"],
+            "requests": f"{requests['running']} running, {requests['answered']} answered, {requests['failed']} failed",
+            "promise": "none" if slo_ms is None else f"{slo_text(slo_ms)}, kept {requests['in_slo']} times",
+            "timeout": f"{pipeline['settings']['timeout_s']:g} s for all stages together",
+            "created": age_text(now - pipeline["created"]),
+            **{f"input {spec['name']}": spec_text(spec) for spec in pipeline["inputs"]},
+            **{f"stage {name}": _wiring_text(stage) for name, stage in pipeline["stages"].items()},
+            **{
+                f"output {spec['name']}": f"{spec_text(spec)} from {pipeline['sources'][spec['name']]}"
+                for spec in pipeline["outputs"]
+            },
+        }
+    )
+
+
 def function_table(function: Description, now: float) -> Table:
     """All that is known of one version, a fact a line."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
     state = f"{function['state']}, {function['life']}"
     facts = {
         "function": f"{function['name']}@{function['version']}{', the latest' if function['latest'] else ''}",
@@ -67,14 +107,12 @@ def function_table(function: Description, now: float) -> Table:
         **{f"output {spec['name']}": spec_text(spec) for spec in function["outputs"]},
         **{key: "none" if value is None else str(value) for key, value in function["settings"].items()},
     }
-    for name, fact in facts.items():
-        table.add_row(name, fact)
-    return table
+    return facts_table(facts)
 
 
 def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> Table:
     """Each output with its spec, its shape and its elements, shortened."""
-    table = _table()
+    table = plain_table()
     for title in ("OUTPUT", "DATATYPE", "SHAPE"):
         table.add_column(title, no_wrap=True)
     table.add_column("VALUE", overflow="fold")
@@ -86,6 +124,12 @@ def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> 
 def spec_text(spec: Description) -> str:
     """The datatype and the shape of a tensor."""
     return f"{spec['datatype']} {_shape_text(spec['shape'])}"
+
+
+def stage_text(stage: Description) -> str:
+    """The function of a pipeline's stage."""
+    version = stage.get("version")
+    return stage["function"] if version is None else f"{stage['function']}@{version}"
 
 
 def short_text(value: Any, shown: int = 4) -> str:
@@ -114,7 +158,23 @@ def slo_text(slo_ms: float | None) -> str:
     return "-" if slo_ms is None else f"{slo_ms:g} ms"
 
 
-def _table() -> Table:
+def _wiring_text(stage: Description) -> str:
+    taken = ", ".join(f"{name} from {source}" for name, source in stage.get("inputs", {}).items())
+    return f"{stage_text(stage)} of {taken or 'nothing'}"
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A fact a line."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    return table
+
+
+def plain_table() -> Table:
+    """A table without lines but under its titles."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
 
 

@@ -4,10 +4,13 @@ from typing import Literal
 
 import msgspec
 
-from overwinter.core.ids import Address, FunctionId, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import SHARED, Address, FunctionId, RequestId, RunId, Seconds, StoreName, WorkerId
 
 Start = Literal["warm", "host", "disk"]
 """From where a request's function had to be woken."""
+
+Decision = Literal["scale-out", "scale-in", "best-effort", "evict", "wait", "shed"]
+"""Kinds of decisions that are explained."""
 
 
 class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -21,9 +24,10 @@ class Stage(_Action, frozen=True):
 
 
 class Drop(_Action, frozen=True):
-    """Take these blocks out of the host store: no staged function needs them."""
+    """Take these blocks out of a host store: no function that is kept there needs them."""
 
     addresses: tuple[Address, ...]
+    store: StoreName = SHARED
 
 
 class StartBody(_Action, frozen=True):
@@ -32,12 +36,17 @@ class StartBody(_Action, frozen=True):
     worker: WorkerId
     function: FunctionId
     on_trial: bool = False
+    cores: int = 1
+    concurrency: int = 1
+    """Runs that it may be handed at once."""
 
 
 class Prepare(_Action, frozen=True):
     """Let the zygote compile this function's program and build its primitives before the next fork."""
 
     function: FunctionId
+    forget: Address | None = None
+    """A program that it should hold no longer."""
 
 
 class Run(_Action, frozen=True):
@@ -80,10 +89,18 @@ class Announce(_Action, frozen=True):
     reason: str = ""
 
 
+class Decide(_Action, frozen=True):
+    """Nothing to carry out: why something was decided about a function, for people who ask."""
+
+    function: FunctionId
+    what: Decision
+    why: str
+
+
 class SetAlarm(_Action, frozen=True):
     """Send Alarm at this time; replaces the alarm set before."""
 
     at: Seconds
 
 
-Action = Stage | Drop | StartBody | Prepare | Run | StopBody | Reply | Refuse | Announce | SetAlarm
+Action = Stage | Drop | StartBody | Prepare | Run | StopBody | Reply | Refuse | Announce | Decide | SetAlarm

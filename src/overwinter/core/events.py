@@ -3,7 +3,18 @@
 import msgspec
 
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import (
+    SHARED,
+    Address,
+    FunctionId,
+    FunctionName,
+    RequestId,
+    RunId,
+    Seconds,
+    StoreName,
+    WorkerId,
+)
+from overwinter.core.profile import Profile
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -45,6 +56,8 @@ class Arrived(_Event, frozen=True):
     version: int | None
     deadline: Seconds | None
     """None: the function's own timeout counts."""
+    priority: int = 0
+    """1 is served first, larger numbers later; 0 is the ordinary, 100."""
 
 
 class Cancelled(_Event, frozen=True):
@@ -60,6 +73,7 @@ class Staged(_Event, frozen=True):
     added: int
     addresses: tuple[Address, ...] = ()
     """What was staged, so that it can be let go if nobody wants it any more; only told when bytes were added."""
+    store: StoreName = SHARED
 
 
 class StageFailed(_Event, frozen=True):
@@ -69,6 +83,7 @@ class StageFailed(_Event, frozen=True):
     error: str
     message: str
     addresses: tuple[Address, ...] = ()
+    store: StoreName = SHARED
 
 
 class BodyReady(_Event, frozen=True):
@@ -107,6 +122,27 @@ class ZygoteLost(_Event, frozen=True):
     """The zygote died; what it had prepared is gone."""
 
 
+class Profiled(_Event, frozen=True):
+    """A function was measured on this machine, or measured anew."""
+
+    function: FunctionId
+    profile: Profile
+
+
+class Foretold(_Event, frozen=True):
+    """Somebody knows at what rate requests of a function will come."""
+
+    function: FunctionId
+    rate: float
+    """Requests per second."""
+
+
+class Pressed(_Event, frozen=True):
+    """The machine runs short of memory: so many bytes should be given back."""
+
+    nbytes: int
+
+
 class Alarm(_Event, frozen=True):
     """The time of the last SetAlarm has come."""
 
@@ -124,5 +160,8 @@ Event = (
     | RunEnded
     | BodyExited
     | ZygoteLost
+    | Profiled
+    | Foretold
+    | Pressed
     | Alarm
 )

@@ -2,6 +2,10 @@
 
 from typing import NewType
 
+# \A and \Z: a `$` would let a trailing newline through.
+NAME_PATTERN = r"\A[a-z0-9][a-z0-9._-]{0,127}\Z"
+"""What a function, a pipeline, a stage of one or a tenant may be called."""
+
 Seconds = NewType("Seconds", float)
 Address = NewType("Address", str)
 """BLAKE3 of a block's content and layout: 64 hexadecimal digits."""
@@ -9,6 +13,10 @@ FunctionName = NewType("FunctionName", str)
 FunctionId = NewType("FunctionId", str)
 """One version of a function: `name@version`."""
 TenantId = NewType("TenantId", str)
+StoreName = NewType("StoreName", str)
+"""A host store of one trust domain: the shared one, or a tenant's own."""
+SHARED = StoreName("")
+"""The host store of all functions that did not ask for one of their own."""
 RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)

@@ -1,5 +1,6 @@
 """Tensors as the wire knows them: a datatype, a shape, little-endian row-major bytes."""
 
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
@@ -115,3 +116,29 @@ def check_size(tensor: Tensor) -> None:
             f"tensor {tensor.name!r} of {tensor.datatype} {list(tensor.shape)} needs {count * item} bytes, "
             f"got {len(tensor.data)}"
         )
+
+
+def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    """CallerError unless `inputs` are exactly the `specs`: names, datatypes, ranks, sizes; equal sizes where a name of
+    a dimension occurs twice.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    sizes: dict[str, int] = {}
+    for tensor in inputs:
+        spec = wanted.pop(tensor.name, None)
+        if spec is None:
+            known = ", ".join(repr(each.name) for each in specs)
+            raise CallerError(f"unknown or repeated input {tensor.name!r}; the inputs are {known or 'none'}")
+        if tensor.datatype != spec.datatype:
+            raise CallerError(f"input {tensor.name!r} is {spec.datatype}, not {tensor.datatype}")
+        if len(tensor.shape) != len(spec.shape):
+            raise _misfit(tensor, spec)
+        for size, expected in zip(tensor.shape, spec.shape, strict=True):
+            if size != (expected if isinstance(expected, int) else sizes.setdefault(expected, size)):
+                raise _misfit(tensor, spec)
+    if wanted:
+        raise CallerError(f"input {next(iter(wanted))!r} is missing")
+
+
+def _misfit(tensor: Tensor, spec: TensorSpec) -> CallerError:
+    return CallerError(f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}")

@@ -20,6 +20,9 @@ from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryForm
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
 """Takes the program's weights and the span's live-in values, gives its live-out values."""
 
+Timed = Callable[[Sequence[torch.Tensor], Sequence[Any], list[float]], tuple[Any, ...]]
+"""Takes a program's weights and inputs and a list, to which it adds the time at the end of each layer."""
+
 
 def compile_program(
     program: Program, start: int = 0, stop: int | None = None, device: torch.device | str = "cpu"
@@ -44,6 +47,23 @@ def compile_program(
     lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in given)})")
     exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
     run: Compiled = writer.names["run"]
+    return run
+
+
+def compile_timed(program: Program, clock: Callable[[], float], device: torch.device | str = "cpu") -> Timed:
+    """As `compile_program` for the whole program, with a look at `clock` after each of its layers."""
+    writer = _Writer(program, torch.device(device))
+    writer.names["clock"] = clock
+    lines = ["def run(weights, inputs, marks):"]
+    if program.inputs:
+        lines.append(f"    {''.join(f'v{slot}, ' for slot in live_in(program))}= inputs")
+    for layer in program.layers:
+        for call in program.calls[layer.start : layer.stop]:
+            lines.extend(writer.lines(call))
+        lines.append("    marks.append(clock())")
+    lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in program.output_slots)})")
+    exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
+    run: Timed = writer.names["run"]
     return run
 
 

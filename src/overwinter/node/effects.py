@@ -8,6 +8,7 @@ from typing import assert_never
 from overwinter.core.actions import (
     Action,
     Announce,
+    Decide,
     Drop,
     Prepare,
     Refuse,
@@ -30,15 +31,20 @@ from overwinter.core.events import (
     StageFailed,
     ZygoteLost,
 )
-from overwinter.core.ids import FunctionId, RequestId, Seconds, WorkerId, split_id
+from overwinter.core.ids import Address, FunctionId, RequestId, RunId, Seconds, WorkerId, split_id
 from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorMeta, check_size
 from overwinter.node import clock, views
+from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.processes import BodyProcess, Processes
+from overwinter.node.processes import Processes
 from overwinter.store.host import HostStore
-from overwinter.worker.messages import Answer, Failure, ForkBody, RunBatch
+from overwinter.store.hosts import HostStores
+from overwinter.worker.messages import Answer, Failure, ForkBody, Measured, RunBatch
 from overwinter.worker.sandbox import uid_of
-from overwinter.worker.tray import offsets
+from overwinter.worker.tray import Tray, offsets
+
+TRAYS_IDLE_S = 1.0
+"""A body that had nothing to do for so long gives back the memory of large trays."""
 
 
 class Payload:
@@ -53,15 +59,14 @@ class Payload:
 class NodeEffects:
     """The hands of a node's mind."""
 
-    def __init__(self, host: HostStore, tasks: asyncio.TaskGroup) -> None:
-        self._host = host
+    def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup) -> None:
+        self._hosts = hosts
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}
         self.payloads: dict[RequestId, Payload] = {}
         self.announced: dict[FunctionId, list[asyncio.Future[None]]] = {}
-        self._runs: dict[WorkerId, tuple[RequestId, ...]] = {}
         # Both are set by the node before the first event.
         self.post: Callable[[Event], None] = _nobody
         self.processes: Processes
@@ -79,69 +84,75 @@ class NodeEffects:
                 self._set_alarm(at)
             case Stage(function):
                 self._stage(self.functions[function])
-            case Drop(addresses):
-                self._host.drop(addresses)
+            case Drop(addresses, store):
+                self._hosts.store(store).drop(addresses)
             case StartBody():
                 self._start_body(action)
-            case Prepare(function):
-                self._prepare(function)
+            case Prepare(function, forget):
+                self._prepare(function, forget)
             case StopBody(worker, kill):
                 self.processes.stop(worker, kill)
             case Announce():
                 self._announce(action)
+            case Decide():
+                # For the readers of the journal.
+                pass
             case _:
                 assert_never(action)
 
     # Blocks
 
     def _stage(self, function: DeployedFunction) -> None:
-        if all(self._host.holds(blob.address) for blob in function.blobs):
-            self.post(Staged(function.id, 0))
+        host = self._hosts.store(function.store)
+        if all(host.holds(blob.address) for blob in function.blobs):
+            self.post(Staged(function.id, 0, (), function.store))
         else:
-            self._tasks.create_task(self._copy_blocks(function))
+            self._tasks.create_task(self._copy_blocks(function, host))
 
-    async def _copy_blocks(self, function: DeployedFunction) -> None:
+    async def _copy_blocks(self, function: DeployedFunction, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
-            added = await asyncio.to_thread(self._host.stage, function.blobs)
+            added = await asyncio.to_thread(host.stage, function.blobs)
         except MachineError as error:
-            self.post(StageFailed(function.id, type(error).__name__, str(error), addresses))
+            self.post(StageFailed(function.id, type(error).__name__, str(error), addresses, function.store))
         else:
-            self.post(Staged(function.id, added, addresses))
+            self.post(Staged(function.id, added, addresses, function.store))
             # Nobody waits for this: it makes the next wakes cheaper.
-            await asyncio.to_thread(self._host.join_pages, function.blobs)
+            await asyncio.to_thread(host.join_pages, function.blobs)
 
     # Bodies
 
     def _start_body(self, action: StartBody) -> None:
         function = self.functions[action.function]
+        host = self._hosts.store(function.store)
         try:
-            fds = self._host.open(function.files())
+            fds = host.open(function.files())
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
-            lost = not all(self._host.holds(blob.address) for blob in function.blobs)
+            lost = not all(host.holds(blob.address) for blob in function.blobs)
             self.post(BodyExited(action.worker, "StoreError", str(error), lost_blocks=lost))
             return
         try:
             memory_bytes = function.manifest.settings.memory_mib << 20
             order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
-            self.processes.fork(order, function.load(action.on_trial), fds)
+            load = function.load(action.on_trial, action.cores, action.concurrency)
+            self.processes.fork(order, load, fds)
         except WorkerError as error:
             self.post(BodyExited(action.worker, "WorkerError", str(error)))
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _prepare(self, id_: FunctionId) -> None:
+    def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self.functions.get(id_)
         if function is None:
             return
         try:
-            fds = self._host.open(function.files())
+            fds = self._hosts.store(function.store).open(function.files())
         except StoreError:
             # Its blocks left again; the next body of this program asks anew after a restart of the zygote.
             return
-        self.processes.prepare(function.load(on_trial=False), fds)
+        self.processes.prepare(function.load(), fds, forget)
         for fd in fds:
             os.close(fd)
 
@@ -149,9 +160,12 @@ class NodeEffects:
         """A body is loaded."""
         self.post(BodyReady(worker))
 
+    def body_measured(self, body: BodyProcess, measured: Measured) -> None:
+        """Bodies that serve are not asked how they are."""
+        raise ValueError(f"body {body.worker} was not asked to measure itself")
+
     def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
         """A body is gone."""
-        self._runs.pop(worker, None)
         self.post(BodyExited(worker, error, reason))
 
     def zygote_lost(self) -> None:
@@ -168,33 +182,37 @@ class NodeEffects:
         inputs = [self.payloads[request].inputs for request in action.requests]
         tensors = [tensor for request in inputs for tensor in request]
         *places, nbytes = offsets(tensor.meta for tensor in tensors)
-        body.inputs.hold(nbytes)
+        slot = body.begin(action.run, action.requests)
+        tray = body.slots[slot].inputs
+        try:
+            tray.hold(nbytes)
+        except OSError as error:
+            self.processes.give_up(body, f"its tray cannot be made to hold {nbytes} bytes: {error}")
+            return
         for tensor, at in zip(tensors, places, strict=True):
-            body.inputs.view[at : at + len(tensor.data)] = tensor.data
+            tray.view[at : at + len(tensor.data)] = tensor.data
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        body.run = action.run
-        self._runs[action.worker] = action.requests
-        self.processes.send(body, RunBatch(action.run, metas, body.inputs.nbytes))
+        self.processes.send(body, RunBatch(action.run, slot, metas, tray.nbytes))
 
     def body_answered(self, body: BodyProcess, answer: Answer) -> None:
-        """Take the outputs out of the tray; ValueError if the answer cannot be true."""
-        requests = self._runs.pop(body.worker, None)
-        if requests is None or body.run != answer.run or len(requests) != len(answer.outcomes):
-            raise ValueError(f"run {answer.run} was not asked for")
-        body.run = None
-        body.outputs.follow(answer.tray_bytes)
+        """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""
+        flight = body.end(answer)
+        tray = body.slots[flight.slot].outputs
+        tray.follow(answer.tray_bytes)
         failures: list[RunFailure] = []
         at = 0
-        for request, outcome in zip(requests, answer.outcomes, strict=True):
+        for request, outcome in zip(flight.requests, answer.outcomes, strict=True):
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
                 continue
             *places, stop = offsets(outcome.metas)
-            outputs = [_taken(body, meta, at + place) for meta, place in zip(outcome.metas, places, strict=True)]
+            outputs = [_taken(tray, meta, at + place) for meta, place in zip(outcome.metas, places, strict=True)]
             at += stop
             payload = self.payloads.get(request)
             if payload is not None:
                 payload.outputs = outputs
+        if body.is_idle_since(answer.run) and body.is_large():
+            self._loop.call_later(TRAYS_IDLE_S, _give_back, body, answer.run)
         self.post(RunEnded(body.worker, answer.run, tuple(failures)))
 
     # Answers
@@ -244,17 +262,22 @@ class NodeEffects:
         self.payloads.clear()
 
 
-def _taken(body: BodyProcess, meta: TensorMeta, at: int) -> Tensor:
+def _taken(tray: Tray, meta: TensorMeta, at: int) -> Tensor:
     """A copy of one output; ValueError or CallerError if it does not lie where it should."""
     stop = at + meta.nbytes
-    if meta.nbytes < 0 or stop > body.outputs.nbytes or meta.datatype not in (*ITEM_BYTES, BYTES):
+    if meta.nbytes < 0 or stop > tray.nbytes or meta.datatype not in (*ITEM_BYTES, BYTES):
         raise ValueError(f"output {meta.name!r} does not lie in the tray")
-    tensor = Tensor(meta.name, meta.datatype, meta.shape, bytes(body.outputs.view[at:stop]))
+    tensor = Tensor(meta.name, meta.datatype, meta.shape, bytes(tray.view[at:stop]))
     try:
         check_size(tensor)
     except OverwinterError as error:
         raise ValueError(str(error)) from error
     return tensor
+
+
+def _give_back(body: BodyProcess, run: RunId) -> None:
+    if body.is_idle_since(run):
+        body.give_back()
 
 
 def _nobody(event: Event) -> None:

@@ -1,13 +1,16 @@
 """What the node keeps of each deployed function: how to stage it, and what a body of it must be told."""
 
+import msgspec
+
 from overwinter.core.function import BlobSize, FunctionSpec
-from overwinter.core.ids import Address, FunctionId, function_id
+from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function_id
+from overwinter.core.profile import Profile
 from overwinter.store.manifest import Deployment
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.messages import Load
 
 TRAYS_BYTES = 512 << 20
-"""Address space for a body's trays; larger tensors count as its own memory."""
+"""Address space for all trays of a body; larger tensors count as its own memory."""
 
 
 class DeployedFunction:
@@ -18,7 +21,17 @@ class DeployedFunction:
         self.manifest = deployment.manifest
         self.id: FunctionId = function_id(deployment.name, deployment.version)
         self.blobs = self.manifest.blobs()
+        self.store = StoreName(self.manifest.tenant) if self.manifest.settings.dedicated else SHARED
         self.nbytes = sum(blob.nbytes for blob in self.blobs)
+        self.profile: Profile | None = None
+        """What is known of its speed on this machine."""
+
+    @property
+    def subject(self) -> str:
+        """What determines its speed: the program, and the handler's source where there is one; not the weights."""
+        handler = self.manifest.handler
+        program = self.manifest.program.address
+        return program if handler is None else f"{program}+{handler.source.address}"
 
     def spec(self) -> FunctionSpec:
         """The function as the mind knows it."""
@@ -31,14 +44,15 @@ class DeployedFunction:
             program=self.manifest.program.address,
             sandboxed=self.manifest.handler is not None,
             blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
+            profile=self.profile,
         )
 
     def mapped_bytes(self) -> int:
         """Address space that a body needs for what is not its own: blocks, with room to align them, and trays."""
         return self.nbytes + len(self.manifest.blocks) * HUGE_BYTES + TRAYS_BYTES
 
-    def load(self, on_trial: bool) -> Load:
-        """What a body of it must be told; its descriptors are those of `files`, in order."""
+    def load(self, on_trial: bool = False, cores: int = 1, concurrency: int = 1) -> Load:
+        """What a body of it must be told; its descriptors are those of `files`, in order. Runs at once share cores."""
         places = {
             piece.weight: (number, piece.offset)
             for number, block in enumerate(self.manifest.blocks)
@@ -51,16 +65,26 @@ class DeployedFunction:
             program_bytes=self.manifest.program.nbytes,
             block_bytes=tuple(block.nbytes for block in self.manifest.blocks),
             pieces=tuple(places[weight] for weight in range(len(places))),
-            threads=self.manifest.settings.threads,
+            threads=max(1, cores // concurrency),
+            concurrency=concurrency,
             on_trial=on_trial,
             source_bytes=None if handler is None else handler.source.nbytes,
             outputs=() if handler is None else self.manifest.outputs,
             assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
         )
 
+    def program_load(self, cores: int, concurrency: int) -> Load:
+        """As `load`, without the handler; its descriptors are those of `program_files`."""
+        load = self.load(cores=cores, concurrency=concurrency)
+        return msgspec.structs.replace(load, source_bytes=None, assets=(), outputs=())
+
+    def program_files(self) -> list[Address]:
+        """The blobs of the program and its weights."""
+        return [self.manifest.program.address, *(block.address for block in self.manifest.blocks)]
+
     def files(self) -> list[Address]:
         """The blobs whose descriptors go with `load`."""
-        addresses = [self.manifest.program.address, *(block.address for block in self.manifest.blocks)]
+        addresses = self.program_files()
         if self.manifest.handler is not None:
             addresses += [self.manifest.handler.source.address]
             addresses += [blob.address for blob in self.manifest.handler.assets.values()]

@@ -5,13 +5,18 @@ while another is handled waits for its turn, so a step is never inside a step.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from overwinter.core.actions import Action
 from overwinter.core.events import Event
+from overwinter.core.ids import Seconds
 from overwinter.core.journal import Journal
 from overwinter.node import clock
 from overwinter.policy.mind import Mind
+
+Observe = Callable[[Seconds, Event, list[Action]], None]
+"""Reads a step; what it does must be quick, and may not post."""
 
 
 class Effects(Protocol):
@@ -23,12 +28,13 @@ class Effects(Protocol):
 
 
 class Loop:
-    """Feeds events to the mind, one after another, and hands its actions to `effects`."""
+    """Feeds events to the mind, one after another, and hands its actions to `effects`; readers see each step."""
 
-    def __init__(self, mind: Mind, journal: Journal, effects: Effects) -> None:
+    def __init__(self, mind: Mind, journal: Journal, effects: Effects, readers: Sequence[Observe] = ()) -> None:
         self._mind = mind
         self._journal = journal
         self._effects = effects
+        self._readers = readers
         self._events: deque[Event] = deque()
         self._turning = False
 
@@ -48,5 +54,7 @@ class Loop:
         now = clock.now()
         actions = self._mind.handle(event, now)
         self._journal.record(now, event, actions)
+        for read in self._readers:
+            read(now, event, actions)
         for action in actions:
             self._effects.carry_out(action)

@@ -1,14 +1,6 @@
 """One machine's node: a mind, its loop and hands, a repository, a host store, and what callers may ask."""
 
 import asyncio
-import fcntl
-import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
-from functools import partial
-from itertools import count
-from pathlib import Path
-from typing import IO
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import (
@@ -20,19 +12,26 @@ from overwinter.core.errors import (
     OverwinterError,
 )
 from overwinter.core.events import Arrived, Cancelled, Deployed, Event, LoadAsked, Removed, UnloadAsked
-from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, function_id
+from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, StoreName, function_id
 from overwinter.core.journal import Journal
+from overwinter.core.pipeline import Pipeline
+from overwinter.core.profile import Profile
+from overwinter.core.profiling import Wanted
 from overwinter.core.tensor import Tensor
 from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.insight import Insight
 from overwinter.node.loop import Loop
+from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.processes import Processes
+from overwinter.node.profiling.profiler import Profiler
+from overwinter.node.profiling.survey import Tell
 from overwinter.node.views import FunctionView, Reply
 from overwinter.policy.mind import Mind
-from overwinter.store.host import HostStore
-from overwinter.store.manifest import Deployment, Manifest
+from overwinter.store.hosts import HostStores
+from overwinter.store.manifest import Blob, Deployment, Manifest
 from overwinter.store.repository import Repository
 
 COLLECT_GRACE_S = 600.0
@@ -42,10 +41,11 @@ COLLECT_GRACE_S = 600.0
 class Node:
     """Serves functions. Made by `running`, which starts and stops all that belongs to it."""
 
-    def __init__(self, config: NodeConfig, repository: Repository, host: HostStore, mind: Mind) -> None:
+    def __init__(self, config: NodeConfig, repository: Repository, hosts: HostStores, mind: Mind) -> None:
         self.config = config
         self.repository = repository
-        self.host = host
+        self.hosts = hosts
+        self._pipelines = Pipelines(self, repository)
         self._mind = mind
         self._last_request = 0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -53,6 +53,8 @@ class Node:
         self._effects: NodeEffects
         self._loop: Loop
         self.processes: Processes
+        self.profiler: Profiler
+        self.insight: Insight
         self.journal: Journal
 
     # What callers ask
@@ -72,21 +74,23 @@ class Node:
     async def infer(
         self, name: FunctionName, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int
     ) -> Reply:
-        """Run a function on inputs that fit its specs; waits for a wake if it sleeps. Raises core errors.
+        """Run a function, or a pipeline of functions, on inputs that fit its specs; waits for a wake if it sleeps.
 
-        `timeout_s` bounds the wait, at most to the function's own; `priority` has no effect with FIFO queues.
+        `timeout_s` bounds the wait, at most to its own; `priority` 1 goes first, 0 is 100. Raises core errors.
         """
+        if name in self._pipelines:
+            return await self._pipelines.infer(name, version, inputs, timeout_s, priority)
         self._last_request += 1
         request = RequestId(self._last_request)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._effects.payloads[request] = Payload(inputs, future)
         deadline = None if timeout_s is None else Seconds(clock.now() + timeout_s)
-        self._post(Arrived(request, name, version, deadline))
+        self.post(Arrived(request, name, version, deadline, priority))
         try:
             return await future
         except asyncio.CancelledError:
             self._effects.payloads.pop(request, None)
-            self._post(Cancelled(request))
+            self.post(Cancelled(request))
             raise
 
     async def deploy(self, manifest: Manifest) -> Deployment:
@@ -95,21 +99,41 @@ class Node:
         It answers for its name from then on. A version that fails leaves only its number behind.
         """
         await asyncio.to_thread(self._check, manifest)
+        self._pipelines.protect(manifest.name, manifest)
         deployment = await asyncio.to_thread(self.repository.register, manifest, clock.wall(), False)
         function = DeployedFunction(deployment)
+        function.profile = await asyncio.to_thread(self.profiler.stored, function)
         self._effects.functions[function.id] = function
         try:
             await self._ask(function.id, Deployed(function.spec(), on_trial=True))
             await asyncio.to_thread(self.repository.prove, deployment.name, deployment.version)
         except BaseException as error:
             if not self._broken.done():
-                self._post(Removed(function.id))
+                self.post(Removed(function.id))
             await asyncio.shield(asyncio.to_thread(self._forget, function.id, deployment))
             if isinstance(error, HandlerError):
                 # In a deploy, what the author sent is what the caller got wrong.
                 raise AuthorError(str(error)) from error
             raise
+        if self.config.profile_on_deploy:
+            self.profiler.measure_soon(function)
         return deployment
+
+    async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
+        """Measure a function's configurations on this machine, as far as they are not known; `tell` hears how far.
+
+        NotFoundError, ConflictError when it is unloaded, CallerError for what cannot be measured, WorkerError.
+        """
+        if self.function(name, version).life == "unloaded":
+            raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
+        return await self.profiler.measure(self._deployed(name, version), wanted, tell)
+
+    def known_profile(self, name: FunctionName, version: int | None) -> Profile:
+        """What is known of a function's speed here; NotFoundError also when nothing is."""
+        profile = self._deployed(name, version).profile
+        if profile is None:
+            raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
+        return profile
 
     def _check(self, manifest: Manifest) -> None:
         """Whether program, weights and specs agree; CallerError or ProgramError. Runs in a thread."""
@@ -133,35 +157,63 @@ class Node:
             self._effects.functions.pop(id_, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Take away one version, or all with None; what runs now still ends. NotFoundError."""
+        """Take away one version, or all with None; what runs now still ends.
+
+        NotFoundError; ConflictError when a pipeline needs it. A pipeline goes by its name like a function.
+        """
+        if name in self._pipelines:
+            await self._pipelines.remove(name, version)
+            return
+        self._protect(name, version)
         versions = await asyncio.to_thread(self.repository.remove, name, version)
         for gone in versions:
             id_ = function_id(name, gone)
-            self._post(Removed(id_))
+            self.post(Removed(id_))
             self._effects.functions.pop(id_, None)
         await asyncio.to_thread(self.repository.collect, clock.wall(), COLLECT_GRACE_S)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
-        """Wake a function, available again if it was unloaded; raises why it does not wake."""
+        """Wake a function, available again if it was unloaded; raises why it does not wake. A pipeline: all of its."""
+        if name in self._pipelines:
+            stages = self._pipelines.stages(name, version).values()
+            await asyncio.gather(*(self.load(stage.function, stage.version) for stage in stages))
+            return
         id_ = function_id(name, self.function(name, version).version)
         await self._ask(id_, LoadAsked(id_))
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Make a version, or all with None, give back their memory and answer no more until loaded."""
+        if name in self._pipelines:
+            raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
         self.function(name, version)
         for function in list(self._effects.functions.values()):
             if function.deployment.name == name and version in (None, function.deployment.version):
-                self._post(UnloadAsked(function.id))
+                self.post(UnloadAsked(function.id))
+
+    async def deploy_pipeline(self, pipeline: Pipeline) -> PipelineView:
+        """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
+        return await self._pipelines.deploy(pipeline)
+
+    def pipelines(self) -> list[PipelineView]:
+        """Every pipeline, by name."""
+        return self._pipelines.views()
+
+    def view(self, name: FunctionName, version: int | None) -> FunctionView | PipelineView:
+        """What answers calls of that name: a pipeline, or a function; NotFoundError."""
+        return self._pipelines.view(name, version) if name in self._pipelines else self.function(name, version)
 
     def function(self, name: FunctionName, version: int | None) -> FunctionView:
         """One version, or the one that answers for the name; NotFoundError."""
+        return self._view(self._deployed(name, version))
+
+    def _deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
         versions = self._mind.state.versions.get(name, [])
         asked = version if version is not None else (versions[-1] if versions else None)
         function = None if asked is None else self._effects.functions.get(function_id(name, asked))
         if function is None:
             known = f"; its versions: {versions}" if versions else ""
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{known}")
-        return self._view(function)
+        return function
 
     def functions(self) -> list[FunctionView]:
         """Every version of every function, by name and number."""
@@ -171,17 +223,35 @@ class Node:
     def _view(self, function: DeployedFunction) -> FunctionView:
         versions = self._mind.state.versions.get(function.deployment.name, [])
         latest = bool(versions) and versions[-1] == function.deployment.version
-        return FunctionView(function, self._mind.state.functions.get(function.id), latest, self.host)
+        host = self.hosts.store(function.store)
+        return FunctionView(function, self._mind.state.functions.get(function.id), latest, host)
+
+    # What profiling needs
+
+    def busy(self) -> bool:
+        """Whether any request is under way, or any body does something."""
+        return bool(self._effects.payloads) or any(body.state != "idle" for body in self._mind.state.bodies.values())
+
+    async def wake(self, function: DeployedFunction) -> None:
+        """Bring a function's blocks into memory; raises why not."""
+        await self.load(function.deployment.name, function.deployment.version)
 
     # Within
+
+    def _protect(self, name: FunctionName, gone: int | None) -> None:
+        """ConflictError if a pipeline needs a version, or with None any, of the function that is to go."""
+        versions = self._mind.state.versions.get(name, [])
+        left = [version for version in versions if gone not in (None, version)]
+        latest = self.function(name, left[-1]) if left else None
+        self._pipelines.protect(name, latest, set(versions) - set(left))
 
     async def _ask(self, id_: FunctionId, event: Event) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._effects.announced.setdefault(id_, []).append(future)
-        self._post(event)
+        self.post(event)
         await future
 
-    def _post(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
         """Every event comes through here: a mind that fails ends the node rather than going on wrong."""
         if self._broken.done():
             raise OverwinterError("the node has failed and is stopping")
@@ -195,69 +265,13 @@ class Node:
         """Tell the mind of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
         functions = [DeployedFunction(deployment) for deployment in self.repository.deployments()]
-        self.host.sweep([blob for function in functions for blob in function.blobs])
+        live: dict[StoreName, list[Blob]] = {}
         for function in functions:
+            live.setdefault(function.store, []).extend(function.blobs)
+        self.hosts.sweep(live)
+        for function in functions:
+            function.profile = self.profiler.stored(function)
             self._effects.functions[function.id] = function
-            resident = all(self.host.holds(blob.address) for blob in function.blobs)
-            self._post(Deployed(function.spec(), resident=resident))
-
-
-@asynccontextmanager
-async def running(
-    config: NodeConfig, environment: Mapping[str, str], log: Callable[[str], None]
-) -> AsyncIterator[Node]:
-    """A node over its data directory, from its start to its clean stop. ConflictError if another node has it."""
-    with ExitStack() as stack:
-        repository = Repository(Path(config.data))
-        stack.callback(repository.close)
-        stack.callback(os.close, _owned(Path(config.data) / "node.lock"))
-        place = Path(config.host_store) / f"overwinter-{repository.node_identity}"
-        host = HostStore(place, repository, config.host_bytes)
-        if not config.keep_warm:
-            stack.callback(_leave, host)
-        file = stack.enter_context(_journal_file(config.journal))
-        node = Node(config, repository, host, Mind(config.mind))
-        node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
-        async with asyncio.TaskGroup() as tasks:
-            node._effects = NodeEffects(host, tasks)
-            node._loop = Loop(node._mind, node.journal, node._effects)
-            node._effects.post = node._post
-            node.processes = node._effects.processes = Processes(node._effects, environment, log)
-            node.processes.start()
-            try:
-                node._restore()
-                yield node
-            finally:
-                node._effects.close()
-                await node.processes.close()
-
-
-def _journal_file(path: str | None) -> AbstractContextManager[IO[bytes] | None]:
-    """Unbuffered, so that a crash loses no step. A file is one mind's life: the one before gets a number."""
-    if path is None:
-        return nullcontext()
-    if os.path.exists(path):
-        number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
-        os.rename(path, f"{path}.{number}")
-    return open(path, "wb", buffering=0)
-
-
-def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
-    log(f"the journal's file ends here, the node goes on: {error}")
-
-
-def _leave(host: HostStore) -> None:
-    """Give the host store's memory back."""
-    host.sweep([])
-    host.root.rmdir()
-
-
-def _owned(path: Path) -> int:
-    """The lock that says whose the data directory is; it goes with the process."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise ConflictError(f"another node already serves {path.parent}: stop it, or choose another --data") from None
-    return fd
+            resident = all(self.hosts.store(function.store).holds(blob.address) for blob in function.blobs)
+            self.post(Deployed(function.spec(), resident=resident))
+        self._pipelines.restore()

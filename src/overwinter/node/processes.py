@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from overwinter.core.errors import WorkerError
-from overwinter.core.ids import RunId, WorkerId
+from overwinter.core.ids import Address, WorkerId
+from overwinter.node.bodies import BodyProcess
 from overwinter.worker.channel import Channel, ChannelClosedError, pair
 from overwinter.worker.messages import (
     Answer,
@@ -23,18 +24,17 @@ from overwinter.worker.messages import (
     ForkBody,
     Forked,
     ForkZygote,
-    FromBody,
     FromZygote,
     Kill,
     Load,
     LoadFailed,
+    Measured,
     Prepare,
     Ready,
     Stop,
     ToBody,
     Up,
 )
-from overwinter.worker.tray import Tray
 
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
@@ -45,47 +45,32 @@ UNREADABLE = (ValueError, TypeError)
 """What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
 
 
-class Staff(Protocol):
-    """Who hears of the processes: the effects."""
+class BodyStaff(Protocol):
+    """Who hears of a body: the effects, or whoever measures it."""
 
     def body_ready(self, worker: WorkerId) -> None:
         """The body is loaded."""
         ...
 
-    def body_answered(self, body: "BodyProcess", answer: Answer) -> None:
+    def body_answered(self, body: BodyProcess, answer: Answer) -> None:
         """The body ran something; ValueError if the answer cannot be true."""
+        ...
+
+    def body_measured(self, body: BodyProcess, measured: Measured) -> None:
+        """The body told of itself; ValueError if nobody asked."""
         ...
 
     def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
         """The body is gone."""
         ...
 
+
+class Staff(BodyStaff, Protocol):
+    """Who hears of all the processes: the effects."""
+
     def zygote_lost(self) -> None:
         """What the zygote had prepared is gone."""
         ...
-
-
-class BodyProcess:
-    """One body: its channel, its trays, and what is known of its end."""
-
-    def __init__(self, worker: WorkerId, zygote: "ZygoteProcess") -> None:
-        self.worker = worker
-        self.zygote = zygote
-        self.pid: int | None = None
-        self.run: RunId | None = None
-        self.failure: tuple[str, str] | None = None
-        self.ready = False
-        self.inputs = Tray.make(f"overwinter-in-{worker}")
-        self.outputs = Tray.make(f"overwinter-out-{worker}")
-        here, self.there = pair()
-        here.setblocking(False)
-        self.channel: Channel[FromBody] = Channel(here, FromBody, takes_fds=False)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """Close what the node holds of it."""
-        self.channel.close()
-        self.inputs.close()
-        self.outputs.close()
 
 
 class ZygoteProcess:
@@ -113,6 +98,8 @@ class Processes:
         self._failures = 0
         self._closing = False
         self._bodies: dict[WorkerId, BodyProcess] = {}
+        self._measurers: dict[WorkerId, BodyStaff] = {}
+        """Who hears of a body in place of the staff."""
         self._told: set[str] = set()
         self.on_ready: Callable[[], None] | None = None
         self._said, self._said_to = os.pipe()
@@ -239,18 +226,21 @@ class Processes:
 
     # Bodies
 
-    def fork(self, order: ForkBody, load: Load, fds: Sequence[int]) -> None:
-        """Fork a body and hand it what to load; WorkerError when there is no zygote to fork it."""
+    def fork(self, order: ForkBody, load: Load, fds: Sequence[int], measurer: BodyStaff | None = None) -> None:
+        """Fork a body and hand it what to load; WorkerError when there is no zygote to fork it.
+
+        A measurer hears of the body in place of the staff.
+        """
         worker = order.worker
         zygote = self._first if load.source_bytes is not None else self._second
         if zygote is None:
             raise WorkerError("the zygote is being started again")
         try:
-            body = BodyProcess(worker, zygote)
+            body = BodyProcess(worker, zygote.channel, load.concurrency)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
         try:
-            zygote.channel.send(order, [body.there.fileno(), body.inputs.fd, body.outputs.fd])
+            zygote.channel.send(order, [body.there.fileno(), *body.tray_fds()])
             body.there.close()
             body.channel.send(load, fds)
         except (ChannelClosedError, OSError, OverflowError) as error:
@@ -258,13 +248,15 @@ class Processes:
             body.close()
             raise WorkerError(f"a body could not be forked: {error}") from error
         zygote.bodies[worker] = self._bodies[worker] = body
+        if measurer is not None:
+            self._measurers[worker] = measurer
         self._loop.add_reader(body.channel.fileno(), self._hear_body, body)
 
-    def prepare(self, load: Load, fds: Sequence[int]) -> None:
-        """Let the second zygote prepare a program; nothing happens when there is none."""
+    def prepare(self, load: Load, fds: Sequence[int], forget: Address | None = None) -> None:
+        """Let the second zygote prepare a program, and forget another; nothing happens when there is none."""
         if self._second is not None:
             try:
-                self._second.channel.send(Prepare(load), fds)
+                self._second.channel.send(Prepare(load, forget), fds)
             except (ChannelClosedError, BlockingIOError) as error:
                 self._log(f"{load.function} is not prepared in the zygote: {error}")
 
@@ -292,20 +284,25 @@ class Processes:
         if self._bodies.get(body.worker) is not body:
             return
         try:
-            body.zygote.channel.send(Kill(body.worker))
+            body.zygote.send(Kill(body.worker))
         except (ChannelClosedError, OSError):
             self._log(f"body {body.worker} is left to die with its zygote")
+
+    def _staff_of(self, worker: WorkerId) -> BodyStaff:
+        return self._measurers.get(worker, self._staff)
 
     def _hear_body(self, body: BodyProcess) -> None:
         try:
             message, _ = body.channel.receive()
             match message:
                 case Answer():
-                    self._staff.body_answered(body, message)
+                    self._staff_of(body.worker).body_answered(body, message)
                 case Ready():
                     _require(not body.ready, "it was ready before")
                     body.ready = True
-                    self._staff.body_ready(body.worker)
+                    self._staff_of(body.worker).body_ready(body.worker)
+                case Measured():
+                    self._staff_of(body.worker).body_measured(body, message)
                 case LoadFailed(error, reason):
                     _require(not body.ready, "it was loaded before")
                     body.failure = (error, reason)
@@ -316,9 +313,13 @@ class Processes:
             self._loop.remove_reader(body.channel.fileno())
             self._loop.call_later(LINGER_S, self.kill, body)
         except UNREADABLE as error:
-            body.failure = ("WorkerError", f"it answered nonsense: {error}")
-            self._loop.remove_reader(body.channel.fileno())
-            self.kill(body)
+            self.give_up(body, f"it answered nonsense: {error}")
+
+    def give_up(self, body: BodyProcess, reason: str) -> None:
+        """Hear no more of a body that cannot be trusted, and kill it; its end is told with this reason."""
+        body.failure = ("WorkerError", reason)
+        self._loop.remove_reader(body.channel.fileno())
+        self.kill(body)
 
     def _end_body(self, zygote: ZygoteProcess, worker: WorkerId, status: int) -> None:
         body = zygote.bodies.pop(worker, None)
@@ -329,7 +330,8 @@ class Processes:
         self._loop.remove_reader(body.channel.fileno())
         body.close()
         error, reason = body.failure or ("WorkerError", ending(status))
-        self._staff.body_exited(worker, error, reason)
+        self._staff_of(worker).body_exited(worker, error, reason)
+        self._measurers.pop(worker, None)
 
     def _take_last_words(self, body: BodyProcess) -> None:
         """A body that could not load says why before it exits, and may exit before it is heard."""
@@ -339,7 +341,7 @@ class Processes:
                 if isinstance(message, LoadFailed):
                     body.failure = (message.error, message.message)
                 elif isinstance(message, Answer):
-                    self._staff.body_answered(body, message)
+                    self._staff_of(body.worker).body_answered(body, message)
         except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
             return
 

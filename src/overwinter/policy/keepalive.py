@@ -1,17 +1,37 @@
-"""How long an idle body stays, and which one leaves when another needs its room."""
+"""How long does an idle body stay?"""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from overwinter.core.ids import Seconds
-from overwinter.policy.state import Body
+from overwinter.core.policies import Policy
+from overwinter.policy.state import Body, Function
+
+GAPS = 64
+"""Gaps that are remembered."""
+GAPS_LEAST = 8
+"""With fewer, the past says nothing yet."""
 
 
-def sleep_at(body: Body, keep_alive_s: float) -> Seconds:
-    """When an idle body goes to sleep: a fixed keep-alive that restarts on reuse."""
+def sleep_at(body: Body, function: Function, policy: Policy) -> Seconds:
+    """When an idle body goes to sleep; the time restarts on reuse. A history is the function's: it lets all bodies
+    sleep when the function is used no more, and not sooner than the next look at the rate, by which one too many goes.
+    """
+    keep_alive_s = function.spec.settings.keep_alive_s
+    if policy.keep_alive == "history":
+        keep_alive_s = max(from_history(function.gaps, keep_alive_s), min(policy.period_s, keep_alive_s))
+        return Seconds(max(body.since, function.used) + keep_alive_s)
     return Seconds(body.since + keep_alive_s)
 
 
-def gives_way(bodies: Iterable[Body]) -> Body | None:
-    """The idle body that has waited longest, or None."""
-    idle = [body for body in bodies if body.state == "idle"]
-    return min(idle, key=lambda body: (body.since, body.id), default=None)
+def from_history(gaps: Sequence[float], at_most_s: float) -> float:
+    """Just longer than 99 of 100 of the gaps between uses so far (INFless), within the function's own bound."""
+    if len(gaps) < GAPS_LEAST:
+        return at_most_s
+    return min(at_most_s, 1.1 * sorted(gaps)[int(0.99 * (len(gaps) - 1))])
+
+
+def remember(gaps: list[float], gap: float) -> None:
+    """Add the time between two uses of a function."""
+    gaps.append(gap)
+    if len(gaps) > GAPS:
+        del gaps[0]

@@ -35,6 +35,7 @@ BODY: dict[tuple[BodyState, str], BodyState] = {
     ("starting", "ready"): "idle",
     ("starting", "stop"): "stopping",
     ("idle", "run"): "busy",
+    ("busy", "run"): "busy",
     ("busy", "done"): "idle",
     ("idle", "stop"): "stopping",
     ("busy", "stop"): "stopping",

@@ -1,12 +1,14 @@
 """The mind of a node: `handle(event, now) -> [Action]`, pure, the only writer of its state.
 
 A request's way: Arrived puts it into its function's queue; `_serve` (serving.py) hands waiting requests to
-an idle body or, when there is none, wakes the function (waking.py): Stage if the host store lacks blocks,
-then StartBody. RunEnded answers. A body's death costs its requests one retry and the function a rest.
+a body with a slot or wakes the function (waking.py): Stage if the host store lacks blocks, then StartBody, in a shape
+that a scaler chose (sizing.py). RunEnded answers. A body's death costs its requests one retry and the function a rest.
 What each step decides lies in one file per question beside this one.
 """
 
 from typing import assert_never
+
+import msgspec
 
 from overwinter.core.actions import Action, Announce, SetAlarm, StopBody
 from overwinter.core.events import (
@@ -17,7 +19,10 @@ from overwinter.core.events import (
     Cancelled,
     Deployed,
     Event,
+    Foretold,
     LoadAsked,
+    Pressed,
+    Profiled,
     Removed,
     RunEnded,
     Staged,
@@ -25,10 +30,12 @@ from overwinter.core.events import (
     UnloadAsked,
     ZygoteLost,
 )
-from overwinter.core.ids import FunctionId, Seconds, WorkerId
-from overwinter.policy import keepalive, queueing, recovery
-from overwinter.policy.lifecycles import step_blocks, step_body, step_function
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import FunctionId, RequestId, Seconds, WorkerId
+from overwinter.policy import keepalive, queueing, reclaiming, recovery
+from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.serving import Serving
+from overwinter.policy.speeds import Speeds
 from overwinter.policy.state import Body, Function
 
 
@@ -52,6 +59,7 @@ class Mind(Serving):
                 self._run_ended(event, now)
             case Cancelled(request):
                 self._cancelled(request)
+                self._fill_bytes(now)
             case BodyReady(worker):
                 self._body_ready(worker, now)
             case BodyExited():
@@ -61,7 +69,7 @@ class Mind(Serving):
             case StageFailed():
                 self._stage_failed(event, now)
             case Deployed(spec, on_trial, resident):
-                self._deployed(Function(spec, on_trial), resident, now)
+                self._deployed(self._known(spec, on_trial), resident, now)
             case Removed(function):
                 self._removed(function, now)
             case LoadAsked(function):
@@ -70,6 +78,13 @@ class Mind(Serving):
                 self._unload(function, now)
             case ZygoteLost():
                 self.state.prepared.clear()
+            case Profiled():
+                self._profiled(event)
+            case Foretold(function, rate):
+                if function in self.state.functions:
+                    self.state.functions[function].foretold = rate
+            case Pressed(nbytes):
+                self._give_back(nbytes, now)
             case Alarm():
                 self._alarm(now)
             case _:
@@ -81,9 +96,10 @@ class Mind(Serving):
         function = self.state.functions.get(event.function)
         if function is None or function.blocks != "coming":
             # It was removed or unloaded meanwhile, and its blocks came after they had been let go.
-            self._drop_unshared(event.addresses)
+            self._drop_unshared(event.addresses, event.store)
             return
         function.blocks = step_blocks(function.blocks, "staged")
+        function.restage = False
         if event.added:
             for request in function.queue:
                 self.state.requests[request].start = "disk"
@@ -95,18 +111,26 @@ class Mind(Serving):
     def _stage_failed(self, event: StageFailed, now: Seconds) -> None:
         function = self.state.functions.get(event.function)
         if function is None or function.blocks != "coming":
-            self._drop_unshared(event.addresses)
+            self._drop_unshared(event.addresses, event.store)
             return
         self._release(function)
+        missing = self.state.residents(function).missing(function.sizes)
+        if event.error == "NoSpaceError" and not function.restage and self._reclaim(missing, function, now):
+            # The tmpfs is fuller than the tables know: what was won may be enough.
+            function.restage = True
+            self._stage(function, now)
+            return
+        function.restage = False
         self._settle(function, "failed")
         self._refuse_queue(function, event.error, event.message, self.config.retry_after_min_s)
         self._failed(function, event.error, event.message, now)
+        self._fill_bytes(now)
 
     def _body_ready(self, worker: WorkerId, now: Seconds) -> None:
         body = self.state.bodies.get(worker)
         if body is None:
             return
-        body.state, body.since = step_body(body.state, "ready"), now
+        self._step_body(body, "ready", now)
         function = self.state.functions.get(body.function)
         if function is None or body.state == "stopping":
             return
@@ -127,19 +151,20 @@ class Mind(Serving):
     def _publish(self, function: Function) -> None:
         versions = self.state.versions.setdefault(function.spec.name, [])
         versions.append(function.spec.version)
+        self.state.proven[function.spec.program] += 1
         versions.sort()
 
     # Deaths
 
     def _body_exited(self, event: BodyExited, now: Seconds) -> None:
-        body = self.state.bodies.pop(event.worker, None)
+        body = self.state.bodies.get(event.worker)
         if body is None:
             return
-        self._alarms.forget(body.id)
+        self._forget_body(body)
         died = body.state != "stopping"
         function = self.state.functions.get(body.function)
         if function is None:
-            for id_ in body.batch:
+            for id_ in _in_hand(body):
                 if id_ in self.state.requests:
                     self._refuse(id_, "NotFoundError", f"function {body.function} was removed")
         else:
@@ -152,12 +177,15 @@ class Mind(Serving):
                 self._failed(function, event.error, event.reason, now)
             else:
                 self._serve(function, now)
+            self._watch_leave(function)
         self._fill_room(now)
+        self._fill_bytes(now)
 
     def _retry(self, function: Function, body: Body, event: BodyExited) -> None:
         """Requests that a body died under, or never started for, get one more try or a clear error."""
         hopeless = body.state == "starting" and not self.state.is_ready(function)
-        struck = body.batch or (tuple(function.queue) if hopeless else ())
+        in_hand = _in_hand(body)
+        struck = in_hand or (tuple(function.queue) if hopeless else ())
         for id_ in struck:
             request = self.state.requests.get(id_)
             if request is not None:
@@ -165,32 +193,32 @@ class Mind(Serving):
                 if not recovery.may_retry(request, self.config):
                     self._refuse(id_, event.error, f"function {function.spec.id} failed twice: {event.reason}")
         open_ = tuple(id_ for id_ in struck if id_ in self.state.requests)
-        if body.batch:
-            queueing.put_back(function.queue, open_)
+        if in_hand:
+            queueing.put_back(function.queue, open_, self.state.requests)
         elif struck:
             function.queue.clear()
             function.queue.extend(open_)
 
-    def _failed(self, function: Function, error: str, reason: str, now: Seconds) -> None:
-        """The function could not start or lost a body: it rests; a version on trial is forgotten."""
-        if function.on_trial or function.announce:
-            self._actions.append(Announce(function.spec.id, error, reason))
-            function.announce = False
-        if function.on_trial:
-            function.on_trial = False
-            self._forget(function, reason, now)
-            return
-        function.failures += 1
-        function.rest_until = Seconds(now + recovery.backoff_s(function.failures, self.config))
-        self._alarms.watch(function.spec.id, function.rest_until)
-
     # Functions come and go
+
+    def _known(self, spec: FunctionSpec, on_trial: bool) -> Function:
+        sizes = {blob.address: blob.nbytes for blob in spec.blobs}
+        return Function(spec, on_trial, Speeds(spec, self.policy), sizes)
+
+    def _profiled(self, event: Profiled) -> None:
+        function = self.state.functions.get(event.function)
+        if function is not None:
+            function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
+            before, function.speeds = function.speeds, Speeds(function.spec, self.policy)
+            function.speeds.run_s = before.run_s
 
     def _deployed(self, function: Function, resident: bool, now: Seconds) -> None:
         self.state.functions[function.spec.id] = function
+        function.used = now
         if resident:
             function.blocks = step_blocks(step_blocks(function.blocks, "stage"), "staged")
-            self.state.sharers.update({blob.address for blob in function.spec.blobs})
+            self.state.residents(function).hold(function.sizes)
+            self.state.kept[function.spec.id] = None
         if function.on_trial:
             self._wake(function, now)
         else:
@@ -200,21 +228,7 @@ class Mind(Serving):
         function = self.state.functions.get(id_)
         if function is not None:
             self._forget(function, "it was removed", now)
-
-    def _forget(self, function: Function, reason: str, now: Seconds) -> None:
-        """Take a function out of the tables; a run under way may still end."""
-        id_ = function.spec.id
-        message = f"function {id_} is gone: {reason}"
-        if function.on_trial or function.announce:
-            self._actions.append(Announce(id_, "NotFoundError", message))
-        self._refuse_queue(function, "NotFoundError", message)
-        self._let_go(function, now)
-        del self.state.functions[id_]
-        versions = self.state.versions.get(function.spec.name, [])
-        if function.spec.version in versions:
-            versions.remove(function.spec.version)
-        if not versions:
-            self.state.versions.pop(function.spec.name, None)
+            self._fill_bytes(now)
 
     def _load(self, id_: FunctionId, now: Seconds) -> None:
         function = self.state.functions.get(id_)
@@ -240,7 +254,20 @@ class Mind(Serving):
         self._refuse_queue(function, "OverloadedError", message, self.config.retry_after_min_s)
         self._let_go(function, now)
         function.state = step_function(function.state, "unload")
-        self._watch_deadlines(function, now)
+        self._watch(function, now)
+        self._fill_bytes(now)
+
+    def _give_back(self, nbytes: int, now: Seconds) -> None:
+        """The machine runs short: blocks that nothing holds go first, then the bodies idle longest."""
+        before = self.state.host_bytes()
+        if self._reclaim(nbytes, None, now):
+            return
+        won = before - self.state.host_bytes()
+        for body in list(self.state.idle.values()):
+            if won >= nbytes:
+                return
+            won += body.point.memory_bytes
+            self._stop(body, now)
 
     # Time
 
@@ -256,38 +283,59 @@ class Mind(Serving):
                     self._look_after_body(body, now)
 
     def _look_after_function(self, function: Function, now: Seconds) -> None:
-        """Refuse what is past its deadline; wake what has rested."""
+        """Refuse what is past its deadline; wake what has rested; look at the rate; let go what nobody uses."""
         for request in self.state.open_requests(function):
             if request.deadline <= now:
-                waited = f"{now - request.arrived:.3f} s"
                 if request.id in function.queue:
                     function.queue.remove(request.id)
-                self._refuse(request.id, "DeadlineError", f"function {function.spec.id} had no answer after {waited}")
+                self._expire(function, request.id, now)
         if function.state == "resting" and now >= function.rest_until:
             function.state = step_function(function.state, "rested")
             if function.announce:
                 self._wake(function, now)
+        if function.tick_at is not None and function.tick_at <= now:
+            self._tick(function, now)
+        leave_at = self._leave_at(function)
+        if leave_at is not None and leave_at <= now:
+            self._decide(function, "evict", f"nobody used it for {now - function.used:.0f} s")
+            self._release(function)
+        self._fill_bytes(now)
         self._serve(function, now)
-        self._watch_deadlines(function, now)
+        self._watch(function, now)
 
-    def _watch_deadlines(self, function: Function, now: Seconds) -> None:
+    def _leave_at(self, function: Function) -> Seconds | None:
+        """When the keep-alive window of its blocks ends, if there is one and nothing holds them."""
+        if self.config.host_keep_alive_s is None or not reclaiming.may_leave(function):
+            return None
+        return Seconds(function.used + self.config.host_keep_alive_s)
+
+    def _watch_leave(self, function: Function) -> None:
+        leave_at = self._leave_at(function)
+        if leave_at is not None:
+            self._alarms.watch(function.spec.id, leave_at)
+
+    def _watch(self, function: Function, now: Seconds) -> None:
+        """Ring for the next of all that waits for a time."""
         times = [request.deadline for request in self.state.open_requests(function)]
         if function.rest_until > now:
             times.append(function.rest_until)
+        times += [at for at in (function.batch_at, function.tick_at, self._leave_at(function)) if at is not None]
         if times:
             self._alarms.watch(function.spec.id, min(times))
 
     def _look_after_body(self, body: Body, now: Seconds) -> None:
         """Let an idle body sleep; kill one that hangs."""
         function = self.state.functions.get(body.function)
-        settings = None if function is None else function.spec.settings
         if body.state == "idle":
-            at = keepalive.sleep_at(body, 0.0 if settings is None else settings.keep_alive_s)
+            at = now if function is None else keepalive.sleep_at(body, function, self.policy)
             if now >= at:
-                self._stop(body, now)
-                return
+                if not self._is_counted(function, body):
+                    self._stop(body, now)
+                    return
+                at = Seconds(now + self.policy.period_s)
         elif body.state == "busy":
-            at = Seconds(body.since + (0.0 if settings is None else settings.timeout_s))
+            first = next(iter(body.begun.values()))
+            at = Seconds(first + (0.0 if function is None else function.spec.settings.timeout_s))
         else:
             limit_s = self.config.stop_timeout_s if body.state == "stopping" else self.config.start_timeout_s
             at = Seconds(body.since + limit_s)
@@ -298,11 +346,26 @@ class Mind(Serving):
         else:
             self._hung(body, function, now)
 
+    def _is_counted(self, function: Function | None, body: Body) -> bool:
+        """Whether the body is one of several whose number follows the rate: keep-alive ends the last one alone. One
+        for which requests wait stays too.
+        """
+        if function is not None and function.queue:
+            return True
+        if function is None or function.tick_at is None or not function.speeds.points:
+            return False
+        return any(other != body.id and self.state.bodies[other].has_slot for other in function.bodies)
+
     def _hung(self, body: Body, function: Function | None, now: Seconds) -> None:
-        for id_ in body.batch:
-            if id_ in self.state.requests:
-                self._refuse(id_, "DeadlineError", f"function {body.function} hung and was stopped")
-        body.batch = ()
+        for run in list(body.runs):
+            for id_ in self._end_run(body, run):
+                if id_ in self.state.requests:
+                    self._refuse(id_, "DeadlineError", f"function {body.function} hung and was stopped")
         self._stop(body, now, kill=True)
         if function is not None:
             self._failed(function, "WorkerError", f"a body of {body.function} hung and was stopped", now)
+
+
+def _in_hand(body: Body) -> tuple[RequestId, ...]:
+    """The requests that a body runs."""
+    return tuple(id_ for run in body.runs.values() for id_ in run)

@@ -1,23 +1,56 @@
 """Which request may wait, and which waiting request is next."""
 
 from collections import deque
+from collections.abc import Mapping
 
-from overwinter.core.ids import RequestId
-from overwinter.policy.state import Function
+from overwinter.core.ids import RequestId, Seconds
+from overwinter.policy.state import Function, Request
+
+ORDINARY = 100
+"""The level of a request without a priority: 1 to 99 go before it, larger numbers after it."""
+
+
+def level(priority: int) -> int:
+    """The place of a priority, as Triton has it: 1 is first, 0 the ordinary."""
+    return priority or ORDINARY
 
 
 def admits(function: Function) -> bool:
-    """Whether the function's queue, first in first out and bounded, takes one more."""
+    """Whether the function's queue, bounded, takes one more."""
     return len(function.queue) < function.spec.settings.queue_limit
+
+
+def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestId, Request]) -> None:
+    """Put a request behind all of its level and before those of a later one."""
+    at = len(queue)
+    while at and requests[queue[at - 1]].level > request.level:
+        at -= 1
+    queue.insert(at, request.id)
+
+
+def take(
+    queue: deque[RequestId], count: int, requests: Mapping[RequestId, Request], now: Seconds
+) -> tuple[tuple[RequestId, ...], list[RequestId]]:
+    """Take up to `count` requests from the front, and apart from them those whose deadline has come."""
+    taken: list[RequestId] = []
+    expired: list[RequestId] = []
+    while queue and len(taken) < count:
+        id_ = queue.popleft()
+        (taken if requests[id_].deadline > now else expired).append(id_)
+    return tuple(taken), expired
 
 
 def retry_after_s(function: Function, least_s: float) -> float:
     """Seconds until a full queue should have been served, from the runs seen so far."""
     bodies = max(1, len(function.bodies))
     runs = len(function.queue) / (function.spec.settings.max_batch * bodies)
-    return max(least_s, runs * (function.run_s or 0.0))
+    return max(least_s, runs * (function.speeds.run_s or 0.0))
 
 
-def put_back(queue: deque[RequestId], requests: tuple[RequestId, ...]) -> None:
-    """Requests whose body died go first again, in their old order."""
-    queue.extendleft(reversed(requests))
+def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
+    """Requests whose body died go first again among those of their level, in their old order."""
+    for id_ in reversed(ids):
+        at = 0
+        while at < len(queue) and requests[queue[at]].level < requests[id_].level:
+            at += 1
+        queue.insert(at, id_)

@@ -4,20 +4,21 @@ from overwinter.core.actions import Prepare, Reply, Run
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, RunEnded
 from overwinter.core.ids import RequestId, RunId, Seconds, function_id
-from overwinter.policy import batching, queueing, scaling
-from overwinter.policy.lifecycles import step_body
+from overwinter.policy import batching, keepalive, queueing
+from overwinter.policy.scaling.wants import wants_body
+from overwinter.policy.sizing import Sizing
 from overwinter.policy.state import Body, Function, Request
-from overwinter.policy.waking import Waking
 
-RUN_SMOOTHING = 0.2
+USE_SMOOTHING = 0.2
 
 
-class Serving(Waking):
-    """Adds the way of a request to waking."""
+class Serving(Sizing):
+    """Adds the way of a request to sizing and waking."""
 
     def __init__(self, config: MindConfig) -> None:
         super().__init__(config)
         self._last_run = 0
+        self._rule = batching.RULES[self.policy.batching]
 
     def _arrived(self, event: Arrived, now: Seconds) -> None:
         function = self._named(event)
@@ -27,6 +28,7 @@ class Serving(Waking):
             message = f"function {function.spec.id} is unloaded; load it first"
             self._refuse(event.request, "OverloadedError", message, self.config.retry_after_min_s)
             return
+        self._count(function, now)
         if not queueing.admits(function):
             message = f"function {function.spec.id} already has {len(function.queue)} requests waiting"
             wait = queueing.retry_after_s(function, self.config.retry_after_min_s)
@@ -34,10 +36,11 @@ class Serving(Waking):
             return
         limit = Seconds(now + function.spec.settings.timeout_s)
         deadline = limit if event.deadline is None else min(event.deadline, limit)
-        request = Request(event.request, function.spec.id, now, deadline)
-        request.start = "warm" if function.state == "awake" else "host"
+        request = Request(event.request, function.spec.id, now, deadline, queueing.level(event.priority))
+        if not self.state.is_ready(function):
+            request.start = "host"
         self.state.requests[event.request] = request
-        function.queue.append(event.request)
+        queueing.insert(function.queue, request, self.state.requests)
         self._alarms.watch(function.spec.id, deadline)
         self._serve(function, now)
 
@@ -53,27 +56,86 @@ class Serving(Waking):
         return function
 
     def _serve(self, function: Function, now: Seconds) -> None:
-        """Hand waiting requests to idle bodies; start a body if that is not enough."""
-        idle = self.state.idle_bodies(function) if function.queue else []
-        while function.queue and idle:
-            self._run(function, idle.pop(), now)
-        if scaling.wants_body(self.state, function, now):
+        """Hand waiting requests to bodies with a slot, when their rule says so; start a body if that is not enough."""
+        function.batch_at = None
+        while function.queue:
+            bodies = self.state.slots(function)
+            if not bodies:
+                break
+            step = self._next_step(function, bodies, now)
+            if isinstance(step, batching.Wait):
+                function.batch_at = Seconds(now + step.seconds)
+                self._alarms.watch(function.spec.id, function.batch_at)
+                return
+            if step.late and function.spec.settings.late == "refuse" and not function.best_effort:
+                self._shed(function, step, now)
+            self._run(function, step.body, step.count, now)
+        if function.queue and wants_body(self.state, function, self.policy, self.cores, now):
             self._wake(function, now)
 
-    def _run(self, function: Function, body: Body, now: Seconds) -> None:
+    def _next_step(self, function: Function, bodies: list[Body], now: Seconds) -> batching.Step:
+        slo_ms, speeds = function.spec.settings.slo_ms, function.speeds
+        first = self.state.requests[function.queue[0]]
+        waiting = batching.Waiting(
+            count=len(function.queue),
+            waited_s=now - first.arrived,
+            slo_s=0.0 if slo_ms is None else slo_ms / 1000,
+            latency=lambda body, count: speeds.latency_s(body.point, count) or 0.0,
+            hurried=self._keeps_up(function),
+        )
+        if slo_ms is None or (speeds.run_s is None and not speeds.points):
+            return batching.greedy(waiting, bodies)
+        return self._rule(waiting, bodies)
+
+    def _shed(self, function: Function, step: batching.Send, now: Seconds) -> None:
+        """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18)."""
+        slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
+        latency = function.speeds.latency_s(step.body.point, step.count) or 0.0
+        hopeless = [id_ for id_ in function.queue if now - self.state.requests[id_].arrived + latency > slo_s]
+        for id_ in hopeless:
+            function.queue.remove(id_)
+            message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
+            self._refuse(id_, "OverloadedError", message, self.config.retry_after_min_s)
+
+    def _run(self, function: Function, body: Body, count: int, now: Seconds) -> None:
+        taken, expired = queueing.take(function.queue, count, self.state.requests, now)
+        for id_ in expired:
+            self._expire(function, id_, now)
+        if not taken:
+            return
         self._last_run += 1
-        body.state = step_body(body.state, "run")
-        body.run, body.since, body.batch = RunId(self._last_run), now, batching.next_batch(function)
+        run = RunId(self._last_run)
+        if self.policy.keep_alive == "history":
+            keepalive.remember(function.gaps, now - function.used)
+        self._step_body(body, "run", now)
+        body.runs[run], body.begun[run] = taken, now
+        self.state.running_cores += body.point.run_cores
+        self._touch(function, now)
         self._alarms.watch(body.id, Seconds(now + function.spec.settings.timeout_s))
-        self._actions.append(Run(body.id, body.run, body.batch))
+        self._actions.append(Run(body.id, run, taken))
+
+    def _touch(self, function: Function, now: Seconds) -> None:
+        """The function is used: the last of those to leave the host store."""
+        kept, id_ = self.state.kept, function.spec.id
+        if id_ in kept:
+            del kept[id_]
+            kept[id_] = None
+        function.every_s += USE_SMOOTHING * (now - function.used - function.every_s)
+        function.used = now
+
+    def _expire(self, function: Function, id_: RequestId, now: Seconds) -> None:
+        waited = f"{now - self.state.requests[id_].arrived:.3f} s"
+        self._refuse(id_, "DeadlineError", f"function {function.spec.id} had no answer after {waited}")
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         body = self.state.bodies.get(event.worker)
-        if body is None or body.run != event.run:
+        if body is None or event.run not in body.runs:
             return
         failures = {failure.request: failure for failure in event.failures}
         function = self.state.functions.get(body.function)
-        for id_ in body.batch:
+        spent = now - body.begun[event.run]
+        batch = self._end_run(body, event.run)
+        for id_ in batch:
             request = self.state.requests.pop(id_, None)
             failure = failures.get(id_)
             if request is None:
@@ -83,9 +145,7 @@ class Serving(Waking):
             else:
                 self._refuse(id_, failure.error, failure.message)
         if function is not None:
-            spent = now - body.since
-            before = function.run_s
-            function.run_s = spent if before is None else before + RUN_SMOOTHING * (spent - before)
+            function.speeds.observe(body.point, len(batch), spent)
             function.failures = 0
             self._prepare(function, spent)
         self._rest(body, function, now)
@@ -93,22 +153,30 @@ class Serving(Waking):
     def _prepare(self, function: Function, spent_s: float) -> None:
         """Let the zygote rehearse a program that has run, unless that would keep others' wakes waiting."""
         spec = function.spec
-        if not spec.sandboxed and spec.program not in self.state.prepared and spent_s <= self.config.rehearsal_max_s:
-            self.state.prepared.add(spec.program)
-            self._actions.append(Prepare(spec.id))
+        prepared = self.state.prepared
+        if spec.sandboxed or spec.program in prepared or spent_s > self.config.rehearsal_max_s:
+            return
+        forget = next(iter(prepared)) if len(prepared) >= self.config.prepared_max else None
+        if forget is not None:
+            del prepared[forget]
+        prepared[spec.program] = None
+        self._actions.append(Prepare(spec.id, forget))
 
     def _rest(self, body: Body, function: Function | None, now: Seconds) -> None:
-        """A body finished its work: give it more, keep it for a while, or let it go."""
-        body.state = step_body(body.state, "done")
-        body.run, body.batch, body.since = None, (), now
+        """A run of a body ended: give it more, keep it for a while, or let it go."""
+        if not body.runs:
+            self._step_body(body, "done", now)
         if body.state == "stopping":
             return
         if function is None or function.state == "unloaded":
-            self._stop(body, now)
+            if not body.runs:
+                self._stop(body, now)
             return
         # Another function may wait for room: one that is always busy must not keep it out for ever.
         if self.state.wants_room:
             self._make_room(self.state.functions[self.state.wants_room[0]], now)
+        elif self.state.wants_bytes:
+            self._free_idle(now)
         self._serve(function, now)
         self._keep(body, function, now)
 

@@ -1,14 +1,16 @@
-"""What the mind knows: functions, bodies, requests. Only the mind writes it."""
+"""What the mind knows: functions, bodies, requests, blocks. Only the mind writes it."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
 from overwinter.core.actions import Start
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, StoreName, WorkerId
+from overwinter.core.profile import Point
 from overwinter.policy.lifecycles import BlocksState, BodyState, FunctionState
+from overwinter.policy.speeds import Speeds
 
 
 class Request(msgspec.Struct):
@@ -18,6 +20,8 @@ class Request(msgspec.Struct):
     function: FunctionId
     arrived: Seconds
     deadline: Seconds
+    level: int
+    """Lower ones go first."""
     start: Start = "warm"
     failures: int = 0
     """Times a body died under it, or could not start for it."""
@@ -28,11 +32,19 @@ class Body(msgspec.Struct):
 
     id: WorkerId
     function: FunctionId
+    point: Point
     state: BodyState = "starting"
-    run: RunId | None = None
-    batch: tuple[RequestId, ...] = ()
+    runs: dict[RunId, tuple[RequestId, ...]] = msgspec.field(default_factory=dict)
+    begun: dict[RunId, Seconds] = msgspec.field(default_factory=dict)
+    retires: bool = False
+    """Gets no more work and goes when it has done what it has."""
     since: Seconds = Seconds(0.0)
     """When it last became what it is."""
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it can be handed one more run."""
+        return self.state in ("idle", "busy") and not self.retires and len(self.runs) < self.point.concurrency
 
 
 class Function(msgspec.Struct):
@@ -40,6 +52,9 @@ class Function(msgspec.Struct):
 
     spec: FunctionSpec
     on_trial: bool
+    speeds: Speeds
+    sizes: Mapping[Address, int]
+    """Its blocks, each once."""
     state: FunctionState = "asleep"
     blocks: BlocksState = "absent"
     announce: bool = False
@@ -49,8 +64,60 @@ class Function(msgspec.Struct):
     failures: int = 0
     """Deaths in a row; the backoff grows with them."""
     rest_until: Seconds = Seconds(0.0)
-    run_s: float | None = None
-    """Smoothed seconds of a run."""
+    restage: bool = False
+    """Its blocks did not fit, others were let go, and it is tried once more."""
+    used: Seconds = Seconds(0.0)
+    """When it last was given something to run."""
+    every_s: float = 0.0
+    """Smoothed time between two uses."""
+    batch_at: Seconds | None = None
+    """When what waits must go, full batch or not."""
+    tick_at: Seconds | None = None
+    """When the number of its bodies is looked at again."""
+    arrivals: int = 0
+    """Since the last tick."""
+    rates: list[float] = msgspec.field(default_factory=list)
+    """Requests per second of the last periods, newest last."""
+    foretold: float | None = None
+    gaps: list[float] = msgspec.field(default_factory=list)
+    """How long its idle bodies waited for work, the last times."""
+    best_effort: bool = False
+    """No configuration keeps its promise."""
+
+
+class Residents(msgspec.Struct):
+    """The blocks that one host store holds, or will hold, for the functions kept there."""
+
+    sharers: Counter[Address] = msgspec.field(default_factory=Counter)
+    """How many functions hold a block, or wait for it."""
+    sizes: dict[Address, int] = msgspec.field(default_factory=dict)
+    nbytes: int = 0
+
+    def missing(self, sizes: Mapping[Address, int]) -> int:
+        """Bytes of these that the store neither has nor awaits."""
+        return sum(nbytes for address, nbytes in sizes.items() if address not in self.sizes)
+
+    def exclusive(self, sizes: Mapping[Address, int]) -> int:
+        """Bytes of these that leave if the one function that holds them goes."""
+        return sum(nbytes for address, nbytes in sizes.items() if self.sharers[address] == 1)
+
+    def hold(self, sizes: Mapping[Address, int]) -> None:
+        """One more function is kept with these."""
+        self.nbytes += self.missing(sizes)
+        self.sizes.update(sizes)
+        self.sharers.update(sizes.keys())
+
+    def release(self, sizes: Mapping[Address, int]) -> None:
+        """One function fewer is kept with these; `unshared` tells what may go."""
+        self.sharers.subtract(sizes.keys())
+
+    def unshared(self, addresses: set[Address]) -> tuple[Address, ...]:
+        """Forget those of these that nobody holds, and tell which."""
+        free = sorted(address for address in addresses if self.sharers[address] <= 0)
+        for address in free:
+            del self.sharers[address]
+            self.nbytes -= self.sizes.pop(address, 0)
+        return tuple(free)
 
 
 class State(msgspec.Struct):
@@ -60,57 +127,54 @@ class State(msgspec.Struct):
     versions: dict[FunctionName, list[int]] = msgspec.field(default_factory=dict)
     """Versions that have proved themselves, ascending; the last answers for the name."""
     bodies: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
+    idle: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
+    """Those with nothing to do, the one idle longest first."""
+    counts: Counter[BodyState] = msgspec.field(default_factory=Counter)
+    """Bodies by what they are."""
+    running_cores: int = 0
+    """That all runs under way may use."""
+    reserved_cores: int = 0
+    """Of all bodies that are not leaving."""
+    body_bytes: int = 0
+    """Private memory of all bodies, as measured beforehand."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
-    sharers: Counter[Address] = msgspec.field(default_factory=Counter)
-    """How many functions hold a block of the host store, or wait for it."""
-    prepared: set[Address] = msgspec.field(default_factory=set)
-    """Programs that the zygote holds compiled."""
+    stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
+    kept: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Functions whose blocks are in a host store, the one used longest ago first."""
+    prepared: dict[Address, None] = msgspec.field(default_factory=dict)
+    """Programs that the zygote holds compiled, the one used longest ago first."""
+    proven: Counter[Address] = msgspec.field(default_factory=Counter)
+    """How many functions of each program have passed their trial."""
     wants_room: deque[FunctionId] = msgspec.field(default_factory=deque)
     """Functions that wait for another body to go."""
+    wants_bytes: deque[FunctionId] = msgspec.field(default_factory=deque)
+    """Functions that wait for room in a host store."""
+
+    def residents(self, function: Function) -> Residents:
+        """The store in which a function's blocks lie."""
+        store = function.spec.store
+        residents = self.stores.get(store)
+        if residents is None:
+            residents = self.stores[store] = Residents()
+        return residents
+
+    def host_bytes(self) -> int:
+        """Bytes in all host stores, those on their way included."""
+        return sum(store.nbytes for store in self.stores.values())
 
     def open_requests(self, function: Function) -> list[Request]:
         """The function's requests that have no answer yet, waiting or running."""
-        running = [request for worker in function.bodies for request in self.bodies[worker].batch]
+        running = [id_ for worker in function.bodies for run in self.bodies[worker].runs.values() for id_ in run]
         return [self.requests[request] for request in (*function.queue, *running) if request in self.requests]
 
     def is_ready(self, function: Function) -> bool:
         """Whether a body of the function could run a request."""
         return any(self.bodies[worker].state in ("idle", "busy") for worker in function.bodies)
 
-    def idle_bodies(self, function: Function) -> list[Body]:
-        """The function's bodies that wait for work."""
-        return [body for worker in function.bodies if (body := self.bodies[worker]).state == "idle"]
+    def slots(self, function: Function) -> list[Body]:
+        """The function's bodies that can be handed a run."""
+        return [body for worker in function.bodies if (body := self.bodies[worker]).has_slot]
 
     def has_starting(self, function: Function) -> bool:
-        """Whether a body of the function is on its way: wakes are single flights."""
+        """Whether a body of the function is on its way."""
         return any(self.bodies[worker].state == "starting" for worker in function.bodies)
-
-
-def check_integrity(state: State) -> None:
-    """AssertionError if the tables contradict each other."""
-    queued: list[RequestId] = []
-    for name, function in state.functions.items():
-        queued += function.queue
-        ready = state.is_ready(function)
-        assert all(state.bodies[worker].function == name for worker in function.bodies), f"{name} counts another's body"
-        assert not ready or function.state in ("awake", "unloaded"), f"{name} has a ready body while {function.state}"
-        assert function.state != "awake" or ready, f"{name} is awake without a ready body"
-        assert all(state.requests[request].function == name for request in function.queue)
-    running = [request for body in state.bodies.values() for request in body.batch]
-    assert len(set(queued)) == len(queued), "a request is queued twice"
-    assert len(set(running)) == len(running), "a request runs twice"
-    assert not set(queued) & set(running), "a request is queued and runs"
-    assert set(state.requests) <= set(queued) | set(running), "a request is neither queued nor running"
-    for body in state.bodies.values():
-        assert (body.state == "busy") <= bool(body.run is not None), f"body {body.id} is busy with nothing"
-        owner = state.functions.get(body.function)
-        assert owner is None or body.id in owner.bodies, f"body {body.id} is not counted by {body.function}"
-    _check_sharers(state.sharers, state.functions.values())
-
-
-def _check_sharers(sharers: Counter[Address], functions: Iterable[Function]) -> None:
-    wanted: Counter[Address] = Counter()
-    for function in functions:
-        if function.blocks != "absent":
-            wanted.update({blob.address for blob in function.spec.blobs})
-    assert +sharers == wanted, "the count of sharers of a block is wrong"

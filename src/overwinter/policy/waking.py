@@ -1,17 +1,22 @@
-"""How a function gets a body, keeps it and loses it: the lower part of the mind.
+"""How a function gets bodies, keeps them and loses them: the lower part of the mind.
 
-A wake is two steps, each a single flight: Stage when the host store lacks blocks, then StartBody. When the
-node has all the bodies it may have, the one idle longest gives way.
+A wake is two steps, each a single flight: Stage when the host store lacks blocks, then StartBody. When the node has
+all the bodies it may have, the one idle longest gives way; when the host store is full, the function least worth its
+bytes does.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from overwinter.core.actions import Action, Drop, Refuse, Stage, StartBody, StopBody
+from overwinter.core.actions import Action, Announce, Decide, Decision, Drop, Refuse, Stage, StartBody, StopBody
 from overwinter.core.config import MindConfig
-from overwinter.core.ids import Address, RequestId, Seconds, WorkerId
-from overwinter.policy import keepalive, scaling
+from overwinter.core.ids import Address, RequestId, RunId, Seconds, StoreName, WorkerId
+from overwinter.core.policies import policy_named
+from overwinter.core.profile import Point, Shape
+from overwinter.policy import keepalive, reclaiming, recovery
 from overwinter.policy.alarms import Alarms
 from overwinter.policy.lifecycles import step_blocks, step_body, step_function
+from overwinter.policy.scaling.wants import wants_body
 from overwinter.policy.state import Body, Function, State
 
 
@@ -20,65 +25,218 @@ class Waking:
 
     def __init__(self, config: MindConfig) -> None:
         self.config = config
+        self.policy = policy_named(config.policy)
+        self.cores = config.cores or 1
         self.state = State()
         self._alarms = Alarms()
         self._actions: list[Action] = []
         self._last_worker = 0
 
     def _wake(self, function: Function, now: Seconds) -> None:
-        """Take the next step towards one more body."""
+        """Take the next step towards more bodies."""
         if function.state == "resting" or function.blocks == "coming":
             return
         if function.state == "asleep":
             function.state = step_function(function.state, "wake")
         if function.blocks == "absent":
-            function.blocks = step_blocks(function.blocks, "stage")
-            self.state.sharers.update({blob.address for blob in function.spec.blobs})
-            self._actions.append(Stage(function.spec.id))
-        elif len(self.state.bodies) >= self.config.bodies_max:
-            self._make_room(function, now)
+            self._stage(function, now)
         else:
-            self._start(function, now)
+            self._start(function, self._wanted_shapes(function, now), now)
 
-    def _start(self, function: Function, now: Seconds) -> None:
-        self._last_worker += 1
-        body = Body(WorkerId(self._last_worker), function.spec.id, since=now)
-        self.state.bodies[body.id] = body
-        function.bodies.append(body.id)
-        self._alarms.watch(body.id, Seconds(now + self.config.start_timeout_s))
-        self._actions.append(StartBody(body.id, body.function, function.on_trial))
+    def _wanted_shapes(self, function: Function, now: Seconds) -> Sequence[Shape]:
+        """In which shapes bodies should be started for what waits."""
+        return (function.speeds.usual.shape,)
+
+    # Blocks
+
+    def _stage(self, function: Function, now: Seconds) -> None:
+        residents = self.state.residents(function)
+        if self.config.host_bytes is not None:
+            short = self.state.host_bytes() + residents.missing(function.sizes) - self.config.host_bytes
+            if short > 0 and not self._reclaim(short, function, now):
+                self._await_bytes(function, now)
+                return
+        function.blocks = step_blocks(function.blocks, "stage")
+        residents.hold(function.sizes)
+        self.state.kept[function.spec.id] = None
+        self._actions.append(Stage(function.spec.id))
+
+    def _reclaim(self, nbytes: int, keep: Function | None, now: Seconds) -> bool:
+        """Let blocks leave the host stores until so many bytes are won; False if what may leave is not enough."""
+        goal = self.state.host_bytes() - nbytes
+        while self.state.host_bytes() > goal:
+            victim = reclaiming.next_victim(self.state, self.policy.eviction, now, keep)
+            if victim is None:
+                return False
+            before = self.state.host_bytes()
+            self._release(victim)
+            won = before - self.state.host_bytes()
+            self._decide(victim, "evict", f"{won} bytes were needed; it was used {now - victim.used:.1f} s ago")
+        return True
+
+    def _await_bytes(self, function: Function, now: Seconds) -> None:
+        """Nothing more may leave the host store: an idle body goes, and this function comes after it."""
+        self._step_back(function)
+        limit = self.config.host_bytes or 0
+        if not reclaiming.can_ever_fit(self.state, function, limit):
+            size = sum(function.sizes.values())
+            why = (
+                f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}, some of them "
+                "pinned by others: make it larger, or unpin or remove functions"
+            )
+            self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
+            self._failed(function, "NoSpaceError", why, now)
+            return
+        if function.spec.id not in self.state.wants_bytes:
+            self.state.wants_bytes.append(function.spec.id)
+            self._decide(function, "wait", "the host store is full of what is in use")
+        self._free_idle(now)
+
+    def _free_idle(self, now: Seconds) -> None:
+        """Stop the body idle longest: its blocks may leave then."""
+        for body in self.state.idle.values():
+            owner = self.state.functions.get(body.function)
+            if not _awaited(owner) and (owner is None or not owner.spec.settings.pinned):
+                self._stop(body, now)
+                return
+
+    def _fill_bytes(self, now: Seconds) -> None:
+        """Something was given back: the function that waited longest for room in the host store tries again."""
+        for _ in range(len(self.state.wants_bytes)):
+            function = self.state.functions[self.state.wants_bytes.popleft()]
+            if function.on_trial or function.announce or function.queue:
+                self._wake(function, now)
+            if function.spec.id in self.state.wants_bytes:
+                return
+
+    def _release(self, function: Function) -> None:
+        """The function's blocks are kept no more: drop those that no other function holds, wherever they came from."""
+        residents = self.state.residents(function)
+        if function.blocks != "absent":
+            function.blocks = step_blocks(function.blocks, "release")
+            residents.release(function.sizes)
+            del self.state.kept[function.spec.id]
+        self._drop_unshared(function.sizes, function.spec.store)
+
+    def _drop_unshared(self, addresses: Iterable[Address], store: StoreName) -> None:
+        residents = self.state.stores.get(store)
+        free = tuple(sorted(set(addresses))) if residents is None else residents.unshared(set(addresses))
+        if free:
+            self._actions.append(Drop(free, store))
+
+    # Bodies
+
+    def _start(self, function: Function, shapes: Sequence[Shape], now: Seconds) -> None:
+        """Start bodies of these shapes; where there is no room, the function waits for it."""
+        for shape in shapes:
+            point = function.speeds.point(shape)
+            if not self._has_room(point):
+                self._make_room(function, now)
+                return
+            self._last_worker += 1
+            body = Body(WorkerId(self._last_worker), function.spec.id, point, since=now)
+            self.state.bodies[body.id] = body
+            self.state.counts["starting"] += 1
+            self.state.reserved_cores += point.cores
+            self.state.body_bytes += point.memory_bytes
+            function.bodies.append(body.id)
+            self._alarms.watch(body.id, Seconds(now + self.config.start_timeout_s))
+            program = function.spec.program
+            if program in self.state.prepared:
+                del self.state.prepared[program]
+                self.state.prepared[program] = None
+            # Zeros through a program that has run before tell nothing new.
+            rehearse = function.on_trial and not self.state.proven[program]
+            self._actions.append(StartBody(body.id, body.function, rehearse, point.cores, point.concurrency))
+
+    def _has_room(self, point: Point) -> bool:
+        state, limit = self.state, self.config.memory_bytes
+        return (
+            len(state.bodies) < self.config.bodies_max
+            # One body alone may be larger than the bound: it would never run otherwise.
+            and (limit is None or not state.bodies or state.body_bytes + point.memory_bytes <= limit)
+            and not (self.policy.reserves and state.reserved_cores and not self._has_cores(point))
+        )
+
+    def _has_cores(self, point: Point) -> bool:
+        return self.state.reserved_cores + point.cores <= self.cores
 
     def _make_room(self, function: Function, now: Seconds) -> None:
         """The node has all its bodies: the one idle longest goes, and this function comes after it."""
-        if function.state == "waking" and not self.state.has_starting(function):
-            function.state = step_function(function.state, "wait")
+        self._step_back(function)
         if function.spec.id not in self.state.wants_room:
             self.state.wants_room.append(function.spec.id)
-        leaving = sum(body.state == "stopping" for body in self.state.bodies.values())
-        if leaving < len(self.state.wants_room):
-            body = keepalive.gives_way(self.state.bodies.values())
+        if self.state.counts["stopping"] < len(self.state.wants_room):
+            idle = self.state.idle.values()
+            body = next((body for body in idle if not _awaited(self.state.functions.get(body.function))), None)
             if body is not None:
                 self._stop(body, now)
 
+    def _step_back(self, function: Function) -> None:
+        """What was to wake must wait for others to go."""
+        if function.state == "waking" and not self.state.has_starting(function):
+            function.state = step_function(function.state, "wait")
+
     def _fill_room(self, now: Seconds) -> None:
         """A body is gone: the function that waited longest for its room may start one."""
-        while self.state.wants_room and len(self.state.bodies) < self.config.bodies_max:
-            function = self.state.functions[self.state.wants_room.popleft()]
+        for _ in range(len(self.state.wants_room)):
+            function = self.state.functions[self.state.wants_room[0]]
+            if not self._has_room(function.speeds.usual):
+                return
+            self.state.wants_room.popleft()
             asked = function.on_trial or function.announce
-            if asked or scaling.wants_body(self.state, function, now):
+            if asked or wants_body(self.state, function, self.policy, self.cores, now):
                 self._wake(function, now)
 
     def _keep(self, body: Body, function: Function, now: Seconds) -> None:
         """A body with nothing to do stays for the keep-alive, unless another function needs its room."""
         if body.state != "idle":
             return
-        if self.state.wants_room:
+        if body.retires:
+            self._stop(body, now)
+        elif self.state.wants_room:
             self._make_room(self.state.functions[self.state.wants_room[0]], now)
+        elif self.state.wants_bytes:
+            self._free_idle(now)
         else:
-            self._alarms.watch(body.id, keepalive.sleep_at(body, function.spec.settings.keep_alive_s))
+            self._alarms.watch(body.id, keepalive.sleep_at(body, function, self.policy))
+
+    def _step_body(self, body: Body, event: str, now: Seconds) -> None:
+        """The body's next state, in all tables that count it."""
+        state, before = self.state, body.state
+        body.state = step_body(before, event)
+        if body.state == before:
+            return
+        body.since = now
+        state.counts[before] -= 1
+        state.counts[body.state] += 1
+        if before == "idle":
+            del state.idle[body.id]
+        if body.state == "idle":
+            state.idle[body.id] = body
+        elif body.state == "stopping":
+            state.reserved_cores -= body.point.cores
+
+    def _forget_body(self, body: Body) -> None:
+        """The body's process is gone."""
+        state = self.state
+        del state.bodies[body.id]
+        state.idle.pop(body.id, None)
+        state.counts[body.state] -= 1
+        state.body_bytes -= body.point.memory_bytes
+        if body.state != "stopping":
+            state.reserved_cores -= body.point.cores
+        state.running_cores -= body.point.run_cores * len(body.runs)
+        self._alarms.forget(body.id)
+
+    def _end_run(self, body: Body, run: RunId) -> tuple[RequestId, ...]:
+        """Take a run out of its body; the requests that were in it."""
+        del body.begun[run]
+        self.state.running_cores -= body.point.run_cores
+        return body.runs.pop(run)
 
     def _stop(self, body: Body, now: Seconds, kill: bool = False) -> None:
-        body.state, body.since = step_body(body.state, "stop"), now
+        self._step_body(body, "stop", now)
         # One that does not listen is killed.
         self._alarms.forget(body.id)
         self._alarms.watch(body.id, Seconds(now + self.config.stop_timeout_s))
@@ -97,31 +255,54 @@ class Waking:
         elif function.state == "waking" and function.blocks != "coming" and not self.state.has_starting(function):
             function.state = step_function(function.state, "failed")
 
-    def _release(self, function: Function) -> None:
-        """The function needs its blocks no more: drop those that no other function holds, wherever they came from."""
-        addresses = {blob.address for blob in function.spec.blobs}
-        if function.blocks != "absent":
-            function.blocks = step_blocks(function.blocks, "release")
-            self.state.sharers.subtract(addresses)
-        self._drop_unshared(addresses)
-
-    def _drop_unshared(self, addresses: Iterable[Address]) -> None:
-        free = sorted(address for address in set(addresses) if self.state.sharers[address] <= 0)
-        for address in free:
-            del self.state.sharers[address]
-        if free:
-            self._actions.append(Drop(tuple(free)))
-
     def _let_go(self, function: Function, now: Seconds) -> None:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
-        if function.spec.id in self.state.wants_room:
-            self.state.wants_room.remove(function.spec.id)
+        for waiting in (self.state.wants_room, self.state.wants_bytes):
+            if function.spec.id in waiting:
+                waiting.remove(function.spec.id)
         for worker in list(function.bodies):
             body = self.state.bodies[worker]
             if body.state in ("idle", "starting"):
                 self._stop(body, now)
         self._release(function)
+
+    # Ends
+
+    def _failed(self, function: Function, error: str, reason: str, now: Seconds) -> None:
+        """The function could not start or lost a body: it rests; a version on trial is forgotten."""
+        if function.on_trial or function.announce:
+            self._actions.append(Announce(function.spec.id, error, reason))
+            function.announce = False
+        if function.on_trial:
+            function.on_trial = False
+            self._forget(function, reason, now)
+            return
+        function.failures += 1
+        function.rest_until = Seconds(now + recovery.backoff_s(function.failures, self.config))
+        self._alarms.watch(function.spec.id, function.rest_until)
+
+    def _forget(self, function: Function, reason: str, now: Seconds) -> None:
+        """Take a function out of the tables; a run under way may still end."""
+        id_ = function.spec.id
+        message = f"function {id_} is gone: {reason}"
+        if function.on_trial or function.announce:
+            self._actions.append(Announce(id_, "NotFoundError", message))
+        self._refuse_queue(function, "NotFoundError", message)
+        self._let_go(function, now)
+        del self.state.functions[id_]
+        versions = self.state.versions.get(function.spec.name, [])
+        if function.spec.version in versions:
+            versions.remove(function.spec.version)
+            self.state.proven[function.spec.program] -= 1
+            self.state.proven += Counter()
+        if not versions:
+            self.state.versions.pop(function.spec.name, None)
+
+    # Words
+
+    def _decide(self, function: Function, what: Decision, why: str) -> None:
+        self._actions.append(Decide(function.spec.id, what, why))
 
     def _refuse(self, request: RequestId, error: str, message: str, wait: float | None = None) -> None:
         self.state.requests.pop(request, None)
@@ -130,3 +311,8 @@ class Waking:
     def _refuse_queue(self, function: Function, error: str, message: str, wait: float | None = None) -> None:
         while function.queue:
             self._refuse(function.queue.popleft(), error, message, wait)
+
+
+def _awaited(owner: Function | None) -> bool:
+    """Whether requests wait for company before they go to a body of this function."""
+    return owner is not None and bool(owner.queue)

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable
 
-from overwinter.core.function import BlobSize
-from overwinter.core.ids import Address
+from overwinter.core.function import BlobSize, FunctionSpec
+from overwinter.core.ids import Address, FunctionId
 from overwinter.simulation.timeline import Deed, Timeline
 
 
@@ -90,6 +90,9 @@ class HostBlocks:
         self._budget = budget_bytes
         self._ready_at: dict[Address, float] = {}
         self._sizes: dict[Address, int] = {}
+        self._whole: dict[FunctionId, int] = {}
+        """Functions whose blocks were all there after so many drops."""
+        self._drops = 0
         self.nbytes = 0
 
     def missing(self, blobs: Iterable[BlobSize]) -> dict[Address, int]:
@@ -110,12 +113,18 @@ class HostBlocks:
         """When the last of those that are coming will be there."""
         return max((self._ready_at[blob.address] for blob in blobs if blob.address in self._ready_at), default=0.0)
 
-    def holds(self, blobs: Iterable[BlobSize], now: float) -> bool:
-        """Whether all of these lie there."""
-        return all(self._ready_at.get(blob.address, now + 1) <= now for blob in blobs)
+    def holds(self, spec: FunctionSpec, now: float) -> bool:
+        """Whether all blocks of a function lie there."""
+        if self._whole.get(spec.id) == self._drops:
+            return True
+        whole = all(self._ready_at.get(blob.address, now + 1) <= now for blob in spec.blobs)
+        if whole:
+            self._whole[spec.id] = self._drops
+        return whole
 
     def drop(self, addresses: Iterable[Address]) -> None:
         """Forget these, there or on their way."""
+        self._drops += 1
         for address in addresses:
             self.nbytes -= self._sizes.pop(address, 0)
             self._ready_at.pop(address, None)

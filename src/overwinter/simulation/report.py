@@ -4,7 +4,6 @@ The reader knows nothing of the world: events and actions are enough, and what o
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +11,8 @@ import msgspec
 from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartBody
 from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, Event, RunEnded, Staged
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, Seconds, WorkerId
+from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.simulation.applications import ApplicationFigures
 from overwinter.simulation.latencies import Latencies
 
 SAMPLES = 600
@@ -41,6 +41,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     staged_bytes: int
     body_seconds: float
     busy_seconds: float
+    body_core_s: float
+    """Cores of its bodies by their time alive."""
+    busy_core_s: float
+    """Of these, while they ran; busy_core_s / body_core_s is AsyFunc's CPU utility."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     bodies: int
     blocks_bytes: int
     bodies_bytes: float
+    body_cores: int
+    """Of the bodies alive."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     total: Figures
     memory: Memory
     functions: dict[str, Figures]
+    applications: dict[str, ApplicationFigures] = {}
     samples: list[Sample]
     latencies: list[tuple[float, float]]
     """(seconds, share of the answers up to them)."""
@@ -86,6 +93,7 @@ class Tally:
         self.wakes: Counter[str] = Counter()
         self.latencies = Latencies()
         self.body_seconds = self.busy_seconds = 0.0
+        self.body_core_s = self.busy_core_s = 0.0
         self.from_disk = False
 
     def figures(self) -> Figures:
@@ -104,19 +112,24 @@ class Tally:
             staged_bytes=self.staged_bytes,
             body_seconds=self.body_seconds,
             busy_seconds=self.busy_seconds,
+            body_core_s=self.body_core_s,
+            busy_core_s=self.busy_core_s,
         )
 
 
 class LivingBody:
     """A body while the steps are read."""
 
-    __slots__ = ("busy_since", "nbytes", "since", "tally")
+    __slots__ = ("batch", "cores", "nbytes", "needs", "run_cores", "runs", "since", "tally")
 
-    def __init__(self, tally: Tally, nbytes: float, since: float) -> None:
+    def __init__(self, tally: Tally, action: StartBody, needs: dict[int, int], since: float) -> None:
         self.tally = tally
-        self.nbytes = nbytes
+        self.needs = needs
+        self.batch, self.nbytes = next(iter(needs.items()))
         self.since = since
-        self.busy_since = since
+        self.cores = action.cores
+        self.run_cores = max(1, action.cores // action.concurrency)
+        self.runs: dict[RunId, float] = {}
 
 
 class OpenRequest(NamedTuple):
@@ -127,10 +140,12 @@ class OpenRequest(NamedTuple):
 
 
 class StepReader:
-    """Reads `(now, event, actions)` one after another. `body_bytes`: what one body of each function takes."""
+    """Reads `(now, event, actions)` one after another. Memory of a body is what its function's profile says of
+    the largest batch it has run; if they do not share, each has its weights to itself and there is no host store.
+    """
 
-    def __init__(self, body_bytes: Mapping[FunctionId, float], duration_s: float) -> None:
-        self._body_bytes = body_bytes
+    def __init__(self, duration_s: float, shared: bool = True) -> None:
+        self._shared = shared
         self._tallies: dict[FunctionName, Tally] = {}
         self._specs: dict[FunctionId, FunctionSpec] = {}
         self._open: dict[RequestId, OpenRequest] = {}
@@ -150,8 +165,8 @@ class StepReader:
                 tally = self._tally(name)
                 tally.requests += 1
                 self._open[request] = OpenRequest(tally, now)
-            case RunEnded(worker):
-                self._idle(worker, now)
+            case RunEnded(worker, run):
+                self._ended(worker, run, now)
             case BodyExited(worker):
                 self._exited(worker, now)
             case Staged(function, added):
@@ -172,13 +187,16 @@ class StepReader:
         match action:
             case Reply(request, _, start):
                 self._replied(request, start, now)
-            case Run(worker):
-                self._bodies[worker].busy_since = now
+            case Run(worker, run, requests):
+                body = self._bodies[worker]
+                body.runs[run] = now
+                if len(requests) > body.batch:
+                    self._grow(body, len(requests), now)
             case Refuse(request, error):
                 tally, _ = self._open.pop(request)
                 tally.refused[error] += 1
-            case StartBody(worker, function):
-                self._starts(worker, function, now)
+            case StartBody():
+                self._starts(action, now)
             case Drop(addresses):
                 self._usage.turn(now)
                 self._usage.blocks_bytes -= sum(self._blocks.pop(address, 0) for address in addresses)
@@ -201,27 +219,40 @@ class StepReader:
         if tally.slo_s is not None and seconds <= tally.slo_s:
             tally.within += 1
 
-    def _starts(self, worker: WorkerId, id_: FunctionId, now: Seconds) -> None:
-        tally = self._tally(self._specs[id_].name)
+    def _starts(self, action: StartBody, now: Seconds) -> None:
+        spec = self._specs[action.function]
+        tally = self._tally(spec.name)
         tally.wakes["disk" if tally.from_disk else "host"] += 1
         tally.from_disk = False
-        body = self._bodies[worker] = LivingBody(tally, self._body_bytes.get(id_, 0.0), now)
+        needs = _body_bytes(spec, action, self._shared)
+        body = self._bodies[action.worker] = LivingBody(tally, action, needs, now)
         self._usage.turn(now)
         self._usage.bodies += 1
+        self._usage.body_cores += body.cores
         self._usage.bodies_bytes += body.nbytes
 
-    def _idle(self, worker: WorkerId, now: Seconds) -> None:
+    def _grow(self, body: LivingBody, batch: int, now: Seconds) -> None:
+        """A body runs more requests at once than before."""
+        body.batch, needed = next((each for each in body.needs.items() if each[0] >= batch), (batch, body.nbytes))
+        self._usage.turn(now)
+        self._usage.bodies_bytes += needed - body.nbytes
+        body.nbytes = needed
+
+    def _ended(self, worker: WorkerId, run: RunId, now: Seconds) -> None:
         body = self._bodies.get(worker)
-        if body is not None:
-            body.tally.busy_seconds += now - body.busy_since
+        since = None if body is None else body.runs.pop(run, None)
+        if body is not None and since is not None:
+            body.tally.busy_seconds += now - since
+            body.tally.busy_core_s += (now - since) * body.run_cores
 
     def _exited(self, worker: WorkerId, now: Seconds) -> None:
         body = self._bodies.pop(worker, None)
         if body is None:
             return
-        body.tally.body_seconds += now - body.since
+        _count_life(body, now)
         self._usage.turn(now)
         self._usage.bodies -= 1
+        self._usage.body_cores -= body.cores
         self._usage.bodies_bytes -= body.nbytes
 
     def _staged(self, id_: FunctionId, added: int, now: Seconds) -> None:
@@ -233,6 +264,8 @@ class StepReader:
 
     def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
         """All blocks of a function lie in the host store."""
+        if not self._shared:
+            return
         new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in self._blocks}
         self._blocks.update(new)
         self._usage.turn(now)
@@ -242,8 +275,7 @@ class StepReader:
         """The figures at `now`, the end."""
         self._usage.turn(now)
         for body in self._bodies.values():
-            body.tally.body_seconds += now - body.since
-            body.since = now
+            _count_life(body, now)
         return Report(
             duration_s=now,
             total=self._total(),
@@ -263,6 +295,8 @@ class StepReader:
             total.staged_bytes += tally.staged_bytes
             total.body_seconds += tally.body_seconds
             total.busy_seconds += tally.busy_seconds
+            total.body_core_s += tally.body_core_s
+            total.busy_core_s += tally.busy_core_s
             total.refused.update(tally.refused)
             total.started.update(tally.started)
             total.wakes.update(tally.wakes)
@@ -277,7 +311,7 @@ class Usage:
     """Memory over time: its sum, its peak, and a curve of bounded length."""
 
     def __init__(self, every_s: float) -> None:
-        self.bodies = self.blocks_bytes = 0
+        self.bodies = self.body_cores = self.blocks_bytes = 0
         self.bodies_bytes = 0.0
         self.samples: list[Sample] = []
         self._every_s = every_s
@@ -298,7 +332,7 @@ class Usage:
             self._turned = now
         while len(self.samples) * self._every_s <= now:
             at = len(self.samples) * self._every_s
-            self.samples.append(Sample(at, self.bodies, self.blocks_bytes, self.bodies_bytes))
+            self.samples.append(Sample(at, self.bodies, self.blocks_bytes, self.bodies_bytes, self.body_cores))
 
     def memory(self, now: float) -> Memory:
         """The figures up to `now`."""
@@ -311,6 +345,22 @@ class Usage:
             mean=(self._blocks_s + self._bodies_s) / seconds,
             peak=self._peak,
         )
+
+
+def _count_life(body: LivingBody, now: float) -> None:
+    body.tally.body_seconds += now - body.since
+    body.tally.body_core_s += (now - body.since) * body.cores
+    body.since = now
+
+
+def _body_bytes(spec: FunctionSpec, action: StartBody, shared: bool) -> dict[int, int]:
+    """By the batches that were measured in a body so made, ascending."""
+    if spec.profile is None:
+        return {1: 0}
+    shape = (action.cores, action.concurrency)
+    own = 0 if shared else spec.profile.weight_bytes
+    alike = (point for point in spec.profile.points if (point.cores, point.concurrency) == shape)
+    return {point.batch: point.memory_bytes + own for point in sorted(alike, key=lambda p: p.batch)} or {1: own}
 
 
 def _ms(seconds: float | None) -> float | None:

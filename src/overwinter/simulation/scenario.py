@@ -14,6 +14,9 @@ from overwinter.core.config import MindConfig
 from overwinter.core.errors import CallerError
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FunctionName, TenantId, function_id
+from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
+from overwinter.core.profile import Point, Profile, between
+from overwinter.simulation.laws import Law, Row
 from overwinter.simulation.workloads import Workload
 
 MIB = 1 << 20
@@ -42,9 +45,11 @@ class Machine(_Part, frozen=True, kw_only=True):
     stop_s: float = 0.002
     """From the wish that a body ends until it is gone."""
     zygote_start_s: float = 3.0
+    load_mib_per_s: float = 600.0
+    """Speed at which a body that shares nothing reads its own copy of the weights from the page cache."""
 
     def __post_init__(self) -> None:
-        self.check_above("cores", "host_mib", "disk_mib_per_s")
+        self.check_above("cores", "host_mib", "disk_mib_per_s", "load_mib_per_s")
         self.check_above("fork_s", "stop_s", "zygote_start_s", least=0)
 
 
@@ -66,8 +71,17 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     name: str
     variants: int = 1
     blocks: tuple[Blocks, ...]
-    latency_ms: dict[int, float]
+    latency_ms: dict[int, float] = {}
     """Of one run, by its batch; between the batches given it is linear, and beyond them."""
+    profile: tuple[Row, ...] = ()
+    """In place of it: rows of cores, batch, concurrency, latency in ms, and private MiB of a body so made."""
+    law: Law | None = None
+    """In place of both: by which these rows are reckoned."""
+    serial: float | None = None
+    """With it latency_ms is of one core, and a body may have any number of cores up to its threads and be made for any
+    batch: this share of a run is not shortened by more cores, by Amdahl's law."""
+    gmacs: float = 1.0
+    """Billions of multiply-adds of one request."""
     jitter: float = 0.0
     """Standard deviation of a run's time, as a share of it."""
     start_s: float = 0.02
@@ -78,15 +92,75 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     """Private memory of one body."""
     sandboxed: bool = False
     settings: Settings = Settings()
+    workload: Workload | None = None
+    """None: its requests come from applications."""
+
+    def names(self) -> tuple[FunctionName, ...]:
+        """What its siblings are called."""
+        if self.variants == 1:
+            return (FunctionName(self.name),)
+        return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
+
+    def measured(self) -> Profile:
+        """What the mind is told of its speed."""
+        points = (Point(c, int(mib * MIB), b, p, latency / 1000) for c, b, p, latency, mib in self._rows())
+        return Profile(
+            weight_bytes=int(sum(part.mib * part.count for part in self.blocks) * MIB),
+            macs=int(self.gmacs * 1e9),
+            points=tuple(points),
+            wake_s=self.start_s,
+        )
+
+    def _rows(self) -> tuple[Row, ...]:
+        if self.profile or self.law is not None:
+            return self.profile if self.law is None else self.law.rows()
+        threads, known = self.settings.threads, sorted(self.latency_ms.items())
+        if self.serial is None:
+            return tuple((threads, batch, 1, latency, self.body_mib) for batch, latency in known)
+        return tuple(
+            (cores, batch, 1, between(known, batch) * (self.serial + (1 - self.serial) / cores), self.body_mib)
+            for cores in range(1, threads + 1)
+            for batch in range(1, self.settings.max_batch + 1)
+        )
+
+    def __post_init__(self) -> None:
+        self.check_above("variants", "body_mib", "gmacs")
+        self.check_above("jitter", "start_s", "prepare_s", "serial", least=0)
+        if self.serial is not None and (self.serial > 1 or not self.latency_ms):
+            raise ValueError(f"serial is a share of latency_ms, from 0 to 1, got {self.serial}")
+        if (bool(self.latency_ms), bool(self.profile), self.law is not None).count(True) != 1:
+            raise ValueError("give one of latency_ms, profile and law")
+        if self.latency_ms and (min(self.latency_ms) < 1 or min(self.latency_ms.values()) <= 0):
+            raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
+        if any(min(row) <= 0 for row in self.profile):
+            raise ValueError("every number of a row of profile must be above 0")
+        if not self.name or "@" in self.name:
+            raise ValueError(f"name must be a word without @, got {self.name!r}")
+
+
+class Application(_Part, frozen=True, kw_only=True):
+    """A pipeline of the functions, called as one."""
+
+    name: str
+    stages: dict[str, Stage]
+    """As in a pipeline's file."""
+    slo_ms: float | None = None
+    """Of the whole. What it leaves to each stage is for the functions' settings to say."""
+    timeout_s: float = 60.0
     workload: Workload
 
     def __post_init__(self) -> None:
-        self.check_above("variants", "body_mib")
-        self.check_above("jitter", "start_s", "prepare_s", least=0)
-        if not self.latency_ms or min(self.latency_ms) < 1 or min(self.latency_ms.values()) <= 0:
-            raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
-        if not self.name or "@" in self.name:
-            raise ValueError(f"name must be a word without @, got {self.name!r}")
+        self.check_above("slo_ms", "timeout_s")
+        sources = {source for stage in self.stages.values() for source in stage.inputs.values()}
+        inputs = sorted(source.partition(":")[2] for source in sources if source.startswith(f"{INPUT}:"))
+        last = set(self.stages).difference(*(needs(stage) for stage in self.stages.values()))
+        outputs = {f"of-{name}": f"{name}:output" for name in sorted(last)}
+        try:
+            check_pipeline(
+                Pipeline(name=FunctionName(self.name), inputs=tuple(inputs), stages=self.stages, outputs=outputs)
+            )
+        except CallerError as error:
+            raise ValueError(str(error)) from error
 
 
 class Window(_Part, frozen=True, kw_only=True):
@@ -132,25 +206,53 @@ class Scenario(_Part, frozen=True, kw_only=True):
     seed: int = 1
     duration_s: float
     """Of arrivals; what has come until then is still answered."""
+    settle_s: float = 0.0
+    """Of the beginning: served like the rest, but what comes of it is in no figure of applications."""
     node: Machine = Machine()
     mind: MindConfig = MindConfig()
     faults: Faults = Faults()
     functions: tuple[FunctionModel, ...]
+    applications: tuple[Application, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_above("duration_s")
+        self.check_above("settle_s", least=0)
         names = [function.name for function in self.functions]
         if len(set(names)) != len(names):
             raise ValueError(f"each function needs a name of its own, got {sorted(names)}")
+        self._check_applications()
+
+    def _check_applications(self) -> None:
+        known = {name for function in self.functions for name in function.names()}
+        called = {stage.function for each in self.applications for stage in each.stages.values()}
+        names = [*known, *(application.name for application in self.applications)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"each application needs a name of its own, got {sorted(names)}")
+        if not called <= known:
+            raise ValueError(f"no function is called {', '.join(sorted(called - known))}: a stage needs one")
+        silent = {n for each in self.functions if each.workload is None for n in each.names()} - called
+        if silent:
+            raise ValueError(f"nobody calls {', '.join(sorted(silent))}: give a workload, or a stage of an application")
+
+    def bounded_mind(self) -> MindConfig:
+        """The mind's configuration with what the machine has."""
+        host_bytes = None if self.node.host_mib is None else int(self.node.host_mib * MIB)
+        return msgspec.structs.replace(
+            self.mind, cores=self.mind.cores or self.node.cores, host_bytes=self.mind.host_bytes or host_bytes
+        )
 
     def times(self, copies: int) -> "Scenario":
-        """The same with so many times the siblings."""
+        """The same with so many times the siblings. CallerError if there are applications: they name their siblings."""
+        if self.applications:
+            raise CallerError("how many copies fit is a question for functions, and this scenario has applications")
         more = tuple(msgspec.structs.replace(each, variants=each.variants * copies) for each in self.functions)
         return msgspec.structs.replace(self, functions=more)
 
     def simulated(self) -> tuple[Simulated, ...]:
         """Every sibling of every function."""
-        return tuple(_sibling(model, index) for model in self.functions for index in range(model.variants))
+        return tuple(
+            _sibling(model, name, index) for model in self.functions for index, name in enumerate(model.names())
+        )
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -168,20 +270,7 @@ def scenario_of(table: Mapping[str, object]) -> Scenario:
     return msgspec.convert(table, Scenario, str_keys=True)
 
 
-def latency_s(model: FunctionModel, batch: int) -> float:
-    """Seconds of a run of `batch` requests; the smallest batch's time below it, one request's share more beyond one."""
-    table = sorted(model.latency_ms.items())
-    if batch <= table[0][0]:
-        return table[0][1] / 1000
-    if len(table) == 1:
-        table.insert(0, (0, 0.0))
-    upper = next((at for at, (size, _) in enumerate(table) if size >= batch), len(table) - 1)
-    (few, before), (many, after) = table[upper - 1], table[upper]
-    return (before + (after - before) * (batch - few) / (many - few)) / 1000
-
-
-def _sibling(model: FunctionModel, index: int) -> Simulated:
-    name = FunctionName(model.name if model.variants == 1 else f"{model.name}-{index:04}")
+def _sibling(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
     blobs = tuple(
         BlobSize(_address(*_owner(part, name, place), number), int(part.mib * MIB))
         for place, part in enumerate(model.blocks)
@@ -196,6 +285,7 @@ def _sibling(model: FunctionModel, index: int) -> Simulated:
         program=_address(model.name, "program"),
         sandboxed=model.sandboxed,
         blobs=blobs,
+        profile=model.measured(),
     )
     return Simulated(spec, model, index)
 

@@ -6,6 +6,7 @@ generator of random numbers that is handed in.
 
 from collections.abc import Iterable, Iterator
 from itertools import cycle, repeat
+from math import sqrt
 from pathlib import Path
 from random import Random
 from typing import assert_never
@@ -48,6 +49,8 @@ class Stable(_Workload, frozen=True, tag="stable"):
 
     rate: float
     jitter: float = 0.2
+    rise_s: float | None = None
+    """The rate rises evenly from nothing for so long; None: it is there at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,11 +165,13 @@ def _triangle(workload: Periodic, steps: int = 60) -> Iterator[tuple[float, floa
 
 
 def _even(workload: Stable, rng: Random) -> Iterator[float]:
-    gap = 1 / workload.rate
+    gap, rise_s = 1 / workload.rate, workload.rise_s or 0.0
     begin = rng.random() * gap
     count = 0
     while True:
-        yield begin + (count + rng.random() * workload.jitter) * gap
+        at = begin + (count + rng.random() * workload.jitter) * gap
+        # While it rises, rate·t²/(2·rise) requests have come by t.
+        yield sqrt(2 * rise_s * at) if at < rise_s / 2 else at + rise_s / 2
         count += 1
 
 

@@ -5,17 +5,21 @@ machine: each takes its time on the timeline and comes back as an event. No deci
 from the scenario's seed, so the same scenario gives the same journal, byte for byte.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import merge
+from itertools import count
 from math import inf
 from pathlib import Path
 from random import Random
 from typing import IO, assert_never
 
+import msgspec
+
 from overwinter.core.actions import (
     Action,
     Announce,
+    Decide,
     Drop,
     Prepare,
     Refuse,
@@ -33,6 +37,7 @@ from overwinter.core.events import (
     BodyReady,
     Deployed,
     Event,
+    Foretold,
     RunEnded,
     Staged,
     StageFailed,
@@ -40,38 +45,45 @@ from overwinter.core.events import (
 )
 from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, Seconds, WorkerId
 from overwinter.core.journal import Journal
+from overwinter.core.policies import policy_named
+from overwinter.policy.integrity import check_integrity
 from overwinter.policy.mind import Mind
-from overwinter.policy.state import check_integrity
+from overwinter.simulation.applications import Applications
 from overwinter.simulation.faults import Chance
+from overwinter.simulation.foresight import rates_ahead
 from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
 from overwinter.simulation.report import Report, StepReader
-from overwinter.simulation.scenario import MIB, Scenario, Simulated, latency_s
+from overwinter.simulation.scenario import MIB, Scenario, Simulated
 from overwinter.simulation.timeline import Timeline
-from overwinter.simulation.workloads import arrivals
+from overwinter.simulation.workloads import Workload, arrivals
 
 RING = 16
 """Steps that the journal keeps: whoever wants them all asks for a file."""
 DRAIN_TIMEOUTS = 10
 """How many of the longest timeouts the world goes on after the last arrival, at most, while requests are open."""
 PROGRESS_EVERY = 1024
+CHECK_EVERY = 32
+"""Steps between two checks of the mind's tables, when they are checked."""
 
 
 class ModelledBody:
-    """A worker process that is none: whose it is, and what keeps it busy."""
+    """A worker process that is none: whose it is, how it is made, and what keeps it busy."""
 
-    __slots__ = ("function", "job", "worker")
+    __slots__ = ("concurrency", "cores", "function", "jobs", "worker")
 
-    def __init__(self, worker: WorkerId, function: Simulated) -> None:
-        self.worker = worker
+    def __init__(self, action: StartBody, function: Simulated) -> None:
+        self.worker = action.worker
         self.function = function
-        self.job: Job | None = None
+        self.cores = action.cores
+        self.concurrency = action.concurrency
+        self.jobs: list[Job] = []
 
 
 class World:
     """One simulation of a scenario.
 
     `base` is where the paths of recorded traces begin. Every step is written to `journal`, if it is given. `checked`
-    holds the mind's tables to each other after each step, which is slow.
+    holds the mind's tables to each other, now and then, which is slow.
     """
 
     def __init__(
@@ -80,9 +92,10 @@ class World:
         self._scenario = scenario
         self._machine = scenario.node
         self._checked = checked
+        self._turns = 0
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
-        self._run_s: dict[tuple[str, int], float] = {}
+        self._run_s: dict[tuple[str, int, int, int], float] = {}
         self._timeline = Timeline()
         self._cores = Cores(self._machine.cores, self._timeline)
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
@@ -92,11 +105,19 @@ class World:
         self._alarm_at = inf
         self._chance = Chance(scenario.faults, self._stream("faults"))
         self._jitter = self._stream("jitter")
-        self._mind = Mind(scenario.mind)
-        self._journal = Journal(scenario.mind, RING, journal)
-        body_bytes = {each.spec.id: each.model.body_mib * MIB for each in self._functions}
-        self._reader = StepReader(body_bytes, scenario.duration_s)
-        self._requests = merge(*(self._arrivals(each, base) for each in self._functions))
+        config = scenario.bounded_mind()
+        self._policy = policy_named(config.policy)
+        self._mind = Mind(config)
+        self._journal = Journal(config, RING, journal)
+        self._reader = StepReader(scenario.duration_s, self._policy.shares)
+        self._ids = count(1)
+        self._applications = Applications(scenario.applications, self._ids, scenario.settle_s)
+        self._requests = merge(*self._streams(base))
+        self._foretold = {
+            each.spec.id: rates_ahead((at for at, _ in self._own_arrivals(each, base)), self._policy.period_s)
+            for each in self._functions
+            if self._policy.rate == "oracle" and each.model.workload is not None
+        }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
         """Simulate until every request has its answer. `progress` is told the seconds simulated, now and then."""
@@ -106,21 +127,39 @@ class World:
             while timeline.next_at() <= at:
                 timeline.step()
             timeline.now = at
-            turn(Arrived(RequestId(number), name, None, None))
+            if name in self._applications:
+                for event in self._applications.arrived(name, Seconds(at)):
+                    turn(event)
+            else:
+                turn(Arrived(RequestId(next(self._ids)), name, None, None))
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(at)
         self._drain()
         if progress is not None:
             progress(self._scenario.duration_s)
-        return self._reader.report(Seconds(timeline.now))
+        report = self._reader.report(Seconds(timeline.now))
+        return msgspec.structs.replace(report, applications=self._applications.figures())
 
     def _stream(self, *names: object) -> Random:
         """Random numbers of their own for each purpose: one function more changes nothing for the others."""
         return Random(repr((self._scenario.seed, *names)))
 
-    def _arrivals(self, each: Simulated, base: Path) -> Iterator[tuple[float, FunctionName]]:
-        name, end = each.spec.name, self._scenario.duration_s
-        for at in arrivals(each.model.workload, self._stream("arrivals", name), each.sibling, base):
+    def _streams(self, base: Path) -> Iterator[Iterator[tuple[float, FunctionName]]]:
+        for each in self._functions:
+            yield self._own_arrivals(each, base)
+        for application in self._scenario.applications:
+            yield self._arrivals(FunctionName(application.name), application.workload, 0, base)
+
+    def _own_arrivals(self, each: Simulated, base: Path) -> Iterator[tuple[float, FunctionName]]:
+        """Requests of a function that are no stage of anything."""
+        workload = each.model.workload
+        return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.sibling, base)
+
+    def _arrivals(
+        self, name: FunctionName, workload: Workload, sibling: int, base: Path
+    ) -> Iterator[tuple[float, FunctionName]]:
+        end = self._scenario.duration_s
+        for at in arrivals(workload, self._stream("arrivals", name), sibling, base):
             if at >= end:
                 return
             yield at, name
@@ -128,22 +167,37 @@ class World:
     def _begin(self) -> None:
         for each in self._functions:
             self._turn(Deployed(each.spec))
+        for function in self._foretold:
+            self._foretell(function)
         self._await_zygote_death()
 
+    def _foretell(self, function: FunctionId) -> None:
+        """Tell the mind the rate of the period ahead; again after a tenth of it."""
+        at, rate = next(self._foretold[function])
+        if at < self._scenario.duration_s:
+            self._timeline.at(at, partial(self._turn, Foretold(function, rate)))
+            self._timeline.at(at, partial(self._foretell, function))
+
     def _drain(self) -> None:
-        longest = max((each.spec.settings.timeout_s for each in self._functions), default=0.0)
+        timeouts = [each.spec.settings.timeout_s for each in self._functions]
+        longest = max((*timeouts, *(each.timeout_s for each in self._scenario.applications)), default=0.0)
         end = self._scenario.duration_s
         last = end + DRAIN_TIMEOUTS * longest
-        while self._timeline.next_at() <= (last if self._reader.open_requests else end):
+        while self._timeline.next_at() <= (last if self._is_asked() else end):
             self._timeline.step()
         self._timeline.now = max(self._timeline.now, end)
+
+    def _is_asked(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._reader.open_requests or self._applications.open_stages)
 
     def _turn(self, event: Event) -> None:
         now = Seconds(self._timeline.now)
         actions = self._mind.handle(event, now)
         self._journal.record(now, event, actions)
         self._reader.observe(now, event, actions)
-        if self._checked:
+        self._turns += 1
+        if self._checked and self._turns % CHECK_EVERY == 0:
             check_integrity(self._mind.state)
         for action in actions:
             self._carry_out(action)
@@ -154,9 +208,10 @@ class World:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Reply() | Refuse() | Announce():
-                # The reader of the steps counts them.
+            case Announce() | Decide():
                 pass
+            case Reply() | Refuse():
+                self._go_on(action)
             case Run():
                 self._run(action)
             case SetAlarm(at):
@@ -170,12 +225,25 @@ class World:
                 self._stage(self._by_id[function])
             case Drop(addresses):
                 self._host.drop(addresses)
-            case Prepare(function):
-                model = self._by_id[function]
-                self._prepared.add(model.spec.program)
-                self._zygote.take(self._timeline.now, model.model.prepare_s)
+            case Prepare():
+                self._prepare(action)
             case _:
                 assert_never(action)
+
+    def _prepare(self, action: Prepare) -> None:
+        function = self._by_id[action.function]
+        self._prepared -= {action.forget}
+        self._prepared.add(function.spec.program)
+        self._zygote.take(self._timeline.now, function.model.prepare_s)
+
+    def _go_on(self, action: Reply | Refuse) -> None:
+        """A stage of an application's request may have ended: what follows comes next."""
+        if isinstance(action, Reply):
+            events: Sequence[Event] = self._applications.answered(action.request, Seconds(self._timeline.now))
+        else:
+            events = self._applications.refused(action.request, action.error)
+        for event in events:
+            self._post(0.0, event)
 
     def _ring(self, at: float) -> None:
         if at == self._alarm_at:
@@ -202,8 +270,8 @@ class World:
 
     def _start(self, action: StartBody) -> None:
         function = self._by_id[action.function]
-        body = self._bodies[action.worker] = ModelledBody(action.worker, function)
-        if not self._host.holds(function.spec.blobs, self._timeline.now):
+        body = self._bodies[action.worker] = ModelledBody(action, function)
+        if not self._host.holds(function.spec, self._timeline.now):
             self._exit(body.worker, "StoreError", "a block is not in the host store", lost_blocks=True)
             return
         life = self._chance.body_life_s()
@@ -215,9 +283,11 @@ class World:
     def _load(self, body: ModelledBody) -> None:
         if body.worker not in self._bodies:
             return
-        model = body.function.model
-        prepared = body.function.spec.program in self._prepared
-        seconds = (model.start_s + (0.0 if prepared else model.prepare_s)) * self._chance.slowness()
+        model, spec = body.function.model, body.function.spec
+        seconds = model.start_s + (0.0 if spec.program in self._prepared else model.prepare_s)
+        if not self._policy.shares and spec.profile is not None:
+            seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
+        seconds *= self._chance.slowness()
         self._work(body, 1, seconds, self._chance.start_crash(), BodyReady(body.worker))
 
     def _run(self, action: Run) -> None:
@@ -225,23 +295,39 @@ class World:
         if body is None:
             # Its end is on the way to the mind.
             return
-        model, spec = body.function.model, body.function.spec
-        batch = len(action.requests)
-        seconds = self._run_s.get((model.name, batch)) or latency_s(model, batch)
-        self._run_s[model.name, batch] = seconds
+        model = body.function.model
+        seconds = self._expected_s(body, len(action.requests))
         if model.jitter:
             seconds *= max(0.1, self._jitter.gauss(1.0, model.jitter))
-        self._work(body, spec.settings.threads, seconds, self._chance.run_crash(), RunEnded(body.worker, action.run))
+        cores = max(1, body.cores // body.concurrency)
+        self._work(body, cores, seconds, self._chance.run_crash(), RunEnded(body.worker, action.run))
+
+    def _expected_s(self, body: ModelledBody, batch: int) -> float:
+        """Of a run beside those that the body has under way."""
+        name, cores, runs = body.function.model.name, body.cores, len(body.jobs) + 1
+        seconds = self._run_s.get((name, cores, runs, batch))
+        if seconds is None:
+            profile = body.function.spec.profile
+            measured = range(runs, body.concurrency + 1)
+            known = [] if profile is None else [profile.latency_s(cores, batch, at) for at in measured]
+            seconds = next(each for each in known if each is not None)
+            self._run_s[name, cores, runs, batch] = seconds
+        return seconds
 
     def _work(self, body: ModelledBody, cores: int, seconds: float, crash: float | None, event: Event) -> None:
         """Keep cores busy; `event` follows, or the body's death after the share `crash` of the time."""
-        if crash is None:
-            done = partial(self._turn, event)
-        else:
+        if crash is not None:
             seconds *= crash
-            done = partial(self._exit, body.worker, "WorkerError", "crashed by a fault")
-        body.job = Job(cores, seconds, done)
-        self._cores.submit(body.job)
+        job = Job(cores, seconds, partial(self._done, body, event, crash is not None))
+        body.jobs = [*(each for each in body.jobs if not each.gone), job]
+        self._cores.submit(job)
+
+    def _done(self, body: ModelledBody, event: Event, crashed: bool) -> None:
+        body.jobs = [job for job in body.jobs if not job.gone]
+        if crashed:
+            self._exit(body.worker, "WorkerError", "crashed by a fault")
+        else:
+            self._turn(event)
 
     def _exit(self, worker: WorkerId, error: str, reason: str, seconds: float = 0.0, lost_blocks: bool = False) -> None:
         """A body's process ends, and the mind hears of it; one that has ended already does not end again."""
@@ -249,8 +335,8 @@ class World:
         if body is None:
             return
         self._post(seconds, BodyExited(worker, error, reason, lost_blocks))
-        if body.job is not None:
-            self._cores.cancel(body.job)
+        for job in body.jobs:
+            self._cores.cancel(job)
 
     # Zygotes
 

@@ -1,7 +1,8 @@
 """Which functions are deployed, and which node is this?
 
 One sqlite file beside the blocks. A version number is taken in the transaction that adds the function and is never
-given out again for that name, so that `name@3` means one thing for ever, even after its removal.
+given out again for that name, so that `name@3` means one thing for ever, even after its removal. Functions and
+pipelines share their names; a pipeline is there in its newest version only.
 """
 
 import os
@@ -13,25 +14,37 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from overwinter.core.errors import NoSpaceError, NotFoundError, StoreError
+from overwinter.core.errors import ConflictError, NoSpaceError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName
 from overwinter.store.sealing import free_bytes
 
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 30.0
 PRIMARY_CODE_MASK = 0xFF
+PROFILES_MAX = 10_000
 INDEX_BYTES = 32 << 10
 """One piece of the index of a write-ahead log; a disk with less room gives an I/O error in place of a full disk."""
-_SCHEMA = (
-    "CREATE TABLE node (identity TEXT NOT NULL)",
-    "CREATE TABLE names (name TEXT PRIMARY KEY, last_version INTEGER NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE functions (name TEXT NOT NULL, version INTEGER NOT NULL, manifest BLOB NOT NULL,
-                               created REAL NOT NULL, proven INTEGER NOT NULL, PRIMARY KEY (name, version))""",
+_SCHEMAS = (
+    (
+        "CREATE TABLE node (identity TEXT NOT NULL)",
+        "CREATE TABLE names (name TEXT PRIMARY KEY, last_version INTEGER NOT NULL) WITHOUT ROWID",
+        """CREATE TABLE functions (name TEXT NOT NULL, version INTEGER NOT NULL, manifest BLOB NOT NULL,
+                                   created REAL NOT NULL, proven INTEGER NOT NULL, PRIMARY KEY (name, version))""",
+    ),
+    (
+        """CREATE TABLE pipelines (name TEXT PRIMARY KEY, version INTEGER NOT NULL, pipeline BLOB NOT NULL,
+                                   created REAL NOT NULL)""",
+    ),
+    (
+        """CREATE TABLE profiles (machine TEXT NOT NULL, subject TEXT NOT NULL, profile BLOB NOT NULL,
+                                  measured REAL NOT NULL, PRIMARY KEY (machine, subject)) WITHOUT ROWID""",
+    ),
 )
+"""What each version of the schema added to the one before."""
+SCHEMA_VERSION = len(_SCHEMAS)
 
 
 class Row(NamedTuple):
-    """One registered version, its manifest still encoded; `created` in seconds since 1970."""
+    """One registered version, its manifest or pipeline still encoded; `created` in seconds since 1970."""
 
     name: FunctionName
     version: int
@@ -78,13 +91,54 @@ class Catalog:
     def add(self, name: FunctionName, manifest: bytes, created: float, proven: bool = True) -> int:
         """Register a new version of `name` and return its number, 1 above the highest that the name ever had."""
         with self._transaction() as db:
-            (version,) = db.execute(
-                """INSERT INTO names VALUES (?, 1)
-                   ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1 RETURNING last_version""",
-                (name,),
-            ).fetchone()
+            if db.execute("SELECT 1 FROM pipelines WHERE name = ?", (name,)).fetchone() is not None:
+                raise ConflictError(f"{name!r} is a pipeline: remove it first, or give the function another name")
+            version = self._next_version(name)
             db.execute("INSERT INTO functions VALUES (?, ?, ?, ?, ?)", (name, version, manifest, created, proven))
-        return int(version)
+        return version
+
+    def put_pipeline(self, name: FunctionName, pipeline: bytes, created: float) -> int:
+        """Register a new version of a pipeline in place of the one before, and return its number; ConflictError when
+        a function has the name.
+        """
+        with self._transaction() as db:
+            if self._versions(name):
+                raise ConflictError(f"{name!r} is a function: remove it first, or give the pipeline another name")
+            version = self._next_version(name)
+            db.execute("INSERT OR REPLACE INTO pipelines VALUES (?, ?, ?, ?)", (name, version, pipeline, created))
+        return version
+
+    def remove_pipeline(self, name: FunctionName) -> None:
+        """Forget a pipeline; NotFoundError when there is none."""
+        with self._transaction() as db:
+            if not db.execute("DELETE FROM pipelines WHERE name = ?", (name,)).rowcount:
+                raise NotFoundError(f"no pipeline {name!r} is deployed")
+
+    def pipelines(self) -> list[Row]:
+        """All pipelines, by name."""
+        with self._lock, _catalog_errors(self._path):
+            found = self._db.execute("SELECT name, version, pipeline, created FROM pipelines ORDER BY name")
+            return [Row(*row) for row in found]
+
+    def put_profile(self, machine: str, subject: str, profile: bytes, measured: float) -> None:
+        """Keep what was measured of a subject on a machine, in place of what was known; the oldest beyond
+        PROFILES_MAX go.
+        """
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", (machine, subject, profile, measured))
+            db.execute(
+                """DELETE FROM profiles WHERE (machine, subject) IN
+                   (SELECT machine, subject FROM profiles ORDER BY measured DESC LIMIT -1 OFFSET ?)""",
+                (PROFILES_MAX,),
+            )
+
+    def profile(self, machine: str, subject: str) -> bytes | None:
+        """What was measured of a subject on a machine, if anything was."""
+        with self._lock, _catalog_errors(self._path):
+            row = self._db.execute(
+                "SELECT profile FROM profiles WHERE machine = ? AND subject = ?", (machine, subject)
+            ).fetchone()
+        return None if row is None else bytes(row[0])
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
         """Forget one version, or all with None, and return their numbers; NotFoundError when there is none."""
@@ -130,6 +184,14 @@ class Catalog:
             )
             return [Row(*row) for row in found]
 
+    def _next_version(self, name: FunctionName) -> int:
+        (version,) = self._db.execute(
+            """INSERT INTO names VALUES (?, 1)
+               ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1 RETURNING last_version""",
+            (name,),
+        ).fetchone()
+        return int(version)
+
     def _versions(self, name: FunctionName) -> tuple[int, ...]:
         found = self._db.execute("SELECT version FROM functions WHERE name = ? ORDER BY version", (name,))
         return tuple(number for (number,) in found)
@@ -156,10 +218,11 @@ class Catalog:
                     f"{self._path} has schema {found}, this Overwinter knows {SCHEMA_VERSION}: "
                     f"use a newer Overwinter, or another directory"
                 )
-            if not found:
-                for statement in _SCHEMA:
+            for schema in _SCHEMAS[found:]:
+                for statement in schema:
                     db.execute(statement)
+            if not found:
                 db.execute("INSERT INTO node VALUES (?)", (str(uuid.uuid4()),))
-                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             (identity,) = db.execute("SELECT identity FROM node").fetchone()
         return str(identity)

@@ -13,13 +13,12 @@ from msgspec import Meta
 
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
-from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.ids import NAME_PATTERN, Address, FunctionName, TenantId
 from overwinter.core.tensor import BYTES, ITEM_BYTES, TensorSpec
 from overwinter.store.packing import ALIGNMENT_BYTES
 
 # \A and \Z: a `$` would let a trailing newline through.
 ADDRESS_PATTERN = r"\A[0-9a-f]{64}\Z"
-NAME_PATTERN = r"\A[a-z0-9][a-z0-9._-]{0,127}\Z"
 ASSET_PATTERN = r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z"
 
 Digest = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]

@@ -4,7 +4,7 @@
       blocks/<aa>/<address>     sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
       damaged/                  blocks whose bytes no longer match their name, kept for a while to be looked at
-      catalog.sqlite            the functions: name, version, manifest
+      catalog.sqlite            the functions: name, version, manifest; the pipelines; what was measured
       lock                      shared by those who count on a block being there, exclusive for those who remove one
 
 A deploy asks what is missing, puts that, and registers a manifest. Asking, putting and registering touch the blocks,
@@ -23,6 +23,8 @@ import msgspec
 
 from overwinter.core.errors import CallerError, ConflictError, StoreError
 from overwinter.core.ids import Address, FunctionName
+from overwinter.core.pipeline import Pipeline, decode_pipeline
+from overwinter.core.profile import Profile
 from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
@@ -40,6 +42,14 @@ class Collected(msgspec.Struct, frozen=True):
 
     files: int
     nbytes: int
+
+
+class KeptPipeline(msgspec.Struct, frozen=True):
+    """A registered pipeline; `created` in seconds since 1970."""
+
+    version: int
+    pipeline: Pipeline
+    created: float
 
 
 class Repository:
@@ -206,13 +216,47 @@ class Repository:
             rows = self._catalog.rows(unproven=True)
             needed = {blob.address for deployment in map(_deployment, rows) for blob in deployment.manifest.blobs()}
             rooms = [self._incoming, self._damaged, *self._blocks.iterdir()]
-            for entry in [entry for room in rooms for entry in os.scandir(room)]:
+            # One after another: a list of all entries would stay in the heap.
+            for entry in (entry for room in rooms for entry in os.scandir(room)):
+                if entry.name in needed:
+                    continue
                 state = entry.stat(follow_symlinks=False)
-                if entry.name not in needed and now - state.st_mtime >= grace_s:
+                if now - state.st_mtime >= grace_s:
                     os.unlink(entry.path)
                     files += 1
                     nbytes += state.st_size
         return Collected(files, nbytes)
+
+    # Pipelines
+
+    def put_pipeline(self, pipeline: Pipeline, now: float) -> KeptPipeline:
+        """Make the next version of the pipeline, in place of the one before; ConflictError when a function has its
+        name.
+        """
+        version = self._catalog.put_pipeline(pipeline.name, msgspec.json.encode(pipeline), now)
+        return KeptPipeline(version, pipeline, now)
+
+    def remove_pipeline(self, name: FunctionName) -> None:
+        """Forget a pipeline; NotFoundError."""
+        self._catalog.remove_pipeline(name)
+
+    def pipelines(self) -> list[KeptPipeline]:
+        """All pipelines, by name."""
+        return [KeptPipeline(row.version, _pipeline(row), row.created) for row in self._catalog.pipelines()]
+
+    # Profiles
+
+    def put_profile(self, machine: str, subject: str, profile: Profile, now: float) -> None:
+        """Keep what was measured on a machine. They stay when their function goes: it may come again."""
+        self._catalog.put_profile(machine, subject, msgspec.msgpack.encode(profile), now)
+
+    def profile(self, machine: str, subject: str) -> Profile | None:
+        """What was measured on a machine; None also for what another Overwinter wrote in another form."""
+        found = self._catalog.profile(machine, subject)
+        try:
+            return None if found is None else msgspec.msgpack.decode(found, type=Profile)
+        except (msgspec.MsgspecError, UnicodeError):
+            return None
 
     # Within
 
@@ -291,3 +335,10 @@ def _deployment(row: Row) -> Deployment:
     except CallerError as error:
         raise StoreError(f"the catalog's entry of {row.name}@{row.version} is damaged: {error}; remove it") from error
     return Deployment(row.name, row.version, manifest, row.created)
+
+
+def _pipeline(row: Row) -> Pipeline:
+    try:
+        return decode_pipeline(row.manifest)
+    except CallerError as error:
+        raise StoreError(f"the catalog's entry of pipeline {row.name!r} is damaged: {error}; remove it") from error

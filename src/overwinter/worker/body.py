@@ -1,26 +1,51 @@
-"""What a body does: load one function, then run what it is told until nobody tells it anything."""
+"""What a body does: load one function, then run what it is told until nobody tells it anything.
+
+A body that may have several runs at once has as many threads. One of them leads: it waits for the next message, hands
+the lead to another, and runs what it was told. So a run never changes threads on its way, and a body of one run at a
+time is the same loop in one thread.
+"""
 
 import ctypes
 import gc
 import mmap
+import os
 import select
 import socket
-from collections.abc import Mapping
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from overwinter.core.errors import OverwinterError
-from overwinter.core.ids import Address
+from overwinter.core.errors import OverwinterError, WorkerError
+from overwinter.core.ids import Address, RunId
 from overwinter.worker.channel import Channel, ChannelClosedError
-from overwinter.worker.messages import Answer, Failure, Load, LoadFailed, Outputs, Ready, RunBatch, Stop, ToBody
+from overwinter.worker.measure import Gauge
+from overwinter.worker.messages import (
+    Answer,
+    Failure,
+    Load,
+    LoadFailed,
+    Measure,
+    Outputs,
+    Ready,
+    RunBatch,
+    Stop,
+    ToBody,
+)
 from overwinter.worker.runner import Outcome, Prepared, Runner, load
-from overwinter.worker.tray import Tray, offsets
+from overwinter.worker.tray import Slot, Tray, offsets
 from overwinter.worker.values import parcels, read
 
 IDLE_MS = 100
 """A body that had nothing to do for so long gives its free heap back to the system."""
 
+STACK_BYTES = 8 << 20
+"""Of a further thread: as much as the first usually has, so that a handler runs alike in all."""
+
 _libc = ctypes.CDLL(None)
+_ARENA_MAX = -8
 
 
 def give_back_heap() -> None:
@@ -39,39 +64,77 @@ def give_back_code() -> None:
 
 
 class Body:
-    """One worker process after its fork."""
+    """One worker process after its fork; each slot is room for one run at a time."""
 
-    def __init__(self, end: socket.socket, inputs: Tray, outputs: Tray, prepared: Mapping[Address, Prepared]) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        slots: Sequence[Slot],
+        prepared: Mapping[Address, Prepared],
+        gauge: Gauge | None = None,
+    ) -> None:
+        """With a gauge it can be measured."""
         self._channel: Channel[ToBody] = Channel(end, ToBody)  # type: ignore[arg-type]
-        self._inputs = inputs
-        self._outputs = outputs
+        self._waiting = select.poll()
+        self._waiting.register(self._channel.fileno(), select.POLLIN)
+        self._slots = slots
         self._prepared = prepared
+        self._gauge = gauge
         self._runner: Runner | None = None
+        self._lead = threading.Lock()
+        self._followers: list[threading.Thread] = []
+        self._running: set[int] = set()
+        self._tidy = False
+        self._over = False
 
     def work(self) -> None:
-        """Serve until told to stop or until the node is gone."""
-        waiting = select.poll()
-        waiting.register(self._channel.fileno(), select.POLLIN)
-        tidy = False
+        """Serve until told to stop or until the node is gone; what runs then is still answered."""
+        self._serve()
+        for follower in self._followers:
+            follower.join()
+
+    def _serve(self) -> None:
+        """What each thread does: lead until there is a run, then run it while another leads."""
         while True:
-            if not tidy and not waiting.poll(IDLE_MS):
-                gc.collect()
-                give_back_heap()
-                tidy = True
+            with self._lead:
+                message = None if self._over else self._next()
+                self._over = message is None
+            if message is None:
+                return
+            answer = self._run(message)
+            # Before the answer: after it the slot may be in use again.
+            self._running.discard(message.slot)
+            # One packet and one call, so that no other thread's answer can come between.
+            self._channel.send(answer)
+
+    def _next(self) -> RunBatch | None:
+        """The next run; None when nothing more will come."""
+        while True:
+            idle = not self._running
+            if not self._tidy and not self._waiting.poll(IDLE_MS):
+                if idle:
+                    gc.collect()
+                    give_back_heap()
+                    self._tidy = True
                 continue
             try:
                 message, fds = self._channel.receive()
             except ChannelClosedError:
-                return
-            tidy = False
+                return None
+            self._tidy = False
             match message:
                 case RunBatch():
-                    self._run(message)
+                    self._running.add(message.slot)
+                    return message
                 case Load():
                     if not self._load(message, fds):
-                        return
+                        return None
+                case Measure():
+                    assert self._gauge is not None, "nothing to measure with"
+                    assert self._runner is not None, "a measurement before a load"
+                    self._channel.send(self._gauge.measured(self._runner, message))
                 case Stop():
-                    return
+                    return None
 
     def _load(self, message: Load, fds: list[int]) -> bool:
         torch.set_num_threads(message.threads)
@@ -79,6 +142,7 @@ class Body:
             self._runner, _ = load(message, fds, self._prepared)
             if message.on_trial:
                 self._runner.rehearse()
+            self._grow(message.concurrency, message.threads)
         except OverwinterError as error:
             self._channel.send(LoadFailed(type(error).__name__, str(error)))
             return False
@@ -90,41 +154,67 @@ class Body:
         self._channel.send(Ready())
         return True
 
-    def _run(self, message: RunBatch) -> None:
-        assert self._runner is not None, "a run before a load"
+    def _grow(self, concurrency: int, threads: int) -> None:
+        """Start a thread for each further run at once; WorkerError when the system has none."""
+        if concurrency > 1:
+            threading.stack_size(STACK_BYTES)
+            # Further heaps would keep what their threads freed.
+            _libc.mallopt(_ARENA_MAX, 1)
+        for number in range(1, concurrency):
+            follower = threading.Thread(target=self._follow, args=(threads,), name=f"run-{number}", daemon=True)
+            try:
+                follower.start()
+            except RuntimeError as error:
+                raise WorkerError(f"there is no thread for {concurrency} runs at once: {error}") from error
+            self._followers.append(follower)
+
+    def _follow(self, threads: int) -> None:
+        """A further thread. What it does not survive, the body does not: nobody else would answer its run."""
         try:
-            self._inputs.follow(message.tray_bytes)
+            # Part of the count is each thread's own.
+            torch.set_num_threads(threads)
+            self._serve()
+        except BaseException:  # noqa: BLE001 - the border of the thread: whatever it was, it is told and ends the body
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _run(self, message: RunBatch) -> Answer:
+        assert self._runner is not None, "a run before a load"
+        slot = self._slots[message.slot]
+        try:
+            slot.inputs.follow(message.tray_bytes)
             places = offsets(meta for metas in message.requests for meta in metas)
             requests = [
-                {meta.name: read(self._inputs, meta, at) for meta, at in zip(metas, places, strict=False)}
+                {meta.name: read(slot.inputs, meta, at) for meta, at in zip(metas, places, strict=False)}
                 for metas in message.requests
             ]
-            outcomes = self._runner.answer(requests)
-            answer = self._pack(message, outcomes)
+            return _packed(message.run, self._runner.answer(requests), slot.outputs)
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
-            answer = Answer(message.run, (failure,) * len(message.requests), 0)
-        self._channel.send(answer)
+            return Answer(message.run, (failure,) * len(message.requests), 0)
 
-    def _pack(self, message: RunBatch, outcomes: list[Outcome]) -> Answer:
-        packed: list[Outputs | Failure] = []
-        filled = []
-        for outcome in outcomes:
-            if isinstance(outcome, Failure):
-                packed.append(outcome)
-                continue
-            try:
-                sent = parcels(outcome)
-            except OverwinterError as error:
-                packed.append(Failure(type(error).__name__, str(error)))
-                continue
-            filled += sent
-            packed.append(Outputs(tuple(parcel.meta for parcel in sent)))
-        *places, nbytes = offsets(parcel.meta for parcel in filled)
-        self._outputs.hold(nbytes)
-        for parcel, at in zip(filled, places, strict=True):
-            parcel.write(self._outputs, at)
-        return Answer(message.run, tuple(packed), self._outputs.nbytes)
+
+def _packed(run: RunId, outcomes: list[Outcome], tray: Tray) -> Answer:
+    """The answer, with the outputs written into the tray."""
+    packed: list[Outputs | Failure] = []
+    filled = []
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            packed.append(outcome)
+            continue
+        try:
+            sent = parcels(outcome)
+        except OverwinterError as error:
+            packed.append(Failure(type(error).__name__, str(error)))
+            continue
+        filled += sent
+        packed.append(Outputs(tuple(parcel.meta for parcel in sent)))
+    *places, nbytes = offsets(parcel.meta for parcel in filled)
+    tray.hold(nbytes)
+    for parcel, at in zip(filled, places, strict=True):
+        parcel.write(tray, at)
+    return Answer(run, tuple(packed), tray.nbytes)
 
 
 def _close(fds: list[int]) -> None:

@@ -14,15 +14,19 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ForkBody(_Message, frozen=True):
-    """Fork a body; descriptors: its end of a channel, its tray for inputs, its tray for outputs."""
+    """Fork a body; descriptors: its end of a channel, then for each run it may have at once a tray for inputs and one
+    for outputs.
+    """
 
     worker: WorkerId
     uid: int | None
     """The user it becomes; None: it stays who it is."""
     memory_bytes: int
-    """Most private memory."""
+    """Most private memory, beside the stacks of the threads that runs at once need."""
     mapped_bytes: int
     """Address space that it needs beside that, for blocks and trays."""
+    measured_cores: int | None = None
+    """It is to be measured, bound to so many cores; None: it serves."""
 
 
 class ForkZygote(_Message, frozen=True):
@@ -45,19 +49,24 @@ class Load(_Message, frozen=True):
     pieces: tuple[tuple[int, int], ...]
     """For each weight of the program: which block, and where in it."""
     threads: int = 1
+    """That work on one run."""
+    concurrency: int = 1
+    """Most runs at once."""
     on_trial: bool = False
     source_bytes: int | None = None
     """None: no handler."""
     assets: tuple[tuple[str, int], ...] = ()
+    """Names and sizes of the handler's files."""
     outputs: tuple[TensorSpec, ...] = ()
     """What the handler promised to give."""
-    """Names and sizes of the handler's files."""
 
 
 class Prepare(_Message, frozen=True):
     """Compile this program and build its primitives, so that the next fork has both."""
 
     load: Load
+    forget: Address | None = None
+    """A program to hold no longer."""
 
 
 ToZygote = ForkBody | ForkZygote | Kill | Prepare
@@ -92,18 +101,27 @@ FromZygote = Up | Forked | Exited
 
 
 class RunBatch(_Message, frozen=True):
-    """Run these requests; their inputs lie in the tray in this order."""
+    """Run these requests; their inputs lie in the slot's first tray in this order."""
 
     run: RunId
+    slot: int
+    """Free of every other run until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
     tray_bytes: int
+
+
+class Measure(_Message, frozen=True):
+    """Say how much memory is private; only a body that was made to be measured can."""
+
+    batch: int | None = None
+    """Rows of one run before that, in which each layer is timed; None: no run."""
 
 
 class Stop(_Message, frozen=True):
     """Nothing more will come."""
 
 
-ToBody = Load | RunBatch | Stop
+ToBody = Load | RunBatch | Measure | Stop
 
 # body -> node
 
@@ -140,4 +158,11 @@ class Answer(_Message, frozen=True):
     tray_bytes: int
 
 
-FromBody = Ready | LoadFailed | Answer
+class Measured(_Message, frozen=True):
+    """What was to be measured."""
+
+    private_bytes: int
+    layers_s: tuple[float, ...] = ()
+
+
+FromBody = Ready | LoadFailed | Answer | Measured

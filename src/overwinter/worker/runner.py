@@ -1,5 +1,11 @@
-"""How a loaded function runs a batch of requests: handler, program, handler."""
+"""How does a loaded function run a batch of requests? Handler, program, handler.
 
+Several threads may ask at once. Programs run side by side: they share nothing but weights, which nobody can write to.
+A handler is called by one thread at a time, as its author will have taken for granted; calls for other requests may
+come between the one before a program and the one after it.
+"""
+
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -45,28 +51,30 @@ class Runner:
         """`outputs` is what a handler promised to give."""
         self.function = function
         self._promised = outputs
-        self._program = prepared.program
+        self.program = prepared.program
         self._run = prepared.run
-        self._weights = weights
+        self.weights = weights
         self._handler = handler
-        every = (*self._program.inputs, *self._program.outputs)
+        self._handling = threading.Lock()
+        every = (*self.program.inputs, *self.program.outputs)
         self._batched = all(spec.shape[:1] == ("batch",) for spec in every)
 
     def rehearse(self) -> None:
         """Run the program once on zeros of its example sizes; ProgramError or the operator's own error if it fails."""
-        zeros = [
+        with torch.inference_mode():
+            self._run(self.weights, self.zeros())
+
+    def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
+        """Inputs of the program's example sizes, and of its least batch unless told."""
+        low, _ = self.program.dimensions.get(BATCH, (1, 1))
+        sizes = {**self.program.example, BATCH: batch or low}
+        return [
             torch.zeros(
-                [size if isinstance(size, int) else self._sizes().get(size, 1) for size in spec.shape],
+                [size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape],
                 dtype=DTYPES[spec.datatype],
             )
-            for spec in self._program.inputs
+            for spec in self.program.inputs
         ]
-        with torch.inference_mode():
-            self._run(self._weights, zeros)
-
-    def _sizes(self) -> Mapping[str, int]:
-        low, _ = self._program.dimensions.get(BATCH, (1, 1))
-        return {**self._program.example, BATCH: low}
 
     def answer(self, requests: list[Named]) -> list[Outcome]:
         """One outcome a request, in order. Requests whose inputs fit together run as one batch."""
@@ -84,9 +92,12 @@ class Runner:
             ]
 
     def _before(self, request: Named) -> list[torch.Tensor]:
-        values: Mapping[str, object] = request if self._handler is None else self._handler.before(request)
+        values: Mapping[str, object] = request
+        if self._handler is not None:
+            with self._handling:
+                values = self._handler.before(request)
         tensors = []
-        for spec in self._program.inputs:
+        for spec in self.program.inputs:
             value = values.get(spec.name)
             if not isinstance(value, torch.Tensor):
                 raise CallerError(f"the program of {self.function} needs a tensor {spec.name!r}, got {sorted(values)}")
@@ -99,13 +110,13 @@ class Runner:
     def _check_sizes(self, tensors: list[torch.Tensor]) -> None:
         """CallerError unless every size is one that the program was exported for: outside, it may answer wrong."""
         sizes: dict[str, int] = {}
-        for spec, tensor in zip(self._program.inputs, tensors, strict=True):
+        for spec, tensor in zip(self.program.inputs, tensors, strict=True):
             if tensor.dim() != len(spec.shape):
                 raise CallerError(
                     f"input {spec.name!r} of {self.function} has {tensor.dim()} sizes: {list(spec.shape)}"
                 )
             for size, wanted in zip(tensor.shape, spec.shape, strict=True):
-                low, high = (wanted, wanted) if isinstance(wanted, int) else self._program.dimensions[wanted]
+                low, high = (wanted, wanted) if isinstance(wanted, int) else self.program.dimensions[wanted]
                 if not low <= size <= high:
                     bounds = str(low) if low == high else f"{low} to {high}"
                     raise CallerError(f"input {spec.name!r} of {self.function}: {wanted} must be {bounds}, not {size}")
@@ -115,13 +126,14 @@ class Runner:
     def _after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
         if self._handler is None:
             return dict(outputs)
-        values = self._handler.after(outputs, request)
+        with self._handling:
+            values = self._handler.after(outputs, request)
         check_promise(values, self._promised)
         return {spec.name: values[spec.name] for spec in self._promised} or values
 
     def _groups(self, ready: Sequence[list[torch.Tensor] | Failure]) -> list[list[int]]:
         """Indices of requests that run together: of one shape but for the batch, and no more than the program takes."""
-        _, most = self._program.dimensions.get(BATCH, (1, 1))
+        _, most = self.program.dimensions.get(BATCH, (1, 1))
         groups: list[list[int]] = []
         for alike in _alike(ready, self._batched):
             rows = most
@@ -150,11 +162,11 @@ class Runner:
 
     def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
-            outputs = self._run(self._weights, inputs)
+            outputs = self._run(self.weights, inputs)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             shapes = [list(tensor.shape) for tensor in inputs]
             raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
-        return {spec.name: value for spec, value in zip(self._program.outputs, outputs, strict=True)}
+        return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
 
 
 def check_promise(values: Mapping[str, Value], promised: tuple[TensorSpec, ...]) -> None:

@@ -30,6 +30,7 @@ _NETWORK_ABI, _SCOPE_ABI = 4, 6
 FIRST_UID = 0x70000000
 """Bodies of a node that runs as root get users from here on: one each, known to nobody."""
 UIDS = 1 << 20
+THREADS_MAX = 1024
 
 
 def uid_of(worker: int) -> int | None:
@@ -109,7 +110,7 @@ def _contain(uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        _limit(resource.RLIMIT_NPROC, 64)
+        _limit(resource.RLIMIT_NPROC, THREADS_MAX)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     die_with_parent(parent)

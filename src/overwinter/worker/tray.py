@@ -1,14 +1,20 @@
-"""Where tensors lie between two processes: a memory file that only grows, mapped by both."""
+"""Where do tensors lie between two processes?
+
+In a tray: a memory file mapped by both, whose size only grows, so that neither can pull it from under the other.
+"""
 
 import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from overwinter.core.tensor import TensorMeta
 
 ALIGNMENT = 64
 FIRST_BYTES = 64 << 10
+KEPT_BYTES = 1 << 20
+"""Memory that a tray nobody uses may keep, so that small runs find their pages."""
 
 
 def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
@@ -21,7 +27,9 @@ def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
 
 
 class Tray:
-    """A mapped memory file. Sealed against shrinking, so that no process can pull it from under another."""
+    """A mapped memory file. Sealed against shrinking, so that no process can pull it from under another, and against
+    further seals, so that none can keep another from growing it.
+    """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
@@ -34,7 +42,7 @@ class Tray:
         """A new tray; the name is for people who look at a process's maps."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, FIRST_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         return cls(fd, FIRST_BYTES)
 
     @classmethod
@@ -56,6 +64,11 @@ class Tray:
                 raise ValueError(f"a tray of {os.fstat(self.fd).st_size} bytes is said to hold {nbytes}")
             self._remap(nbytes)
 
+    def give_back(self) -> None:
+        """Let go of the memory beyond KEPT_BYTES, in both processes: its bytes are zero from now on. The size stays."""
+        if self.nbytes > KEPT_BYTES:
+            self.map.madvise(mmap.MADV_REMOVE, KEPT_BYTES)
+
     def _remap(self, nbytes: int) -> None:
         # The old map stays alive as long as a tensor lies in it.
         self.map = mmap.mmap(self.fd, nbytes)
@@ -63,5 +76,14 @@ class Tray:
         self.nbytes = nbytes
 
     def close(self) -> None:
-        """Close the file; the map goes with its last user."""
+        """Let go of map and file; no tensor may lie in it any more."""
+        self.view.release()
+        self.map.close()
         os.close(self.fd)
+
+
+class Slot(NamedTuple):
+    """Where the tensors of one run lie."""
+
+    inputs: Tray
+    outputs: Tray

@@ -17,24 +17,23 @@ import socket
 import sys
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import sandbox
-from overwinter.worker.body import Body, give_back_code, give_back_heap
+from overwinter.worker.body import STACK_BYTES, Body, give_back_code, give_back_heap
 from overwinter.worker.channel import Channel, ChannelClosedError
+from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import Exited, ForkBody, Forked, ForkZygote, Kill, Load, Prepare, ToZygote, Up
 from overwinter.worker.runner import Prepared, load
-from overwinter.worker.tray import Tray
+from overwinter.worker.tray import Slot, Tray
 from overwinter.worker.weights import MappedBlock, read_all
 
-PREPARED_MAX = 256
-"""Programs kept compiled; the one unused longest goes first."""
 TRAY_BYTES_MAX = 2 << 30
-"""Most bytes of one answer."""
+"""Most bytes of the answers that a body may give at once."""
 
 
 class Zygote:
@@ -78,13 +77,16 @@ class Zygote:
                 for pid, child in self._children.items():
                     if child == worker:
                         os.kill(pid, signal.SIGKILL)
-            case Prepare(wanted):
+            case Prepare(wanted, forget):
+                if forget is not None:
+                    self._prepared.pop(forget, None)
                 self._prepare(wanted, fds)
 
     def _fork_body(self, message: ForkBody, fds: list[int]) -> None:
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become = lambda: _be_body(message, fds, self._shelter, self._prepared)
+            self._become = lambda: _be_body(message, fds, parent, self._shelter, self._prepared)
             return
         _close(fds)
         self._children[pid] = message.worker
@@ -129,7 +131,6 @@ class Zygote:
     def _prepare(self, wanted: Load, fds: list[int]) -> None:
         """Compile now; run once, for the primitives, when nobody waits. The program has proved itself in a body."""
         if wanted.program in self._prepared:
-            self._prepared.move_to_end(wanted.program)
             _close(fds)
             return
         try:
@@ -138,8 +139,6 @@ class Zygote:
             _say(f"{wanted.function} is not prepared: {error}")
             _close(fds)
             return
-        while len(self._prepared) > PREPARED_MAX:
-            self._prepared.popitem(last=False)
         self._rehearsals.append((wanted, fds))
 
     def _rehearse(self, wanted: Load, fds: list[int]) -> None:
@@ -170,16 +169,21 @@ def _close(fds: list[int]) -> None:
 
 
 def _be_body(
-    message: ForkBody, fds: list[int], shelter: sandbox.Shelter, prepared: OrderedDict[Address, Prepared]
+    message: ForkBody, fds: list[int], parent: int, shelter: sandbox.Shelter, prepared: Mapping[Address, Prepared]
 ) -> None:
     """Never returns: contained, the process serves as a body and exits."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
-        limits = sandbox.Limits(message.memory_bytes, message.mapped_bytes, TRAY_BYTES_MAX)
-        shelter.close_in(message.uid, limits, fds)
-        end = socket.socket(fileno=fds[0])
-        Body(end, Tray.open(fds[1]), Tray.open(fds[2]), prepared).work()
+        end, *trays = fds
+        slots = [Slot(Tray.open(fd), Tray.open(other)) for fd, other in zip(trays[::2], trays[1::2], strict=True)]
+        memory_bytes = message.memory_bytes + (len(slots) - 1) * STACK_BYTES
+        limits = sandbox.Limits(memory_bytes, message.mapped_bytes, TRAY_BYTES_MAX // len(slots))
+        gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
+        shelter.close_in(message.uid, limits, fds if gauge is None else [*fds, gauge.fd])
+        # A zygote that died before this was not there to be told from any other parent.
+        sandbox.die_with_parent(parent)
+        Body(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
     except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
         traceback.print_exc()

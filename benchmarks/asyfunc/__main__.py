@@ -1,0 +1,18 @@
+"""Which part of AsyFunc? `python -m benchmarks.asyfunc --level model`: scaling by whole models, simulated."""
+
+import argparse
+
+from benchmarks.asyfunc import model_level
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", choices=("model",), required=True, help="whole models, under bursts")
+    parser.add_argument("--seconds", type=float, help="of the day to simulate; the scenario's if not given")
+    parser.add_argument("--seed", type=int, help="of the arrivals; the scenario's if not given")
+    options = parser.parse_args()
+    model_level.run(options.seconds, options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""How long does a run of each of AsyFunc's models take here, on one core and on two?
+
+`python -m benchmarks.asyfunc.latencies [model ...]` prints, for scenarios/asyfunc, the least of several runs in
+milliseconds by batch, on one core, and `serial`, the share of a run that a second core does not shorten: by Amdahl's
+law l(c) = l(1)·(serial + (1 - serial)/c), so serial = 2·l(2)/l(1) - 1. On one core the processor's time is told, which
+others on the machine hardly change; on two it is the clock's, of the smallest batch and of many runs, so that one of
+them had both cores to itself.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks import zoo
+from benchmarks.measure import print_result
+
+MODELS = ("inception-v3", "efficientnet-b5", "yolov8x", "ssd300", "resnet50", "vgg16")
+BATCHES = (1, 2, 4, 8)
+SPENT_S = 4.0
+"""For each batch on one core; two runs at least."""
+BOTH_S = 20.0
+
+
+def least_ms(model: zoo.Model, cores: int, batch: int, spent_s: float, clock: Callable[[], float]) -> float:
+    """Of as many runs as there is time for."""
+    torch.set_num_threads(cores)
+    repeated = torch.arange(batch) % zoo.BATCH
+    inputs = {name: tensor.index_select(0, repeated) for name, tensor in model.example_inputs.items()}
+    took: list[float] = []
+    until = time.perf_counter() + spent_s
+    with torch.inference_mode():
+        while len(took) < 2 or time.perf_counter() < until:
+            begun = clock()
+            model.module(**inputs)
+            took.append(1e3 * (clock() - begun))
+    return min(took)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
+    names = parser.parse_args().models
+    told = {}
+    for name in names:
+        model = zoo.build(name)
+        one = {batch: least_ms(model, 1, batch, SPENT_S, time.process_time) for batch in BATCHES}
+        both = least_ms(model, 2, 1, BOTH_S, time.perf_counter)
+        serial = max(0.0, 2 * both / one[1] - 1)
+        row = ", ".join(f"{batch} = {value:.0f}" for batch, value in one.items())
+        print(f"{name:16} latency_ms = {{ {row} }}  serial = {serial:.3f}, for {both:.0f} ms on two cores", flush=True)
+        told[name] = {"one": one, "two": both, "serial": serial}
+        del model
+        gc.collect()
+    print_result(told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""How far is the simulator from a real node? The same small scenario, simulated and live, told beside each other.
+
+`python -m benchmarks.beside [--seconds S] [--seed N]`: a few models of the zoo are deployed on a real node and profiled
+by it, and each is woken some times, with its blocks on disk and in memory. From those figures alone, of this machine
+and this run, a scenario is made and simulated. Then the very requests of the simulation are sent to the real node over
+HTTP, whether or not earlier ones are answered. Both journals go through the same reader; the live memory is what the
+kernel says, the private memory of the bodies and the pages of the host store.
+
+The simulator knows cores, the zygote, the disk and the profile. It knows nothing of the daemon and the load generator,
+which share this machine's cores with the bodies, nor of other work on it.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from benchmarks import calibration
+from benchmarks.families import Family, as_tensors
+from benchmarks.measure import MIB, occupied_bytes, print_result, quantile
+from benchmarks.nodes import Node, running_node
+from benchmarks.openloop import Outcome, Plan, Target
+from benchmarks.wire import END, Connection, binary_request
+from overwinter.core.function import Settings
+from overwinter.core.ids import function_id
+from overwinter.core.journal import Entry, read_journal
+from overwinter.core.profile import Profile
+from overwinter.core.profiling import Wanted
+from overwinter.simulation.report import Figures, Report
+from overwinter.simulation.scenario import Machine, Scenario
+from overwinter.simulation.workloads import Bursty, Poisson, Workload
+from overwinter.simulation.world import World
+from overwinter.worker.measure import KIB, kibibytes
+
+ROUNDS = 5
+WARM_RUNS = 10
+SAMPLED_EVERY_S = 1.0
+PATIENCE_S = 30.0
+
+
+class Part(NamedTuple):
+    """One function of the scenario."""
+
+    settings: Settings
+    workload: Workload
+
+
+PARTS: Mapping[str, Part] = {
+    "mlp": Part(Settings(slo_ms=50, keep_alive_s=2), Poisson(12.0)),
+    "minilm": Part(Settings(slo_ms=250, keep_alive_s=2, max_batch=4), Bursty(1.5, 5.0, 15.0, 4.0)),
+    "resnet50": Part(Settings(slo_ms=500, keep_alive_s=1), Poisson(0.8)),
+    "textcnn": Part(Settings(slo_ms=100, keep_alive_s=1), Poisson(0.4)),
+}
+"""By model of the zoo: one that is always awake, one with bursts, and two that wake again and again."""
+
+
+class Found(NamedTuple):
+    """What came of the scenario in one of the two worlds; memory is its mean over time."""
+
+    report: Report
+    private_mib: float
+    blocks_mib: float
+
+
+def profiled(node: Node, families: Mapping[str, Family]) -> dict[str, Profile]:
+    """Deploy all, and let the node measure each."""
+    for name, family in families.items():
+        family.deploy(node.client, name, **changed(PARTS[name].settings))
+    return {name: node.client.profile(name, wanted=Wanted(layers=False)) for name in families}
+
+
+def changed(settings: Settings) -> dict[str, float]:
+    """The settings that are not the usual ones."""
+    given, usual = msgspec.structs.asdict(settings), msgspec.structs.asdict(Settings())
+    return {key: value for key, value in given.items() if value != usual[key]}
+
+
+def wake_all(node: Node, requests: Mapping[str, bytes]) -> None:
+    """Wake each function some times, at first with its blocks on disk, and run each some times awake."""
+    with Connection(node.port) as connection:
+        for _ in range(ROUNDS):
+            for name, request in requests.items():
+                connection.ask(request)
+                node.wait_bodies(name, 0)
+            node.wait_quiet()
+        for request in requests.values():
+            for _ in range(WARM_RUNS):
+                connection.ask(request)
+
+
+def steps(journal: Path) -> list[Entry]:
+    """All steps of a journal file."""
+    with journal.open("rb") as file:
+        return list(read_journal(file)[1])
+
+
+def made(profiles: Mapping[str, Profile], entries: Sequence[Entry], seconds: float, seed: int) -> Scenario:
+    """The scenario of this machine, by what was measured just now."""
+    journey = calibration.observed(entries)
+    machine = Machine(cores=len(os.sched_getaffinity(0)))
+    if journey.disk_bytes_per_s is not None:
+        machine = msgspec.structs.replace(machine, disk_mib_per_s=journey.disk_bytes_per_s / MIB)
+    functions = tuple(
+        calibration.modelled(
+            name, part.settings, part.workload, profiles[name], journey.functions[function_id(name, 1)], machine
+        )
+        for name, part in PARTS.items()
+    )
+    for each in functions:
+        run_ms = 1e3 * (each.measured().latency_s(1, 1, 1) or 0.0)
+        start = f"start {1e3 * each.start_s:.0f} ms, the first time {1e3 * each.prepare_s:.0f} more"
+        print(f"  {each.name:9} run {run_ms:.1f} ms, spread {each.jitter:.0%}, {start}, {each.blocks[0].mib:.0f} MiB")
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"  disk {machine.disk_mib_per_s:.0f} MiB/s, {machine.cores} cores; load averages of the machine {load}")
+    return Scenario(seed=seed, duration_s=seconds, node=machine, functions=functions)
+
+
+def simulated(scenario: Scenario) -> tuple[Found, list[tuple[float, str]]]:
+    """What the simulator says, and the requests that it says it of."""
+    file = BytesIO()
+    report = World(scenario, journal=file).run()
+    file.seek(0)
+    requests = calibration.arrivals(read_journal(file)[1])
+    return Found(report, report.memory.bodies_mean / MIB, report.memory.blocks_mean / MIB), requests
+
+
+def private_bytes(pids: Sequence[int]) -> int:
+    """What these processes have to themselves, counted as a profile counts it."""
+    total = 0
+    for pid in pids:
+        # It may have ended meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/smaps") as file:
+            total += kibibytes(file)[0] * KIB
+    return total
+
+
+def played(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
+    """Send the requests; what became of them, and the means of private memory and blocks in MiB meanwhile."""
+    private, blocks = [], []
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        files = [Path(root) / "plan", Path(root) / "outcomes"]
+        files[0].write_bytes(msgspec.msgpack.encode(plan))
+        command = [sys.executable, "-m", "benchmarks.openloop", str(node.port), *map(str, files)]
+        with subprocess.Popen(command) as generator:
+            while generator.poll() is None:
+                private.append(private_bytes(node.body_pids()))
+                blocks.append(occupied_bytes(node.host_store))
+                with suppress(subprocess.TimeoutExpired):
+                    generator.wait(SAMPLED_EVERY_S)
+        if generator.returncode:
+            raise RuntimeError(f"the load generator ended with status {generator.returncode}")
+        outcomes = msgspec.msgpack.decode(files[1].read_bytes(), type=list[Outcome])
+    return outcomes, statistics.fmean(private) / MIB, statistics.fmean(blocks) / MIB
+
+
+def live(
+    node: Node, wires: Mapping[str, bytes], requests: Sequence[tuple[float, str]], seconds: float, journal: Path
+) -> Found:
+    """What the real node does with these requests; it has just been started, and is stopped."""
+    number = {name: place for place, name in enumerate(wires)}
+    plan = Plan(
+        [Target(wire.partition(END)[0] + END, number[name], b"") for name, wire in wires.items()],
+        [wire.partition(END)[2] for wire in wires.values()],
+        [(at, number[name]) for at, name in requests],
+        PATIENCE_S,
+    )
+    outcomes, private_mib, blocks_mib = played(node, plan)
+    node.stop()
+    failed = sum(each.status != 200 for each in outcomes)
+    late = quantile([each.late_s for each in outcomes], 0.99)
+    print(f"{len(outcomes)} requests sent, {failed} without success, late by {1e3 * late:.1f} ms (p99)")
+    report = calibration.read(steps(journal), requests[0][0], seconds)
+    return Found(report, private_mib, blocks_mib)
+
+
+def figures(found: Found) -> dict[str, float]:
+    """What is compared in all."""
+    return {
+        **told(found.report.total),
+        "bodies": found.report.total.body_seconds / found.report.duration_s,
+        "busy_s": found.report.total.busy_seconds,
+        "private_mib": found.private_mib,
+        "blocks_mib": found.blocks_mib,
+    }
+
+
+def told(each: Figures) -> dict[str, float]:
+    """What is compared of each function."""
+    return {
+        "requests": each.requests,
+        "attainment": each.attainment or 0.0,
+        "p50_ms": each.p50_ms or 0.0,
+        "p99_ms": each.p99_ms or 0.0,
+        "wakes_disk": each.wakes.get("disk", 0),
+        "wakes_host": each.wakes.get("host", 0),
+    }
+
+
+def errors(real: Mapping[str, float], model: Mapping[str, float]) -> dict[str, float]:
+    """By how much the simulator is off, as a share of what really was; of the attainment, the difference."""
+    return {
+        key: model[key] - value if key == "attainment" else (model[key] - value) / value if value else model[key]
+        for key, value in real.items()
+    }
+
+
+def show(title: str, real: Mapping[str, float], model: Mapping[str, float]) -> None:
+    """A table of three columns."""
+    print(f"\n{title:14}{'live':>12}{'simulated':>12}{'error':>9}")
+    for key, error in errors(real, model).items():
+        print(f"  {key:12}{real[key]:12.4g}{model[key]:12.4g}{error:+9.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=75.0, help="of requests; default 75")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests; default 1")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    families = {name: Family(name) for name in PARTS}
+    wires = {name: binary_request(name, as_tensors(family.one())) for name, family in families.items()}
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        journal = Path(root) / "journal"
+        with running_node("--journal", str(journal)) as node:
+            profiles = profiled(node, families)
+            # Each start is a new life: no block in memory, no program prepared.
+            node.stop()
+            node.start()
+            wake_all(node, wires)
+            node.stop()
+            scenario = made(profiles, steps(journal), options.seconds, options.seed)
+            model, requests = simulated(scenario)
+            node.start()
+            real = live(node, wires, requests, options.seconds, journal)
+    for name in PARTS:
+        show(name, told(real.report.functions[name]), told(model.report.functions[name]))
+    show("all", figures(real), figures(model))
+    print_result({"live": figures(real), "simulated": figures(model), "error": errors(figures(real), figures(model))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What does a journal say of the machine that it comes from, so that a simulation of that machine can be made?"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.measure import MIB
+from overwinter.core.actions import Run, Stage, StartBody
+from overwinter.core.events import Arrived, RunEnded, Staged
+from overwinter.core.function import Settings
+from overwinter.core.ids import FunctionId, RunId, Seconds, WorkerId
+from overwinter.core.journal import Entry
+from overwinter.core.profile import Profile
+from overwinter.simulation.report import Report, StepReader
+from overwinter.simulation.scenario import Blocks, FunctionModel, Machine
+from overwinter.simulation.workloads import Workload
+
+JITTER_MOST = 0.3
+LEAST_S = 1e-3
+LEAST_RUNS = 2
+
+
+class Observed(NamedTuple):
+    """What one function took, in seconds, in the order in which it happened."""
+
+    first: list[float]
+    """From each start of a body to the end of its first run."""
+    later: list[float]
+    """Each run of a body that had run before."""
+
+
+class Journey(NamedTuple):
+    """What a journal says in all."""
+
+    functions: Mapping[FunctionId, Observed]
+    disk_bytes_per_s: float | None
+    """Of the blocks that were brought from disk; None: none were."""
+
+
+def observed(entries: Iterable[Entry]) -> Journey:
+    """The starts, runs and stages in a journal; bodies on trial, which run by themselves, are left out."""
+    functions: dict[FunctionId, Observed] = defaultdict(lambda: Observed([], []))
+    started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
+    ran: set[WorkerId] = set()
+    begun: dict[RunId, Seconds] = {}
+    asked: dict[FunctionId, Seconds] = {}
+    staged_bytes, staged_s = 0, 0.0
+    for entry in entries:
+        match entry.event:
+            case RunEnded(worker, run) if worker in started:
+                function, at = started[worker]
+                seen = functions[function]
+                if worker in ran:
+                    seen.later.append(entry.now - begun[run])
+                else:
+                    seen.first.append(entry.now - at)
+                ran.add(worker)
+            case Staged(function, added) if added and function in asked:
+                staged_bytes += added
+                staged_s += entry.now - asked[function]
+            case _:
+                pass
+        for action in entry.actions:
+            match action:
+                case StartBody(worker, function, on_trial) if not on_trial:
+                    started[worker] = (function, entry.now)
+                case Run(_, run):
+                    begun[run] = entry.now
+                case Stage(function):
+                    asked[function] = entry.now
+                case _:
+                    pass
+    return Journey(dict(functions), staged_bytes / staged_s if staged_s else None)
+
+
+def modelled(
+    name: str, settings: Settings, workload: Workload, profile: Profile, seen: Observed, machine: Machine
+) -> FunctionModel:
+    """The function as a simulator is to know it: its profile, and what a run in service takes longer than one in a body
+    that does nothing but run. Its first start is taken to be that of a program not yet prepared.
+    """
+    run_s, usual_s = statistics.median(seen.later), statistics.median(seen.first[1:])
+    more_s = max(0.0, run_s - (profile.latency_s(1, 1, 1) or run_s))
+    spread = statistics.stdev(seen.later) / statistics.fmean(seen.later) if len(seen.later) >= LEAST_RUNS else 0.0
+    rows = (
+        (p.cores, p.batch, p.concurrency, 1e3 * (p.latency_s + more_s), p.memory_bytes / MIB) for p in profile.points
+    )
+    return FunctionModel(
+        name=name,
+        blocks=(Blocks(mib=profile.weight_bytes / MIB),),
+        profile=tuple(rows),
+        gmacs=profile.macs / 1e9,
+        jitter=min(JITTER_MOST, spread),
+        start_s=max(LEAST_S, usual_s - run_s - machine.fork_s),
+        prepare_s=max(0.0, seen.first[0] - usual_s),
+        settings=settings,
+        workload=workload,
+    )
+
+
+def arrivals(entries: Iterable[Entry]) -> list[tuple[float, str]]:
+    """When which function was asked."""
+    return [(entry.now, entry.event.name) for entry in entries if isinstance(entry.event, Arrived)]
+
+
+def read(entries: Sequence[Entry], first_at: float, duration_s: float) -> Report:
+    """The report of a journal whose first request came `first_at` seconds after the beginning, until all are answered.
+
+    What was before counts as if it had been at the beginning.
+    """
+    came = next(entry.now for entry in entries if isinstance(entry.event, Arrived))
+    reader = StepReader(duration_s)
+    last = 0.0
+    for entry in entries:
+        now = Seconds(max(0.0, entry.now - came + first_at))
+        if now > duration_s and not reader.open_requests:
+            break
+        reader.observe(now, entry.event, list(entry.actions))
+        last = now
+    return reader.report(Seconds(max(last, duration_s)))

@@ -1,0 +1,248 @@
+"""Does a node leave anything behind when functions wake and sleep, come and go, thousands of times?
+
+`python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]`: each model is deployed with and without a handler,
+keep-alive 0. A wake-and-sleep cycle is a real request to a function that sleeps, until its body is gone again; in
+every fourth the function was unloaded before, so that its blocks leave the host store and come back. A
+deploy-and-remove cycle deploys a function, asks it, and removes it; by turns a variant with new weights, the same with
+a handler, and a program that the node has never seen. In every tenth a deploy is refused besides, since its handler
+fails. Every answer is compared with plain PyTorch's, bit for bit.
+
+A warm-up comes first, which fills what is bounded and kept: 256 programs prepared in the zygote, 4096 steps in the
+journal's ring, sqlite's pages, threads of the daemon's pools, primitives of PyTorch, and what allocators keep. Then
+the node's anonymous and shared PSS, its descriptors, its processes and the files of its host store are read while
+nothing runs and nobody is connected, at the start line and after each part of the cycles. In the end the node is
+stopped, and nothing may be left at all.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from benchmarks.families import Family, as_tensors
+from benchmarks.measure import MIB, descriptors, memory, occupied_bytes, print_result, resident_bytes
+from benchmarks.nodes import Node, parents_of_all, running_node
+from benchmarks.wire import Connection, binary_request
+from overwinter.core.errors import CallerError
+
+MODELS = ("mlp", "textcnn", "mobilenet-v2", "minilm")
+PROGRAMS_KEPT = 256
+"""That the zygote keeps prepared (`PREPARED_MAX` of worker/zygote.py)."""
+STEPS_KEPT = 4096
+"""That the journal keeps (`journal_ring` of core/config.py)."""
+UNLOADED_EVERY = 4
+REFUSED_EVERY = 10
+PARTS = 4
+"""Readings of each kind of cycle."""
+IDLE_S = 1.0
+HANDLER = """
+def preprocess(inputs, state):
+    return dict(inputs)
+
+def postprocess(outputs, inputs, state):
+    return dict(outputs)
+"""
+BROKEN_HANDLER = """
+def setup(assets):
+    raise ValueError("as it must")
+"""
+
+
+class Standing(NamedTuple):
+    """What a node at rest holds."""
+
+    daemon: int
+    first_zygote: int
+    second_zygote: int
+    """Anonymous PSS."""
+    shared: int
+    """PSS of memory files and mapped blocks."""
+    store: int
+    """Pages of the host store."""
+    resident: int
+    descriptors: int
+    processes: int
+    files: int
+
+    @property
+    def nbytes(self) -> int:
+        """All memory that is the node's own."""
+        return self.daemon + self.first_zygote + self.second_zygote + self.shared + self.store
+
+
+class Subject:
+    """A deployed function, its request and its right answer."""
+
+    def __init__(self, family: Family, name: str, handler: str | None) -> None:
+        self.family = family
+        self.name = name
+        self.handler = handler
+        self.request = binary_request(name, as_tensors(family.one()))
+        self.answer = family.answer()
+
+    def ask(self, connection: Connection) -> None:
+        """One request; RuntimeError when its answer is wrong."""
+        if connection.ask(self.request).tensors != self.answer:
+            raise RuntimeError(f"{self.name} does not answer as plain PyTorch does")
+
+
+class Churn:
+    """A node, what is deployed on it for good, and the two kinds of cycles."""
+
+    def __init__(self, node: Node, models: list[str]) -> None:
+        self.node = node
+        self.families = [Family(name) for name in models]
+        self.subjects = [
+            Subject(family, f"{family.name}{suffix}", handler)
+            for family in self.families
+            for suffix, handler in (("", None), ("-handled", HANDLER))
+        ]
+        self._deploys = 0
+        for subject in self.subjects:
+            subject.family.deploy(node.client, subject.name, subject.handler, keep_alive_s=0)
+
+    def wake(self, cycle: int, connection: Connection) -> None:
+        """Wake a function by a request, and wait until it sleeps."""
+        subject = self.subjects[cycle % len(self.subjects)]
+        if cycle // len(self.subjects) % UNLOADED_EVERY == 0:
+            self.node.client.unload(subject.name)
+            self.node.client.load(subject.name)
+        subject.ask(connection)
+        self.node.wait_bodies(subject.name, 0)
+
+    def deploy(self, cycle: int, connection: Connection) -> None:
+        """Deploy a function, ask it, remove it."""
+        family = self.families[cycle // 3 % len(self.families)]
+        self._deploys += 1
+        if cycle % 3 == 2:
+            subject = Subject(family, f"{family.name}-own", None)
+            self._deploy_own(family, subject.name)
+        else:
+            family.vary(family.head(), self._deploys)
+            subject = Subject(family, f"{family.name}-gone-{self._deploys}", HANDLER if cycle % 3 else None)
+            family.deploy(self.node.client, subject.name, subject.handler, keep_alive_s=0)
+            family.vary(family.head(), 0)
+        subject.ask(connection)
+        self.node.client.remove(subject.name)
+        if cycle % REFUSED_EVERY == 0:
+            self._deploy_refused(family)
+
+    def _deploy_own(self, family: Family, name: str) -> None:
+        """A program of its own: that of the family, whose first output has another name."""
+        first, *others = family.program.outputs
+        renamed = msgspec.structs.replace(first, name=f"{first.name}_{self._deploys}")
+        program = msgspec.structs.replace(family.program, outputs=(renamed, *others))
+        family.deploy(self.node.client, name, program=program, keep_alive_s=0)
+
+    def _deploy_refused(self, family: Family) -> None:
+        try:
+            family.deploy(self.node.client, f"{family.name}-broken", BROKEN_HANDLER)
+        except CallerError:
+            return
+        raise RuntimeError("a handler that fails was not refused")
+
+    def warm_up(self) -> None:
+        """Fill what is bounded."""
+        with Connection(self.node.port) as connection:
+            for cycle in range(2 * UNLOADED_EVERY * len(self.subjects)):
+                self.wake(cycle, connection)
+            for cycle in range(3 * len(self.families)):
+                self.deploy(cycle, connection)
+            for cycle in range(PROGRAMS_KEPT):
+                self.deploy(3 * cycle + 2, connection)
+                if (cycle + 1) % 64 == 0:
+                    print(f"  warm-up: {cycle + 1} programs of {PROGRAMS_KEPT}", file=sys.stderr)
+            # Eight steps a cycle at least, large ones: a function with all its blocks is named in them.
+            for cycle in range(STEPS_KEPT // 8 - PROGRAMS_KEPT):
+                self.deploy(cycle, connection)
+
+    def standing(self) -> Standing:
+        """What the node holds once it has come to rest and nobody is connected."""
+        self.node.hang_up()
+        self.node.wait_quiet()
+        time.sleep(IDLE_S)
+        pids = self.node.pids()
+        own = [memory([pid]).anonymous for pid in pids[:3]]
+        if len(pids) < len(own) or self.node.body_pids():
+            raise RuntimeError(f"a node at rest is a daemon and two zygotes, not {len(pids)} processes")
+        files = sum(path.is_file() for path in self.node.host_store.rglob("*"))
+        return Standing(
+            *own,
+            shared=memory(pids).shared,
+            store=occupied_bytes(self.node.host_store),
+            resident=resident_bytes(pids),
+            descriptors=descriptors(pids),
+            processes=len(pids),
+            files=files,
+        )
+
+    def run(self, count: int, cycle: Callable[[int, Connection], None]) -> Iterator[tuple[int, Standing, float]]:
+        """Do so many cycles in parts; after each part: cycles so far, what the node holds, seconds it took."""
+        done = 0
+        for part in range(1, PARTS + 1):
+            began = time.perf_counter()
+            with Connection(self.node.port) as connection:
+                while done < math.ceil(count * part / PARTS):
+                    cycle(done, connection)
+                    done += 1
+            took = time.perf_counter() - began
+            yield done, self.standing(), took
+
+
+def row(title: str, standing: Standing, took: float | None) -> str:
+    """A line of the table."""
+    parts = (*standing[:5], standing.nbytes, standing.resident)
+    sizes = "".join(f"{part / MIB:10.2f}" for part in parts)
+    counts = f"{standing.descriptors:13}{standing.processes:11}{standing.files:7}"
+    return f"{title:26}{sizes}{counts}" + ("" if took is None else f"{took:9.1f}")
+
+
+def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str, float]:
+    """The table; what the last reading has more than the first."""
+    churn = Churn(node, models)
+    churn.warm_up()
+    start = end = churn.standing()
+    names = ("daemon", "zygote 1", "zygote 2", "shared", "store", "sum", "RSS")
+    print(f"{'MiB at rest':26}" + "".join(f"{name:>10}" for name in names), end="")
+    print(f"{'descriptors':>13}{'processes':>11}{'files':>7}{'s':>9}")
+    print(row("start line", start, None), flush=True)
+    for title, count, cycle in (("wakes", wakes, churn.wake), ("deploys", deploys, churn.deploy)):
+        before = end
+        for done, end, took in churn.run(count, cycle):
+            print(row(f"after {done} {title}", end, took), flush=True)
+        if count:
+            print(f"{title}: {(end.nbytes - before.nbytes) / count / 1024:+.2f} KiB a cycle")
+    return {
+        "growth_mib": (end.nbytes - start.nbytes) / MIB,
+        "descriptors": end.descriptors - start.descriptors,
+        "processes": end.processes - start.processes,
+        "shm_files": end.files - start.files,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
+    parser.add_argument("--wakes", type=int, default=2000, help="default 2000")
+    parser.add_argument("--deploys", type=int, default=200, help="default 200")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with running_node() as node:
+        figures = measure(node, options.models, options.wakes, options.deploys)
+        pids = node.pids()
+        node.stop()
+        left = [str(path) for path in node.host_store.rglob("*")]
+        alive = [pid for pid in pids if pid in parents_of_all()]
+        if left or alive:
+            raise RuntimeError(f"the stopped node left {left} and the processes {alive}")
+    print("the stopped node left no process and no file in memory")
+    print_result(figures)
+
+
+if __name__ == "__main__":
+    main()

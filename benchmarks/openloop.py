@@ -1,0 +1,214 @@
+"""An open-loop load generator in a process of its own: requests go out when the plan says so, whoever still waits.
+
+`python -m benchmarks.openloop PORT PLAN OUTCOMES` carries out the plan in one file and writes what became of each
+request to another. A latency counts from the moment at which the request was due, so that a node that stands still is
+charged for all that would have come meanwhile. It is small on purpose, for it shares the machine with the node.
+"""
+
+import gc
+import hashlib
+import json
+import resource
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from benchmarks.wire import END, Answer
+
+CHUNK_BYTES = 1 << 20
+IDLE_MAX_S = 30.0
+"""A connection unused for so long is not used again: the node may be about to close it."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A function: the whole request for it but its payload, and the SHA-256 of the tensors that it must answer."""
+
+    head: bytes
+    payload: int
+    """Which of the plan's payloads follows."""
+    digest: bytes
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to send when."""
+
+    targets: list[Target]
+    payloads: list[bytes]
+    arrivals: list[tuple[float, int]]
+    """Ascending: seconds from the start, and the target's number."""
+    patience_s: float
+    """How long to wait for answers after the last arrival."""
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one request."""
+
+    target: int
+    due_s: float
+    late_s: float
+    """By how much the generator sent it late."""
+    latency_s: float
+    status: int
+    """Of HTTP; 0 when no answer came, or one that was cut or said nothing."""
+    start: str
+    """Warm, host or disk; what was said in a refusal."""
+    right: bool
+    """Whether the tensors are those that they must be."""
+
+    @property
+    def fate(self) -> Literal["answered", "refused", "lost"]:
+        """A refusal is an answer that is no success and says why; a wrong answer is as good as lost."""
+        if self.status == 200:
+            return "answered" if self.right else "lost"
+        return "refused" if self.status and self.start else "lost"
+
+
+class Line:
+    """One connection, and what it waits for."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.target = 0
+        self.due = 0.0
+        self.sent = 0.0
+        self.used = 0.0
+        self._received = bytearray()
+
+    def take(self) -> Answer | None:
+        """Read what is there: the answer once it is whole. ConnectionError when it will never be."""
+        part = self.socket.recv(CHUNK_BYTES)
+        if not part:
+            raise ConnectionError("the node closed the connection")
+        self._received += part
+        stop = self._received.find(END)
+        if stop < 0:
+            return None
+        first, *lines = bytes(self._received[:stop]).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        begin = stop + len(END)
+        if len(self._received) < begin + int(headers["content-length"]):
+            return None
+        answer = Answer(int(first.split()[1]), headers, bytes(self._received[begin:]))
+        self._received.clear()
+        return answer
+
+
+def outcome(line: Line, began: float, answer: Answer | None, target: Target) -> Outcome:
+    """How the request on this line ended just now; None: without an answer."""
+    latency = time.perf_counter() - line.due
+    at, late = line.due - began, line.sent - line.due
+    if answer is None:
+        return Outcome(line.target, at, late, latency, 0, "", False)
+    if answer.status == 200:
+        right = hashlib.sha256(answer.tensors).digest() == target.digest
+        return Outcome(line.target, at, late, latency, 200, answer.start, right)
+    try:
+        said = str(json.loads(answer.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        said = ""
+    return Outcome(line.target, at, late, latency, answer.status, said, False)
+
+
+class Generator:
+    """Carries out a plan against the node at a port."""
+
+    def __init__(self, port: int, plan: Plan) -> None:
+        self._port = port
+        self._plan = plan
+        self._poll = select.epoll()
+        self._waiting: dict[int, Line] = {}
+        self._free: list[Line] = []
+        self._outcomes: list[Outcome] = []
+        self._began = 0.0
+
+    def run(self) -> list[Outcome]:
+        """Send everything, wait for the answers, and say what became of each request."""
+        rest = deque(self._plan.arrivals)
+        self._began = time.perf_counter()
+        end = self._began + (rest[-1][0] if rest else 0.0) + self._plan.patience_s
+        while rest or self._waiting:
+            now = time.perf_counter()
+            while rest and self._began + rest[0][0] <= now:
+                self._send(*rest.popleft())
+            if not rest and now >= end:
+                break
+            until = self._began + rest[0][0] if rest else end
+            for fd, _ in self._poll.poll(max(0.0, until - time.perf_counter())):
+                self._hear(self._waiting[fd])
+        for line in self._waiting.values():
+            self._end(line, None)
+        for line in (*self._waiting.values(), *self._free):
+            line.socket.close()
+        self._poll.close()
+        return self._outcomes
+
+    def _send(self, at: float, number: int) -> None:
+        now = time.perf_counter()
+        while self._free and now - self._free[0].used > IDLE_MAX_S:
+            self._free.pop(0).socket.close()
+        line = self._free.pop() if self._free else Line(self._port)
+        target = self._plan.targets[number]
+        line.target, line.due, line.sent = number, self._began + at, now
+        self._waiting[line.socket.fileno()] = line
+        self._poll.register(line.socket.fileno(), select.EPOLLIN)
+        try:
+            line.socket.sendall(target.head + self._plan.payloads[target.payload])
+        except OSError:
+            self._drop(line)
+
+    def _hear(self, line: Line) -> None:
+        try:
+            answer = line.take()
+        except OSError:
+            self._drop(line)
+            return
+        if answer is not None:
+            del self._waiting[line.socket.fileno()]
+            self._poll.unregister(line.socket.fileno())
+            line.used = time.perf_counter()
+            self._end(line, answer)
+            self._free.append(line)
+
+    def _drop(self, line: Line) -> None:
+        """The connection broke: its request is lost."""
+        del self._waiting[line.socket.fileno()]
+        self._end(line, None)
+        line.socket.close()
+
+    def _end(self, line: Line, answer: Answer | None) -> None:
+        self._outcomes.append(outcome(line, self._began, answer, self._plan.targets[line.target]))
+
+
+def fates(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many were answered, refused, lost."""
+    counts = {"answered": 0, "refused": 0, "lost": 0}
+    for each in outcomes:
+        counts[each.fate] += 1
+    return counts
+
+
+def attainment(outcomes: Sequence[Outcome], slo_s: Sequence[float]) -> float:
+    """The share of all requests that were answered within the SLO of their target; 1 when there was none."""
+    met = sum(each.fate == "answered" and each.latency_s <= slo_s[each.target] for each in outcomes)
+    return met / len(outcomes) if outcomes else 1.0
+
+
+def main() -> None:
+    port, plan, outcomes = sys.argv[1:]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    read = msgspec.msgpack.decode(Path(plan).read_bytes(), type=Plan)
+    gc.freeze()
+    Path(outcomes).write_bytes(msgspec.msgpack.encode(Generator(int(port), read).run()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What does it cost to be seen? The reader of steps beside the mind and the journal, and an answer to Prometheus.
+
+One mind serves many functions that share most blocks; its steps are recorded, then handled, written down and read again
+one after the other, in turns, so that all of them meet the same machine. Run it: python -m benchmarks.reading
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from statistics import median
+
+import click
+
+from benchmarks.measure import print_result
+from overwinter.core.actions import Action, Run, Stage, StartBody
+from overwinter.core.config import MindConfig
+from overwinter.core.events import Arrived, BodyReady, Deployed, Event, RunEnded, Staged
+from overwinter.core.function import BlobSize, FunctionSpec, Settings
+from overwinter.core.ids import Address, FunctionName, RequestId, Seconds, TenantId, function_id
+from overwinter.core.journal import Journal
+from overwinter.node.accounting import Accounting
+from overwinter.node.activity import activity
+from overwinter.node.metrics import render
+from overwinter.node.sources import Sources
+from overwinter.node.statistics import Statistics
+from overwinter.policy.mind import Mind
+
+SHARED_BLOCKS, OWN_BLOCKS = 50, 4
+ROUNDS = 5
+Step = tuple[Seconds, Event, list[Action]]
+
+
+def spec(number: int) -> FunctionSpec:
+    """A variant: most of its blocks are everybody's."""
+    name = FunctionName(f"variant-{number:04}")
+    blobs = [BlobSize(Address(f"base-{block}"), 1 << 20) for block in range(SHARED_BLOCKS)]
+    blobs += [BlobSize(Address(f"{name}-{block}"), 1 << 16) for block in range(OWN_BLOCKS)]
+    return FunctionSpec(
+        id=function_id(name, 1),
+        name=name,
+        version=1,
+        tenant=TenantId("tenant"),
+        settings=Settings(slo_ms=100, keep_alive_s=1e6),
+        program=Address("program"),
+        sandboxed=False,
+        blobs=tuple(blobs),
+    )
+
+
+class Served:
+    """A mind whose wishes come true after a millisecond each, and the steps that it took."""
+
+    def __init__(self, functions: int) -> None:
+        self.config = MindConfig(bodies_max=functions, cores=2)
+        self.mind = Mind(self.config)
+        self.steps: list[Step] = []
+        self._now = 0.0
+        for number in range(functions):
+            self._post(Deployed(spec(number)))
+
+    def ask(self, functions: int, requests: int) -> list[Step]:
+        """Each function in turn; the steps that it took."""
+        begun = len(self.steps)
+        for number in range(requests):
+            name = FunctionName(f"variant-{number % functions:04}")
+            self._post(Arrived(RequestId(len(self.steps)), name, None, None))
+        return self.steps[begun:]
+
+    def _post(self, event: Event) -> None:
+        waiting = [event]
+        while waiting:
+            self._now += 0.001
+            event = waiting.pop(0)
+            actions = self.mind.handle(event, Seconds(self._now))
+            self.steps.append((Seconds(self._now), event, actions))
+            for action in actions:
+                match action:
+                    case Stage(function):
+                        waiting.append(Staged(function, 1 << 20))
+                    case StartBody(worker):
+                        waiting.append(BodyReady(worker))
+                    case Run(worker, run):
+                        waiting.append(RunEnded(worker, run))
+
+
+def spent_us(steps: list[Step], do: Callable[[Seconds, Event, list[Action]], object]) -> float:
+    """Microseconds of each step, of this thread alone: others may be at work."""
+    begun = time.thread_time()
+    for step in steps:
+        do(*step)
+    return (time.thread_time() - begun) / len(steps) * 1e6
+
+
+@click.command()
+@click.option("--functions", default=1000, show_default=True)
+@click.option("--requests", default=20_000, show_default=True, help="All functions being awake.")
+def main(functions: int, requests: int) -> None:
+    """Print microseconds of a step, and milliseconds of an answer to Prometheus and to `top`."""
+    served = Served(functions)
+    served.ask(functions, functions)
+    woken, asked = len(served.steps), served.ask(functions, requests)
+    # The steps kept for this would be gone through by each collection.
+    gc.freeze()
+    spent: dict[str, list[float]] = {"mind": [], "journal": [], "reader": []}
+    for _ in range(ROUNDS):
+        mind, journal, reader = Mind(served.config), Journal(served.config, 4096), Statistics()
+        for now, event, actions in served.steps[:woken]:
+            mind.handle(event, now)
+            reader.observe(now, event, actions)
+        spent["mind"].append(spent_us(asked, lambda now, event, _, mind=mind: mind.handle(event, now)))  # type: ignore[misc]
+        spent["journal"].append(spent_us(asked, journal.record))
+        spent["reader"].append(spent_us(asked, reader.observe))
+    accounting = Accounting(served.mind.state, None, None, reader, print)  # type: ignore[arg-type]
+    sources = Sources(served.config, served.mind.state, reader, accounting)
+    begun = time.perf_counter()
+    text = render(sources)
+    rendered = time.perf_counter()
+    activity(sources, served.steps[-1][0])
+    shown = time.perf_counter()
+    step_us = {name: round(median(rounds), 2) for name, rounds in spent.items()}
+    for name, microseconds in step_us.items():
+        print(f"{name:8} {microseconds:7.2f} us a step")
+    print(f"metrics of {functions} functions: {len(text.splitlines())} lines, {(rendered - begun) * 1e3:.0f} ms")
+    print(f"activity of {functions} functions: {(shown - rendered) * 1e3:.0f} ms")
+    print_result(
+        {
+            "step_us": step_us,
+            "reader_by_mind": round(step_us["reader"] / step_us["mind"], 3),
+            "metrics_ms": round((rendered - begun) * 1e3, 1),
+            "metrics_lines": len(text.splitlines()),
+            "top_ms": round((shown - rendered) * 1e3, 1),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

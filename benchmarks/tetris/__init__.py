@@ -1,0 +1,1 @@
+"""Tetris's experiments: live on real processes, and simulated."""

@@ -1,0 +1,90 @@
+"""What do a hundred requests cost, from 100 to 5000 a second? Tetris's figure 14b.
+
+A combination of the four applications, a quarter of the requests for each, on nodes with as many cores as they need.
+A node takes up to 1000 requests a second, and beyond it there are several, each with its own blocks. The memory for
+100 requests is what is held while 100 arrive in a second. The paper prices it at $0.0504 an hour, AWS's r6g.medium, and multiplies by GB: 61.5 GB
+less are $0.000861 less only if each GB costs as much as the machine, which has 8. Both reckonings are told.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from overwinter.core.function import MOST
+from overwinter.simulation.scenario import Application, FunctionModel, Scenario
+from overwinter.simulation.workloads import Stable
+
+RATES = (100, 300, 1000, 2500, 5000)
+RATES_QUICK = (100,)
+NODE_RATE = 1000
+RISE_S, SETTLE_S, END_S = 20.0, 42.0, 46.0
+CORES = 1_000_000
+FORK_S = 0.0005
+"""A node so large has several zygotes."""
+USD_PER_HOUR = 0.0504
+MACHINE_GB = 8
+PAPER_GB = {"infless": 61.5, "photons": 20.2}
+"""What Tetris needs less for 100 requests than these, at some rate of the figure."""
+
+Memory = Callable[[Scenario, str], float]
+"""Mean MiB of a scenario by a policy."""
+
+
+def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
+    """All applications on one machine, with equal shares of a rate."""
+    functions: list[FunctionModel] = []
+    applications: list[Application] = []
+    for scenario in scenarios:
+        for function in scenario.functions:
+            most = {"max_bodies": MOST["max_bodies"], "queue_limit": MOST["queue_limit"]}
+            settings = msgspec.structs.replace(function.settings, **most)
+            functions.append(msgspec.structs.replace(function, settings=settings))
+        for application in scenario.applications:
+            workload = Stable(rate=rate / len(scenarios), rise_s=RISE_S)
+            applications.append(msgspec.structs.replace(application, workload=workload))
+    first = scenarios[0]
+    return msgspec.structs.replace(
+        first,
+        duration_s=END_S,
+        settle_s=SETTLE_S,
+        node=msgspec.structs.replace(first.node, cores=CORES, fork_s=FORK_S),
+        mind=msgspec.structs.replace(first.mind, bodies_max=CORES),
+        functions=tuple(functions),
+        applications=tuple(applications),
+    )
+
+
+def measure(
+    scenarios: Sequence[Scenario], policies: Sequence[str], memory: Memory, quick: bool
+) -> dict[int, Mapping[str, float]]:
+    """GB for 100 requests a second, by rate and policy."""
+    found: dict[int, Mapping[str, float]] = {}
+    by_node: dict[float, Mapping[str, float]] = {}
+    for rate in RATES_QUICK if quick else RATES:
+        on_each = rate / math.ceil(rate / NODE_RATE)
+        if on_each not in by_node:
+            scenario = combination(scenarios, on_each)
+            by_node[on_each] = {policy: memory(scenario, policy) / 1024 * 100 / on_each for policy in policies}
+            print(f"  simulated: {on_each:.0f} requests/s on a node", file=sys.stderr)
+        found[rate] = by_node[on_each]
+    return found
+
+
+def dollars(gb: float) -> float:
+    """Of so many GB for a second, as the paper reckons."""
+    return gb * USD_PER_HOUR / 3600
+
+
+def report(found: Mapping[int, Mapping[str, float]]) -> None:
+    """Print the table."""
+    print("\nMemory (GB) and cost of 100 requests, a combination of the applications (Tetris, figure 14b)\n")
+    print(f"{'requests/s':12}" + "".join(f"{policy:>26}" for policy in next(iter(found.values()))))
+    for rate, by_policy in found.items():
+        cells = "".join(f"{f'{gb:.2f} GB ${dollars(gb):.7f}':>26}" for gb in by_policy.values())
+        print(f"{rate:<12}{cells}")
+    print(f"$ as the paper reckons, ${USD_PER_HOUR}/h for each GB; for a machine of {MACHINE_GB} GB, an eighth of it")
+    for baseline, claimed in PAPER_GB.items():
+        less = ", ".join(f"{rows[baseline] - rows['tetris']:.1f} at {rate}/s" for rate, rows in found.items())
+        print(f"Tetris needs so many GB less for 100 requests than {baseline}: {less}; the paper says {claimed}")

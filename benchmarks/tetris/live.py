@@ -1,0 +1,86 @@
+"""The live part: what sharing saves on this machine, on real nodes and real processes."""
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from benchmarks.families import Family
+from benchmarks.tetris import latency, memory, startup
+from benchmarks.tetris.latency import Latencies, measure_latency
+from benchmarks.tetris.memory import Sharing, curve, plain_bytes
+from benchmarks.tetris.startup import Contention, Start, measure_contention, measure_start
+
+TOKENS = 16
+"""Of a text in a request."""
+
+
+class Plan(NamedTuple):
+    """Which models are measured how."""
+
+    instances: tuple[str, ...]
+    """Many instances of one model."""
+    variants: tuple[str, ...]
+    """Many models that were made from one by transfer learning."""
+    latency: tuple[str, ...]
+    contention: str
+    counts: tuple[int, ...]
+    at_once: tuple[int, ...]
+    plain: int
+    """Plain processes alive at once, from which many are reckoned."""
+    runs: int
+    """Of each start."""
+    answers: int
+    """In a distribution of latencies."""
+
+
+FULL = Plan(
+    instances=("bert-base", "vgg19", "resnet152", "inception-v3", "lstm", "textcnn"),
+    variants=("inception-v3", "efficientnet-b5", "resnet101", "resnet152", "vgg19"),
+    latency=("bert-base", "resnet152", "lstm"),
+    contention="resnet152",
+    counts=(2, 4, 8, 16, 32),
+    at_once=(1, 4, 16),
+    plain=2,
+    runs=3,
+    answers=60,
+)
+QUICK = Plan(
+    instances=("lstm", "textcnn"),
+    variants=("inception-v3",),
+    latency=("textcnn",),
+    contention="inception-v3",
+    counts=(2, 4),
+    at_once=(1, 2),
+    plain=1,
+    runs=1,
+    answers=10,
+)
+
+
+def live(quick: bool = False) -> Mapping[str, Mapping[str, float]]:
+    """Measure, print the tables, and give `live_saved` and `live_startup_saved` by model."""
+    plan = QUICK if quick else FULL
+    sharing: dict[str, Sharing] = {}
+    starts: dict[str, Start] = {}
+    latencies: dict[str, Latencies] = {}
+    contention: dict[int, Contention] = {}
+    for name in dict.fromkeys((*plan.instances, *plan.variants)):
+        family = Family(name, tokens=TOKENS)
+        sharing[name] = Sharing(
+            plain_bytes(family, plan.plain),
+            curve(family, plan.counts, varied=False) if name in plan.instances else {},
+            curve(family, plan.counts, varied=True) if name in plan.variants else {},
+        )
+        starts[name] = measure_start(family, plan.runs)
+        if name in plan.latency:
+            latencies[name] = measure_latency(family, plan.answers)
+        if name == plan.contention:
+            contention = measure_contention(family, plan.at_once)
+        print(f"  measured: {name}", file=sys.stderr)
+    memory.report(sharing, plan.counts)
+    startup.report(starts)
+    startup.report_contention(plan.contention, contention)
+    latency.report(latencies)
+    most = plan.counts[-1]
+    saved = {name: row.saved("instances" if row.instances else "variants", most) for name, row in sharing.items()}
+    return {"live_saved": saved, "live_startup_saved": {name: row.saved for name, row in starts.items()}}

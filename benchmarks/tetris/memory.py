@@ -1,0 +1,102 @@
+"""How much memory do many instances of a model take, and many variants of it? The paper's figures 9a and 11a.
+
+An instance is a body: of functions with the same blocks, or of functions that differ in their last layer. All are alive
+at once, each has answered, all have idled. Counted are anonymous PSS of the daemon, its zygotes and its bodies, the
+host store's pages once, and the memory files for tensors (M_ts). Beside it stand separate processes: the anonymous PSS
+of a plain one that has loaded the model and answered, times the instances (I * M). Libraries are left out on both
+sides: every process of a machine shares them.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from safetensors.torch import save_file
+
+from benchmarks.density import ask_at_once, idle, node_bytes
+from benchmarks.families import Family, as_tensors
+from benchmarks.measure import MIB, memory, settled
+from benchmarks.nodes import Node, running_node
+from benchmarks.plain import Crowd, save
+from benchmarks.wire import binary_request
+from overwinter.api.deployer import Package
+from overwinter.core.ids import FunctionName
+
+KEEP_ALIVE_S = 600.0
+Curve = dict[int, float]
+"""Bytes by the number of instances."""
+
+
+class Sharing(NamedTuple):
+    """What one model takes."""
+
+    plain: float
+    """Bytes of a process of its own."""
+    instances: Curve
+    variants: Curve
+
+    def saved(self, kind: str, count: int) -> float:
+        """The share of the memory of so many separate processes that is not needed."""
+        curve: Curve = getattr(self, kind)
+        return 1 - curve[count] / (count * self.plain)
+
+
+def twin(ready: Package, name: str) -> Package:
+    """The same function under another name."""
+    return Package(msgspec.structs.replace(ready.manifest, name=FunctionName(name)), ready.contents)
+
+
+def curve(family: Family, counts: Sequence[int], varied: bool) -> Curve:
+    """What a node holds with so many instances; `varied`: each with a last layer of its own."""
+    found: Curve = {}
+    requests: list[bytes] = []
+    answers: list[bytes] = []
+    with running_node() as node:
+        ready = family.packaged("it", keep_alive_s=KEEP_ALIVE_S)
+        answer = family.answer()
+        for count in counts:
+            for number in range(len(requests) + 1, count + 1):
+                if varied:
+                    family.vary(family.head(), number)
+                    ready, answer = family.packaged("it", keep_alive_s=KEEP_ALIVE_S), family.answer()
+                name = f"it-{number}"
+                twin(ready, name).upload(node.client)
+                requests.append(binary_request(name, as_tensors(family.one())))
+                answers.append(answer)
+            found[count] = _measured(node, requests, answers)
+    family.vary(family.head(), 0)
+    return found
+
+
+def _measured(node: Node, requests: list[bytes], answers: list[bytes]) -> float:
+    """Bytes once every instance has answered and idled."""
+    ask_at_once(node, requests, answers)
+    row = node_bytes(node)
+    if row["bodies"] != len(requests):
+        raise RuntimeError(f"{row['bodies']} bodies are alive, not {len(requests)}")
+    return row["total"]
+
+
+def plain_bytes(family: Family, alive: int) -> float:
+    """What a process of its own takes, as the mean of a few."""
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        place, inputs = Path(root) / "weights", Path(root) / "inputs.safetensors"
+        save(family.state(), place)
+        save_file(family.one(), inputs)
+        with Crowd(family.name, "torch.load", [place] * alive, inputs) as crowd:
+            settled(lambda: memory(crowd.pids).anonymous, idle)
+            return memory(crowd.pids).anonymous / alive
+
+
+def report(rows: dict[str, Sharing], counts: Sequence[int]) -> None:
+    """Both tables."""
+    for kind, title in (("instances", "of one model"), ("variants", "of one model, each with its own last layer")):
+        print(f"\ninstances {title}: MiB of the node, and saved of as many separate processes (I * M)")
+        print(f"{'model':16}{'M MiB':>8}" + "".join(f"{count:>16}" for count in counts))
+        for name, row in rows.items():
+            found: Curve = getattr(row, kind)
+            if found:
+                cells = (f"{found[count] / MIB:9.0f} {row.saved(kind, count):6.1%}" for count in counts)
+                print(f"{name:16}{row.plain / MIB:8.0f}" + "".join(cells), flush=True)

@@ -1,0 +1,200 @@
+"""The simulated part: Tetris's applications under its loads (5.3, figures 12 to 14), the mind's own policies in turn.
+
+The scenarios are scenarios/tetris/*.toml, which say where each number comes from. All policies see the same requests,
+machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
+
+  infless     one run at a time, batches where they fill in time, best rate a core; keep-alive by history
+  photons     as many runs at once as the promise bears, with a fixed number of cores for each; no batches
+  tetris-ro   Tetris's choice of batch, concurrency and cores for the least memory (DTS), weights not shared
+  tetris      the same with weights shared
+  overwinter, same bodies   this project's policy with the paper's bodies: it weighs a core as 64 MiB, and starts a
+              body as soon as requests would wait too long, where the others look at the rate every 10 s
+  overwinter  the same with this project's bodies, which are forked from one zygote
+
+Memory is, where weights are shared, each block once and what each body has for itself; else, for each body, that and
+its own copy of the weights. It is read every half second or so, and nothing of the first minute, in which load rises.
+"""
+
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.tetris import cost
+from overwinter.simulation.report import Report
+from overwinter.simulation.scenario import FunctionModel, Scenario, read_scenario
+from overwinter.simulation.workloads import Bursty, Periodic, Stable, Workload
+from overwinter.simulation.world import World
+
+MIB = 1 << 20
+SCENARIOS = Path(__file__).parent.parent.parent / "scenarios" / "tetris"
+APPLICATIONS = ("svt", "qa-audio", "ss", "qa-text")
+OURS = "overwinter"
+SAME = "overwinter, same bodies"
+POLICIES = ("infless", "photons", "tetris-ro", "tetris", SAME, OURS)
+COSTED = ("infless", "photons", "tetris", OURS)
+BODY_MIB = 8.0
+"""Measured (benchmarks.density): each further idle body 7.9 MiB for BERT, 6.1 for VGG19."""
+NODE_MIB = 184.0
+"""Measured there: a node with its first body, which is its daemon and its zygote. Counted whole for each application."""
+PAPER = {
+    "svt": (0.86, 0.68),
+    "qa-audio": (0.64, 0.33),
+    "ss": (0.69, 0.37),
+    "qa-text": (0.65, 0.21),
+}
+"""Less mean memory than INFless, and than Photons, under a stable load (5.3)."""
+VIOLATIONS_MOST = 0.04
+QUICK_S = 90.0
+
+
+class Outcome(NamedTuple):
+    """One application under one load by one policy, after the rise."""
+
+    mean: float
+    """MiB, as the next two."""
+    median: float
+    peak: float
+    cores: float
+    """Of all bodies, on average."""
+    violations: float
+    """Share of the application's requests."""
+    lost: int
+
+
+Outcomes = Mapping[str, Mapping[str, Mapping[str, Outcome]]]
+"""By load, application, policy."""
+
+
+def loads(rate: float, rise_s: float) -> dict[str, Workload]:
+    """The three kinds of production traces of the paper's figure 8, about the same mean."""
+    return {
+        "stable": Stable(rate=rate, rise_s=rise_s),
+        "periodic": Periodic(low=0.4 * rate, high=1.6 * rate, period_s=120.0),
+        "bursty": Bursty(rate=0.75 * rate, factor=3.0, every_s=80.0, length_s=12.0),
+    }
+
+
+def with_policy(scenario: Scenario, policy: str) -> Scenario:
+    """The scenario for one policy of the table."""
+    functions = scenario.functions
+    if policy == OURS:
+        functions = tuple(own_bodies(function) for function in functions)
+    mind = msgspec.structs.replace(scenario.mind, policy=policy.partition(",")[0])
+    return msgspec.structs.replace(scenario, mind=mind, functions=functions)
+
+
+def own_bodies(function: FunctionModel) -> FunctionModel:
+    """The same function in a body of this project: its runtime is the zygote's, and is not copied."""
+    if function.law is None:
+        raise ValueError(f"function {function.name} has no law by which its memory is known")
+    law = msgspec.structs.replace(function.law, runtime_mib=BODY_MIB)
+    return msgspec.structs.replace(function, law=law)
+
+
+def outcome(report: Report, scenario: Scenario, policy: str) -> Outcome:
+    """What is told of one simulation."""
+    samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
+    node = NODE_MIB if policy == OURS else 0.0
+    memory = [node + (each.blocks_bytes + each.bodies_bytes) / MIB for each in samples]
+    figures = list(report.applications.values())
+    asked = sum(each.requests for each in figures)
+    within = sum((each.attainment or 0.0) * each.requests for each in figures)
+    return Outcome(
+        statistics.fmean(memory),
+        statistics.median(memory),
+        max(memory),
+        statistics.fmean(each.body_cores for each in samples),
+        1 - within / asked,
+        sum(each.lost for each in figures),
+    )
+
+
+def simulate(scenario: Scenario, policy: str) -> Outcome:
+    """One simulation."""
+    scenario = with_policy(scenario, policy)
+    return outcome(World(scenario).run(), scenario, policy)
+
+
+def measure(scenarios: Mapping[str, Scenario]) -> Outcomes:
+    """Every application under every load by every policy."""
+    outcomes: dict[str, dict[str, dict[str, Outcome]]] = {}
+    for name, scenario in scenarios.items():
+        [application] = scenario.applications
+        assert isinstance(application.workload, Stable)
+        for load, workload in loads(application.workload.rate, application.workload.rise_s or 0.0).items():
+            under = msgspec.structs.replace(application, workload=workload)
+            loaded = msgspec.structs.replace(scenario, applications=(under,))
+            outcomes.setdefault(load, {})[name] = {policy: simulate(loaded, policy) for policy in POLICIES}
+        print(f"  simulated: {name}", file=sys.stderr)
+    return outcomes
+
+
+def saved(by_policy: Mapping[str, Outcome], policy: str, baseline: str) -> float:
+    """The share of the baseline's mean memory that a policy does not need."""
+    return 1 - by_policy[policy].mean / by_policy[baseline].mean
+
+
+def report(outcomes: Outcomes) -> None:
+    """Print the tables."""
+    print("\nSimulated: memory (MiB), cores and violations of each application's promise (Tetris, figures 12-14a)\n")
+    print(__doc__.partition("\n\n")[2])
+    head = f"{'mean':>9}{'median':>9}{'peak':>9}{'cores':>8}{'violations':>12}{'vs INFless':>12}{'vs Photons':>12}"
+    for load, by_application in outcomes.items():
+        for name, by_policy in by_application.items():
+            print(f"{f'{name}, {load}':26}{head}")
+            for policy, row in by_policy.items():
+                told = f"{row.mean:9.0f}{row.median:9.0f}{row.peak:9.0f}{row.cores:8.1f}{row.violations:12.2%}"
+                less = "".join(f"{-saved(by_policy, policy, other):+12.1%}" for other in ("infless", "photons"))
+                print(f"  {policy:24}{told}{less}{'' if not row.lost else f'  LOST {row.lost}'}")
+            print()
+    compare(outcomes["stable"])
+
+
+def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
+    """Print the paper's claims beside what came of them here."""
+    print("Less mean memory under the stable load: at least so much by the paper, and here by Tetris and by Overwinter")
+    print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same bodies':>13}{'overwinter':>12}")
+    short = []
+    for name, by_policy in stable.items():
+        for baseline, claimed in zip(("infless", "photons"), PAPER[name], strict=True):
+            here = {policy: saved(by_policy, policy, baseline) for policy in ("tetris", SAME, OURS)}
+            print(f"{name:12}{baseline:10}{claimed:8.0%}{here['tetris']:9.1%}{here[SAME]:13.1%}{here[OURS]:12.1%}")
+            short += [(name, baseline, claimed, policy, share) for policy, share in here.items() if share < claimed]
+    for name, baseline, claimed, policy, share in short:
+        print(f"short: {policy} on {name} saves {share:.1%} of {baseline}'s, {claimed:.0%} claimed. {why(name, policy)}")
+
+
+def why(name: str, policy: str) -> str:
+    """The reason for a claim that was not reached."""
+    functions = read_scenario(SCENARIOS / f"{name}.toml").functions
+    laws = [function.law for function in functions if function.law is not None]
+    weights = sum(part.mib * part.count for function in functions for part in function.blocks)
+    own = sum(law.runtime_mib + law.request_mib for law in laws)
+    told = f"Of a body's memory here {own / (own + weights):.0%} are its own, which sharing tensors does not touch"
+    if policy == SAME:
+        return f"{told}, and this policy has more bodies with fewer cores: it weighs a core as 64 MiB"
+    return f"{told}: what is saved there, fewer bodies save"
+
+
+def simulated(quick: bool = False) -> dict[str, Mapping[str, object]]:
+    """Simulate, print the tables, and give what is saved and the worst violations by application, and the cost."""
+    scenarios = {name: read_scenario(SCENARIOS / f"{name}.toml") for name in APPLICATIONS}
+    if quick:
+        scenarios = {name: msgspec.structs.replace(each, duration_s=QUICK_S) for name, each in scenarios.items()}
+    outcomes = measure(scenarios)
+    report(outcomes)
+    by_rate = cost.measure(list(scenarios.values()), COSTED, lambda *of: simulate(*of).mean, quick)
+    cost.report(by_rate)
+    stable = outcomes["stable"]
+    return {
+        "sim_saved_vs_infless": {name: saved(rows, OURS, "infless") for name, rows in stable.items()},
+        "sim_saved_vs_photons": {name: saved(rows, OURS, "photons") for name, rows in stable.items()},
+        "sim_violations": {name: max(outcomes[load][name][OURS].violations for load in outcomes) for name in stable},
+        "sim_tetris_saved_vs_infless": {name: saved(rows, "tetris", "infless") for name, rows in stable.items()},
+        "sim_tetris_saved_vs_photons": {name: saved(rows, "tetris", "photons") for name, rows in stable.items()},
+        "sim_gb_per_100_requests": {str(rate): by_policy for rate, by_policy in by_rate.items()},
+    }

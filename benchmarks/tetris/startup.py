@@ -1,0 +1,219 @@
+"""How fast does an instance start? The paper's figures 9b, 11b and 14e.
+
+A start is what an answer takes more than a warm one. Without Overwinter: a new process imports and loads with
+`torch.load`, from the disk (its page cache dropped) or from the page cache; and of that, what bringing the model into a
+process that has imported everything takes. With it: a function of which nothing is in use is asked for, while
+
+* same: another function with the same blocks lies in the host store,
+* other: only a variant lies there, so that the last layer comes from the repository,
+* page cache, disk: nothing lies there, and the repository is in the page cache, or not.
+
+Contention: the mean time to load for many functions that start at the same moment from the disk, beside as many plain
+processes that load at the same moment, imports done.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from safetensors.torch import save_file
+
+from benchmarks.families import Family, as_tensors
+from benchmarks.nodes import Node, forget_pages, running_node
+from benchmarks.plain import save
+from benchmarks.tetris.loading import Loaded, Loader
+from benchmarks.tetris.memory import KEEP_ALIVE_S, twin
+from benchmarks.wire import Connection, binary_request
+from overwinter.api.client import Client
+
+NAMES = ("base", "same", "other")
+RUNS = 5
+WARM_RUNS = 3
+"""Of which the fastest is taken off a start."""
+VARIANT = 1
+
+
+class Start(NamedTuple):
+    """Seconds of one model."""
+
+    plain_disk: Loaded
+    plain_cached: Loaded
+    same: float
+    other: float
+    cached: float
+    disk: float
+
+    @property
+    def saved(self) -> float:
+        """The share of the start of a process from the page cache that a twin of a present function does not need."""
+        return 1 - self.same / self.plain_cached.start_s
+
+    @property
+    def saved_of_loading(self) -> float:
+        """The same of the loading alone, as if processes that have imported everything were there for nothing."""
+        return 1 - self.same / self.plain_cached.model_s
+
+
+class Contention(NamedTuple):
+    """Mean seconds until a model is loaded, when many load it at the same moment."""
+
+    absent: float
+    """With Overwinter, from the fork on; nobody has the blocks."""
+    present: float
+    """With Overwinter; one has them."""
+    plain: float
+    """Processes that have imported everything."""
+
+
+class Bench:
+    """A node with a model, a twin of it and a variant; starts of the three."""
+
+    def __init__(self, node: Node, family: Family) -> None:
+        self._node = node
+        self._requests = {name: binary_request(name, as_tensors(family.one())) for name in NAMES}
+        ready, answer = family.packaged("base", keep_alive_s=KEEP_ALIVE_S), family.answer()
+        for name in NAMES[:2]:
+            twin(ready, name).upload(node.client)
+        family.vary(family.head(), VARIANT)
+        family.deploy(node.client, "other", keep_alive_s=KEEP_ALIVE_S)
+        self._answers = {"base": answer, "same": answer, "other": family.answer()}
+        family.vary(family.head(), 0)
+        # Each has run once, so that its program is prepared.
+        for name in NAMES:
+            self._ask(name)
+        node.wait_quiet()
+
+    def start(self, name: str, present: Sequence[str], forget: bool = False) -> float:
+        """Seconds of a start of one, while of the others only those present are in the host store."""
+        prepare(self._node, NAMES, present, name, forget)
+        began = time.perf_counter()
+        self._node.client.load(name)
+        self._ask(name)
+        took = time.perf_counter() - began
+        return took - min(self._ask(name) for _ in range(WARM_RUNS))
+
+    def _ask(self, name: str) -> float:
+        """Seconds of a request; RuntimeError when its answer is wrong."""
+        began = time.perf_counter()
+        with Connection(self._node.port) as connection:
+            if connection.ask(self._requests[name]).tensors != self._answers[name]:
+                raise RuntimeError(f"{name} does not answer as plain PyTorch does")
+        return time.perf_counter() - began
+
+
+def measure_start(family: Family, runs: int = RUNS) -> Start:
+    """All starts of one model."""
+    with running_node() as node:
+        bench = Bench(node, family)
+
+        def middle(name: str, present: Sequence[str], forget: bool = False) -> float:
+            return median(bench.start(name, present, forget) for _ in range(runs))
+
+        ours = middle("same", ["base"]), middle("other", ["base"]), middle("base", []), middle("base", [], forget=True)
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        plain = plain_files(family, Path(root))
+        forget_pages(Path(root))
+        disk = load_at_once(family.name, plain, 1)[0]
+        cached = load_at_once(family.name, plain, 1)[0]
+    return Start(disk, cached, *ours)
+
+
+def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str, forget: bool) -> None:
+    """Leave only some of the functions in the host store, and wait; RuntimeError if what is asked for next lies there.
+
+    A function that shares nothing with those present must lack all of its blocks, and any other not all.
+    """
+    for name in names:
+        node.client.unload(name)
+    for name in present:
+        node.client.load(name)
+    if forget:
+        forget_pages(node.data)
+    node.wait_quiet()
+    told = node.client.function(asked)
+    if told["bodies"] or bool(present) == (told["missing_bytes"] == told["nbytes"]):
+        raise RuntimeError(f"before its start {asked} lacks {told['missing_bytes']} bytes of {told['nbytes']}: {told}")
+
+
+def plain_files(family: Family, root: Path) -> tuple[Path, Path]:
+    """Weights and inputs for plain processes."""
+    save(family.state(), root / "weights")
+    save_file(family.one(), root / "inputs.safetensors")
+    return root / "weights.pt", root / "inputs.safetensors"
+
+
+def load_at_once(
+    model: str, files: tuple[Path, Path], count: int, before: Callable[[], None] | None = None
+) -> list[Loaded]:
+    """So many plain processes load at the same moment; `before` is done just then."""
+    loaders = [Loader(model, *files) for _ in range(count)]
+    if before is not None:
+        before()
+    for loader in loaders:
+        loader.go()
+    return [loader.loaded() for loader in loaders]
+
+
+def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Contention]:
+    """For so many simultaneous starts from the disk, how long they take."""
+    absent: dict[int, float] = {}
+    present: dict[int, float] = {}
+    with running_node() as node:
+        ready = family.packaged("it", keep_alive_s=KEEP_ALIVE_S)
+        first, *names = (f"it-{number}" for number in range(max(counts) + 1))
+        for name in (first, *names):
+            twin(ready, name).upload(node.client)
+        for count in counts:
+            for kind in (absent, present):
+                prepare(node, (first, *names), [first] if kind is present else [], names[0], forget=True)
+                kind[count] = fmean(_start_at_once(node, names[:count]))
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        files = plain_files(family, Path(root))
+
+        def forget() -> None:
+            forget_pages(Path(root))
+
+        plain = {
+            count: fmean(each.load_s for each in load_at_once(family.name, files, count, forget)) for count in counts
+        }
+    return {count: Contention(absent[count], present[count], plain[count]) for count in counts}
+
+
+def _start_at_once(node: Node, names: Sequence[str]) -> list[float]:
+    """Seconds until each of these functions has a body."""
+
+    def start(name: str) -> float:
+        with Client(node.url) as client:
+            client.live()
+            began = time.perf_counter()
+            client.load(name)
+            return time.perf_counter() - began
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        return list(threads.map(start, names))
+
+
+def report(rows: dict[str, Start]) -> None:
+    """The table of starts."""
+    print("\nstart of an instance in ms: to the first answer, less a warm one; saved by `same` of `page cache`")
+    print(f"{'':16}{'plain process':>24}{'its loading alone':>24}{'Overwinter: what lies in the host store':>46}")
+    titles = ("disk", "page cache", "disk", "page cache", "same", "other", "none", "none, disk")
+    print(f"{'model':16}" + "".join(f"{title:>12}" for title in titles) + f"{'saved':>9}{'of loading':>12}")
+    for name, row in rows.items():
+        plain = (row.plain_disk.start_s, row.plain_cached.start_s, row.plain_disk.model_s, row.plain_cached.model_s)
+        times = (*plain, row.same, row.other, row.cached, row.disk)
+        cells = "".join(f"{1e3 * seconds:12.0f}" for seconds in times)
+        print(f"{name:16}{cells}{row.saved:9.1%}{row.saved_of_loading:12.1%}", flush=True)
+
+
+def report_contention(model: str, found: dict[int, Contention]) -> None:
+    """The table of simultaneous starts."""
+    print(f"\n{model}, starts at the same moment, page cache dropped: mean ms to load")
+    print(f"{'':38}" + "".join(f"{count:>10}" for count in found))
+    titles = ("Overwinter, none has the blocks", "Overwinter, one has them", "plain processes, imports done before")
+    for place, title in enumerate(titles):
+        print(f"{title:38}" + "".join(f"{1e3 * times[place]:10.0f}" for times in found.values()), flush=True)

@@ -1,0 +1,77 @@
+"""Which requests come when, if an hour of many functions is pressed into minutes on a small machine?
+
+Time is compressed, and of the trace's requests a share is kept, each by chance, so that what they ask of the machine's
+cores is what was wished. A request costs a run, and a wake besides if its function sleeps; at so many requests a second
+of one function, after Poisson, it does with the probability that none came within the keep-alive.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from overwinter.simulation.workloads import Bursty, MinuteCounts, Periodic, Poisson, Workload, arrivals
+
+HOUR_S = 3600.0
+RECORDED = MinuteCounts("torpor-alibaba-fc/samples.npy", minutes=30)
+"""Its 30 full minutes twice; more functions than rows begin at other minutes."""
+PER_S = 10.1 / 60
+"""Mean rate of a function in that recording, and in what is made without it."""
+MADE: tuple[Workload, ...] = (
+    Poisson(PER_S),
+    Periodic(0.2 * PER_S, 1.8 * PER_S, 1200.0),
+    Bursty(0.5 * PER_S, 6.0, 540.0, 60.0),
+)
+"""Stable, periodic and bursty functions by turns."""
+HALVINGS = 40
+
+
+class Cost(NamedTuple):
+    """Core-seconds of one function's requests."""
+
+    run: float
+    wake: float
+    """What a request of a sleeping function costs more."""
+
+
+def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
+    """For each function the seconds of an hour at which its requests come; `traces`: the directory of recordings."""
+
+    def streams() -> Iterator[Iterator[float]]:
+        for index in range(functions):
+            rng = Random(f"{seed} arrivals {index}")
+            if traces is None:
+                yield arrivals(MADE[index % len(MADE)], rng, index, Path())
+            else:
+                yield arrivals(RECORDED, rng, index, traces)
+
+    return [list(takewhile(lambda at: at < HOUR_S, stream)) for stream in streams()]
+
+
+def load(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float) -> float:
+    """Cores that functions with these requests a second keep busy."""
+    return sum(
+        rate * (cost.run + math.exp(-rate * keep_alive_s) * cost.wake) for rate, cost in zip(rates, costs, strict=True)
+    )
+
+
+def kept_share(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float, cores: float) -> float:
+    """The share of requests to keep, at most 1, so that the load is `cores`."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if load([rate * middle for rate in rates], costs, keep_alive_s) <= cores:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def compressed(hours: Sequence[Sequence[float]], speed: float, share: float, seed: int) -> list[tuple[float, int]]:
+    """Requests in order of time, each with its function's number: `speed` times faster, and only a share of them."""
+    rng = Random(f"{seed} kept")
+    kept = [(at / speed, function) for function, times in enumerate(hours) for at in times if rng.random() < share]
+    kept.sort()
+    return kept

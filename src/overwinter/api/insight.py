@@ -1,0 +1,46 @@
+"""What can be asked over HTTP of what a node does: metrics, activity, usage, and why a function is as it is?"""
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from overwinter.api.exchange import Request, Response, json_response
+from overwinter.api.front import Front
+from overwinter.api.inference import function_of
+from overwinter.api.routing import Route
+from overwinter.core.ids import TenantId
+
+METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
+
+
+class InsightApi:
+    """The routes for whoever looks at a node."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def routes(self) -> list[Route]:
+        """Every route for lookers-on."""
+        return [
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/overwinter/v1/activity", self.activity),
+            ("GET", "/overwinter/v1/usage", self.usage),
+            ("GET", "/overwinter/v1/usage/*", self.usage),
+            ("GET", "/overwinter/v1/functions/*/explain", self.explain),
+            ("GET", "/overwinter/v1/functions/*/versions/*/explain", self.explain),
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        """All metrics, for Prometheus."""
+        return Response(200, await self._front.insight.metrics(), [METRICS_TYPE])
+
+    async def activity(self, request: Request) -> Response:
+        """What the node and its functions do just now."""
+        return json_response(await self._front.insight.activity())
+
+    async def usage(self, request: Request) -> Response:
+        """What each function used, of all tenants or of the one in the path."""
+        tenant = TenantId(request.values[0]) if request.values else None
+        return json_response(await self._front.insight.usage(tenant))
+
+    async def explain(self, request: Request) -> Response:
+        """Why a function is as it is."""
+        return json_response(await self._front.insight.explain(*function_of(request)))

@@ -1,0 +1,85 @@
+"""How is a function measured over HTTP?
+
+A measurement takes long, so that its answer is lines of JSON, written as it goes on: how far it is, and at the end the
+profile or an error. Empty lines only say that it still goes on. Whoever hangs up ends it.
+"""
+
+import asyncio
+
+import msgspec
+
+from overwinter.api.exchange import Request, Response, Write, decode_json, json_response
+from overwinter.api.front import Front
+from overwinter.api.inference import function_of
+from overwinter.api.routing import Route
+from overwinter.core.errors import OverwinterError
+from overwinter.core.ids import FunctionName
+from overwinter.core.profiling import Line, Progress, Wanted
+
+SILENT_S = 10.0
+"""The longest without a line: a client may take a longer silence for a dead node."""
+LINES_TYPE = (b"content-type", b"application/x-ndjson")
+
+_wanted_decoder = msgspec.json.Decoder(Wanted)
+_encode = msgspec.json.Encoder().encode
+
+
+class ProfileApi:
+    """The routes for what a node knows of its functions' speed."""
+
+    def __init__(self, front: Front, request_bytes_max: int) -> None:
+        self._front = front
+        self._request_bytes_max = request_bytes_max
+
+    def routes(self) -> list[Route]:
+        """Every route for profiles."""
+        return [
+            ("GET", "/overwinter/v1/functions/*/profile", self.known),
+            ("GET", "/overwinter/v1/functions/*/versions/*/profile", self.known),
+            ("POST", "/overwinter/v1/functions/*/profile", self.measure),
+            ("POST", "/overwinter/v1/functions/*/versions/*/profile", self.measure),
+        ]
+
+    async def known(self, request: Request) -> Response:
+        """What was measured of a function on this machine."""
+        return json_response(self._front.known_profile(*function_of(request)))
+
+    async def measure(self, request: Request) -> Response:
+        """Measure what the body wants and is not known; without a body all that the settings allow."""
+        body = await request.body(self._request_bytes_max)
+        wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
+        name, version = function_of(request)
+        version = self._front.view(name, version).version
+
+        async def stream(write: Write) -> None:
+            await request.unless_gone(self._write_lines(name, version, wanted, write))
+
+        return Response(200, b"", [LINES_TYPE], stream)
+
+    async def _write_lines(self, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
+        lines: asyncio.Queue[Line | None] = asyncio.Queue()
+
+        def tell(progress: Progress) -> None:
+            lines.put_nowait(Line(progress=progress))
+
+        async def work() -> None:
+            try:
+                lines.put_nowait(Line(profile=await self._front.profile(name, version, wanted, tell)))
+            except OverwinterError as error:
+                lines.put_nowait(Line(error=str(error), status=error.status))
+            lines.put_nowait(None)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(work())
+            while (chunk := await _next(lines)) is not None:
+                await write(chunk)
+
+
+async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:
+    """The next line, encoded; an empty one after a silence; None at the end."""
+    try:
+        async with asyncio.timeout(SILENT_S):
+            line = await lines.get()
+    except TimeoutError:
+        return b"\n"
+    return None if line is None else _encode(line) + b"\n"

@@ -1,0 +1,94 @@
+"""How does one look at what a node does, why a function is as it is, and what was used?"""
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from overwinter.cli.options import as_json, connect, named_function, node_url, print_json
+
+if TYPE_CHECKING:
+    from overwinter.api.client import Client
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print it once; so it is also where nobody's terminal is.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="SECONDS", help="Time between two looks.")
+@click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="Most functions; what a terminal has room for.")
+@node_url
+@as_json
+def top(once: bool, every: float, limit: int | None, url: str, as_json: bool) -> None:
+    """Watch what the node and its functions do, the most active first, until interrupted."""
+    with connect(url) as client:
+        if as_json:
+            print_json(client.activity())
+        elif once or not sys.stdout.isatty():
+            from overwinter.cli.insight_tables import activity_table
+            from overwinter.cli.tables import show
+
+            show(activity_table(client.activity(), limit))
+        else:
+            _watch(client, every, limit)
+
+
+def _watch(client: "Client", every: float, limit: int | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from overwinter.cli.insight_tables import FRAME_LINES, activity_table
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    pause = threading.Event()
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                rows = limit or max(1, console.height - FRAME_LINES)
+                live.update(activity_table(client.activity(), rows), refresh=True)
+                pause.wait(every)
+    except KeyboardInterrupt:
+        # The way to leave it.
+        return
+
+
+@click.command()
+@named_function
+@node_url
+@as_json
+def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
+    """Say why a function is as it is: where its blocks are, how fast it is, what was decided and refused."""
+    with connect(url) as client:
+        explained = client.explain(*function)
+    if as_json:
+        print_json(explained)
+        return
+    from overwinter.cli.insight_tables import explained_tables
+    from overwinter.cli.tables import show
+
+    for number, table in enumerate(explained_tables(explained)):
+        if number:
+            click.echo()
+        show(table)
+
+
+@click.command()
+@click.option("--tenant", metavar="NAME", help="Only of this tenant.")
+@node_url
+@as_json
+def usage(tenant: str | None, url: str, as_json: bool) -> None:
+    """Show what each function used: cores while it ran and while it idled, and memory over time on each tier.
+
+    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth.
+    """
+    with connect(url) as client:
+        used = client.usage(tenant)
+    if as_json:
+        print_json(used)
+        return
+    from overwinter.cli.insight_tables import usage_table
+    from overwinter.cli.tables import show
+
+    if used:
+        show(usage_table(used))
+    else:
+        click.echo("nothing was used yet" if tenant is None else f"nothing was used by {tenant} yet")

@@ -1,0 +1,184 @@
+"""How do activity, explanations and usage look to people?"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from overwinter.cli.options import size_text
+from overwinter.cli.tables import Description, facts_table, plain_table, slo_text
+
+FRAME_LINES = 7
+"""Lines of the table of activity that are no functions."""
+
+
+def activity_table(activity: Description, limit: int | None) -> RenderableType:
+    """What the node does in two lines, and a line for each function, at most `limit`."""
+    table = _titled("FUNCTION", "STATE", numbers=_ACTIVITY)
+    shown = activity["functions"][:limit]
+    for each in shown:
+        table.add_row(
+            each["name"],
+            each["state"],
+            str(each["bodies"]),
+            str(each["running"]),
+            str(each["queued"]),
+            f"{each['rate']:.1f}",
+            _ms_text(each["p50_ms"]),
+            _ms_text(each["p99_ms"]),
+            slo_text(each["slo_ms"]),
+            _share_text(each["attainment"]),
+            size_text(each["host_bytes"]),
+            size_text(each["exclusive_bytes"]),
+            size_text(each["private_bytes"]),
+            str(each["wakes"]),
+            str(each["requests"]),
+            str(each["refused"]),
+        )
+    more = len(activity["functions"]) - len(shown)
+    rest = Text(f"and {more} more" if more else "")
+    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), table, rest)
+
+
+_ACTIVITY = (
+    "BODIES",
+    "RUN",
+    "QUEUE",
+    "RATE/S",
+    "P50",
+    "P99",
+    "SLO",
+    "MET",
+    "IN HOST",
+    "ITS OWN",
+    "PRIVATE",
+    "WAKES",
+    "REQUESTS",
+    "REFUSED",
+)
+
+
+def _node_text(activity: Description) -> str:
+    bodies = ", ".join(f"{count} {state}" for state, count in sorted(activity["bodies"].items())) or "none"
+    return (
+        f"cores {activity['cores_running']} of {activity['cores']} run   bodies: {bodies}   requests: "
+        f"{activity['running']} running, {activity['queued']} waiting   versions: {activity['functions_deployed']}"
+    )
+
+
+def _memory_text(activity: Description) -> str:
+    budgets = {tier: activity[f"{tier}_budget"] for tier in ("host", "private")}
+    of = {tier: "" if budget is None else f" of {size_text(budget)}" for tier, budget in budgets.items()}
+    host, private = size_text(activity["host_bytes"]), size_text(activity["private_bytes"])
+    return f"host store {host}{of['host']}   private memory of bodies {private}{of['private']}"
+
+
+def explained_tables(explained: Description) -> Iterator[RenderableType]:
+    """What is known of a function, a table for each side of it; only those that have something to say."""
+    yield facts_table(_facts_of(explained))
+    tiers = _titled("TIER", numbers=("RESIDENT", "MISSING", "ITS OWN", "SHARED", "WITH FUNCTIONS"))
+    for tier in explained["tiers"]:
+        name = f"{tier['tier']} ({tier['store']})" if tier["store"] else tier["tier"]
+        sizes = (size_text(tier[key]) for key in ("resident", "missing", "exclusive", "shared"))
+        tiers.add_row(name, *sizes, str(tier["sharers"]))
+    yield tiers
+    if explained["bodies"]:
+        yield _bodies_table(explained["bodies"])
+    for title, key in (("DECIDED", "decisions"), ("REFUSED", "refusals")):
+        if explained[key]:
+            yield _happened_table(title, explained[key])
+
+
+def _facts_of(explained: Description) -> dict[str, str]:
+    settings, profile = explained["settings"], explained["profile"]
+    state = f"{explained['state']}, on trial" if explained["on_trial"] else explained["state"]
+    if explained["rests_s"] > 0:
+        state += f" for {explained['rests_s']:.1f} s after {explained['failures']} failures"
+    promise = slo_text(settings["slo_ms"]) if settings["slo_ms"] is not None else "none"
+    if explained["attainment"] is not None:
+        promise += f", met by {_share_text(explained['attainment'])}"
+    if explained["best_effort"]:
+        promise += "; no configuration keeps it here: served as fast as it can be"
+    run_s = explained["run_s"]
+    return {
+        "function": f"{explained['name']}@{explained['version']}{'' if explained['latest'] else ' (old)'}",
+        "tenant": explained["tenant"],
+        "state": f"{state}, {len(explained['bodies'])} bodies, {explained['queued']} requests waiting",
+        "promise": promise,
+        "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
+        "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
+        "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
+    }
+
+
+def _profile_text(profile: Description) -> str:
+    age_s = profile["age_s"]
+    age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
+    text = f"{len(profile['points'])} configurations{age}; in service {profile['pace']:.2f} of what was measured"
+    if profile["points"]:
+        cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
+        text += (
+            f"; the fastest takes {_ms_text(latency_s * 1000)} with {cores} cores, batch {batch}, {concurrency} at "
+            f"once, {size_text(nbytes)}"
+        )
+    return text
+
+
+def _bodies_table(bodies: Sequence[Description]) -> Table:
+    table = _titled("BODY", "STATE", numbers=("PID", "SINCE", "CORES", "BATCH", "AT ONCE", "RUNS", "PRIVATE", "PSS"))
+    for body in bodies:
+        weighed = ("-" if body[key] is None else size_text(body[key]) for key in ("private_bytes", "pss_bytes"))
+        table.add_row(
+            str(body["worker"]),
+            body["state"],
+            "-" if body["pid"] is None else str(body["pid"]),
+            f"{body['since_s']:.1f} s",
+            *(str(body[key]) for key in ("cores", "batch", "concurrency", "runs")),
+            *weighed,
+        )
+    return table
+
+
+def _happened_table(title: str, happened: Sequence[Description]) -> Table:
+    table = _titled(title, "WHAT")
+    table.add_column("WHY", overflow="fold")
+    for each in happened:
+        table.add_row(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["at"])), each["what"], each["why"])
+    return table
+
+
+def usage_table(used: Sequence[Description]) -> Table:
+    """One line for each function of each tenant."""
+    table = _titled(
+        "TENANT", "FUNCTION", "SINCE", numbers=("REQUESTS", "CORE", "IDLE CORE", "BILLED", "DISK", "HOST", "PRIVATE")
+    )
+    for each in used:
+        table.add_row(
+            each["tenant"],
+            each["function"],
+            each["since"],
+            str(each["requests"]),
+            *(f"{each[key]:.0f} ms" for key in ("core_ms", "idle_core_ms", "billed_core_ms")),
+            *(f"{size_text(each[key] / 3600)} h" for key in ("disk_byte_s", "host_byte_s", "private_byte_s")),
+        )
+    return table
+
+
+def _titled(*words: str, numbers: Sequence[str] = ()) -> Table:
+    table = plain_table()
+    for title in words:
+        table.add_column(title, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, no_wrap=True, justify="right")
+    return table
+
+
+def _ms_text(milliseconds: Any) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.3g} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+
+
+def _share_text(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

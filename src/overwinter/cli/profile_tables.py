@@ -1,0 +1,72 @@
+"""How does a profile look to people?"""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from overwinter.cli.options import size_text
+from overwinter.core.profile import LayerPoint, Point, Profile
+
+
+def summary(profile: Profile) -> str:
+    """What does not depend on a configuration, in one line."""
+    wake = "" if profile.wake_s is None else f", wakes in {latency_text(profile.wake_s)}"
+    return f"{size_text(profile.weight_bytes)} of weights, {count_text(profile.macs)} MACs a request{wake}"
+
+
+def points_table(points: Sequence[Point]) -> Table:
+    """One line for each configuration."""
+    table = _table("CORES", "RUNS AT ONCE", "BATCH", "PRIVATE MEMORY", "LATENCY", "REQUESTS/S")
+    for point in points:
+        table.add_row(
+            str(point.cores),
+            str(point.concurrency),
+            str(point.batch),
+            size_text(point.memory_bytes),
+            latency_text(point.latency_s),
+            f"{point.throughput:.1f}",
+        )
+    return table
+
+
+def layers_table(layers: Sequence[LayerPoint]) -> Table:
+    """One line for each layer, a column for each batch."""
+    batches = sorted({batch for layer in layers for batch in layer.latency_s})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("LAYER", no_wrap=True)
+    for title in ("MACS", "WEIGHTS", "OUTPUT", *(f"BATCH {batch}" for batch in batches)):
+        table.add_column(title, no_wrap=True, justify="right")
+    for layer in layers:
+        known = (layer.latency_s.get(batch) for batch in batches)
+        table.add_row(
+            layer.path or "(model)",
+            count_text(layer.macs),
+            size_text(layer.weight_bytes),
+            size_text(layer.output_bytes),
+            *("" if seconds is None else latency_text(seconds) for seconds in known),
+        )
+    return table
+
+
+def latency_text(seconds: float) -> str:
+    """Seconds in a unit that shows three digits."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def count_text(count: float) -> str:
+    """A count with a decimal prefix."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=True, justify="right")
+    return table

@@ -1,0 +1,221 @@
+"""What is a pipeline, does it hold together, and which of its stages can start?
+
+A pipeline is functions called as one. Each stage runs a function; a source says where a tensor comes from: `input:NAME`
+of the pipeline, or `STAGE:OUTPUT`. Stages that do not wait for each other run side by side.
+"""
+
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.function import MOST
+from overwinter.core.ids import NAME_PATTERN, FunctionName
+from overwinter.core.tensor import TensorSpec
+
+INPUT = "input"
+"""Stands for the pipeline itself in a source; no stage may be called so."""
+STAGES_MAX = 64
+
+Name = Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
+TensorName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One function in a pipeline."""
+
+    function: Name
+    version: Annotated[int, Meta(ge=1)] | None = None
+    """None: whichever version answers for the name when the stage starts."""
+    inputs: dict[TensorName, str] = {}
+    """For each input of the function, its source."""
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Functions called as one, with one deadline for the whole."""
+
+    name: Name
+    inputs: Annotated[tuple[TensorName, ...], Meta(max_length=4096)]
+    stages: Annotated[
+        dict[Annotated[str, Meta(pattern=NAME_PATTERN)], Stage], Meta(min_length=1, max_length=STAGES_MAX)
+    ]
+    outputs: Annotated[dict[TensorName, str], Meta(min_length=1)]
+    """For each output of the pipeline, its source: an output of a stage."""
+    slo_ms: Annotated[float, Meta(gt=0, le=MOST["slo_ms"])] | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=MOST["timeout_s"])] = 60.0
+
+
+class Typed(Protocol):
+    """What is known of a function or a pipeline: the tensors it takes and gives."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """What it takes, in order."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """What it gives, in order."""
+        ...
+
+
+class Signature(NamedTuple):
+    """What a function or a pipeline takes and gives."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+Find = Callable[[FunctionName, int | None], Typed]
+"""A version of a function, or with None the one that answers for its name; NotFoundError."""
+
+
+def decode_pipeline(data: bytes) -> Pipeline:
+    """A pipeline from JSON, checked in itself; CallerError names the first thing that is wrong in it."""
+    try:
+        pipeline = msgspec.json.decode(data, type=Pipeline)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CallerError(f"the pipeline is not valid: {error}") from None
+    check_pipeline(pipeline)
+    return pipeline
+
+
+def parse_pipeline(text: str) -> Pipeline:
+    """A pipeline from TOML, checked in itself; CallerError names the first thing that is wrong in it."""
+    try:
+        pipeline = msgspec.convert(tomllib.loads(text), Pipeline)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise CallerError(f"the pipeline is not valid: {error}") from None
+    check_pipeline(pipeline)
+    return pipeline
+
+
+def check_pipeline(pipeline: Pipeline) -> None:
+    """CallerError unless every source exists, everything is used, and no stage waits for itself."""
+    where = f"pipeline {pipeline.name!r}"
+    if INPUT in pipeline.stages:
+        raise CallerError(f"no stage of {where} may be called {INPUT!r}: that is the pipeline itself in a source")
+    if len(set(pipeline.inputs)) < len(pipeline.inputs):
+        raise CallerError(f"{where} names an input twice: {', '.join(pipeline.inputs)}")
+    used = set()
+    for name, stage in pipeline.stages.items():
+        for wanted, source in stage.inputs.items():
+            used.add(_checked(source, f"input {wanted!r} of stage {name!r}", pipeline))
+    for name, source in pipeline.outputs.items():
+        used.add(origin := _checked(source, f"output {name!r}", pipeline))
+        if origin.startswith(f"{INPUT}:"):
+            raise CallerError(f"output {name!r} of {where} is its own input {source!r}: name a stage's output")
+    for unused in [*(f"{INPUT}:{name}" for name in pipeline.inputs), *pipeline.stages]:
+        if unused not in used:
+            raise CallerError(f"nothing in {where} uses {unused!r}: use it, or leave it out")
+    try:
+        TopologicalSorter({name: needs(stage) for name, stage in pipeline.stages.items()}).prepare()
+    except CycleError as error:
+        # graphlib tells who is waited for first.
+        raise CallerError(f"stages of {where} wait for each other: {' <- '.join(error.args[1])}") from None
+
+
+def needs(stage: Stage) -> set[str]:
+    """The stages whose outputs it takes."""
+    return {origin for origin, _, _ in (source.partition(":") for source in stage.inputs.values())} - {INPUT}
+
+
+def ready(stages: Mapping[str, Stage], done: Collection[str], begun: Collection[str] = ()) -> list[str]:
+    """The stages that can start now: all they need is `done`, and they are neither done nor `begun` themselves."""
+    waiting = (name for name in stages if name not in done and name not in begun)
+    return [name for name in waiting if needs(stages[name]).issubset(done)]
+
+
+def signature(pipeline: Pipeline, find: Find) -> Signature:
+    """What the pipeline takes and gives, from its functions as `find` knows them.
+
+    A size that varies is called `STAGE.SIZE`: equal names in one stage are equal sizes. NotFoundError for a function
+    that is not there, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed
+    sizes of what it feeds.
+    """
+    found = {name: _found(pipeline, name, find) for name in pipeline.stages}
+    given = {f"{name}:{spec.name}": spec for name, function in found.items() for spec in function.outputs}
+    for name, stage in pipeline.stages.items():
+        told = f"stage {name!r} of pipeline {pipeline.name!r}"
+        wanted = {spec.name: spec for spec in found[name].inputs}
+        for unknown in sorted(stage.inputs.keys() - wanted):
+            known = ", ".join(map(repr, wanted)) or "none"
+            raise CallerError(f"{told}: function {stage.function!r} has no input {unknown!r}; its inputs are {known}")
+        for tensor, spec in wanted.items():
+            source = stage.inputs.get(tensor)
+            if source is None:
+                raise CallerError(f"{told} does not say where input {tensor!r} of {stage.function!r} comes from")
+            if source.startswith(f"{INPUT}:"):
+                given.setdefault(source, spec)
+            given[source] = _joined(_existing(given, source, told), spec, f"{told}: {source!r}")
+    where = f"pipeline {pipeline.name!r}"
+    return Signature(
+        tuple(_called(name, given[f"{INPUT}:{name}"]) for name in pipeline.inputs),
+        tuple(_called(name, _existing(given, source, where)) for name, source in pipeline.outputs.items()),
+    )
+
+
+def _checked(source: str, user: str, pipeline: Pipeline) -> str:
+    """What is used by taking this source: `input:NAME`, or a stage."""
+    origin, mark, name = source.partition(":")
+    told = f"{user} of pipeline {pipeline.name!r} comes from {source!r}"
+    if not (origin and mark and name):
+        raise CallerError(f'{told}, which is no source: write "{INPUT}:NAME" or "STAGE:OUTPUT"')
+    if origin == INPUT:
+        if name not in pipeline.inputs:
+            raise CallerError(f"{told}; the pipeline's inputs are {', '.join(pipeline.inputs) or 'none'}")
+        return source
+    if origin not in pipeline.stages:
+        raise CallerError(f"{told}; the stages are {', '.join(pipeline.stages)}")
+    return origin
+
+
+def _found(pipeline: Pipeline, name: str, find: Find) -> Signature:
+    """The function of a stage, its varying sizes called after the stage."""
+    stage = pipeline.stages[name]
+    try:
+        function = find(stage.function, stage.version)
+    except NotFoundError as error:
+        raise NotFoundError(f"stage {name!r} of pipeline {pipeline.name!r}: {error}") from error
+    inputs, outputs = (
+        tuple(
+            TensorSpec(
+                spec.name,
+                spec.datatype,
+                tuple(size if isinstance(size, int) else f"{name}.{size}" for size in spec.shape),
+            )
+            for spec in specs
+        )
+        for specs in (function.inputs, function.outputs)
+    )
+    return Signature(inputs, outputs)
+
+
+def _existing(given: Mapping[str, TensorSpec], source: str, told: str) -> TensorSpec:
+    spec = given.get(source)
+    if spec is None:
+        stage, _, output = source.partition(":")
+        known = ", ".join(repr(other.partition(":")[2]) for other in given if other.startswith(f"{stage}:"))
+        raise CallerError(f"{told} takes {source!r}, and stage {stage!r} gives no {output!r}; it gives {known}")
+    return spec
+
+
+def _joined(given: TensorSpec, wanted: TensorSpec, told: str) -> TensorSpec:
+    """What is true of a tensor that is given as one and taken as the other; CallerError when none can be both."""
+    sizes = list(zip(given.shape, wanted.shape, strict=False))
+    unequal = any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in sizes)
+    if given.datatype != wanted.datatype or len(given.shape) != len(wanted.shape) or unequal:
+        raise CallerError(
+            f"{told} is {given.datatype} {list(given.shape)}, and input {wanted.name!r} takes "
+            f"{wanted.datatype} {list(wanted.shape)}"
+        )
+    shape = tuple(other if isinstance(other, int) else one for one, other in sizes)
+    return TensorSpec(given.name, given.datatype, shape)
+
+
+def _called(name: str, spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(name, spec.datatype, spec.shape)

@@ -1,0 +1,95 @@
+"""By which rules a mind decides, by name: Overwinter's own, the papers' algorithms, and their baselines."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+Scaling = Literal["overwinter", "dts", "dts-cores", "exact", "mls", "infless", "photons", "tetris-ro", "batch"]
+Rate = Literal["window", "last-value", "k-last-value", "on-demand", "peak", "oracle"]
+Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
+KeepAlive = Literal["fixed", "history"]
+Eviction = Literal["worth", "lru"]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rule for each question."""
+
+    scaling: Scaling = "overwinter"
+    """How many bodies, and of which shape."""
+    rate: Rate = "window"
+    """How many requests are expected."""
+    batching: Batching = "overwinter"
+    """When waiting requests are handed to which body."""
+    keep_alive: KeepAlive = "fixed"
+    """How long an idle body stays: as its settings say, or as its past says."""
+    eviction: Eviction = "worth"
+    """Which function's blocks leave a host store that is full."""
+    eager: bool = True
+    """Whether requests that wait may start a body between two periods; the first body is always started so."""
+    reserves: bool = False
+    """Whether a body keeps its cores while it is idle."""
+    shares: bool = True
+    """Whether the bodies that are modelled share their weights. Real ones always do."""
+    period_s: float = 10.0
+    """Time between two looks at the number of bodies."""
+    history: int = 6
+    """Periods that are remembered for the expected rate."""
+    alpha: float = 0.8
+    """More bodies when the rate is above so much of what they can do."""
+    beta: float = 0.6
+    """Fewer when it is below so much."""
+    core_mib: float = 64.0
+    """Memory that one core weighs as much as."""
+    cores_max: int = 16
+    batch_max: int = 64
+    concurrency_max: int = 16
+    """Bounds of every body's shape, beside the function's own."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < self.alpha <= 1:
+            raise ValueError(f"0 < beta < alpha <= 1 must hold, got beta {self.beta} and alpha {self.alpha}")
+        if min(self.period_s, self.history, self.cores_max, self.batch_max, self.concurrency_max) <= 0:
+            raise ValueError("period_s, history, cores_max, batch_max and concurrency_max must be above 0")
+
+
+_ASYFUNC = Policy(
+    scaling="mls",
+    rate="last-value",
+    batching="adaptive",
+    eager=False,
+    reserves=True,
+    shares=False,
+    cores_max=16,
+    batch_max=8,
+)
+_TETRIS = Policy(scaling="dts", rate="last-value", batching="timeout", eager=False, reserves=True, core_mib=0.0)
+
+POLICIES: Mapping[str, Policy] = {
+    "overwinter": Policy(),
+    "tetris": _TETRIS,
+    "tetris-cores": msgspec.structs.replace(_TETRIS, scaling="dts-cores", core_mib=256.0),
+    "tetris-exact": msgspec.structs.replace(_TETRIS, scaling="exact"),
+    "tetris-ro": msgspec.structs.replace(_TETRIS, scaling="tetris-ro", shares=False),
+    "infless": msgspec.structs.replace(_TETRIS, scaling="infless", shares=False, keep_alive="history"),
+    "photons": msgspec.structs.replace(_TETRIS, scaling="photons", shares=False),
+    "mls": _ASYFUNC,
+    "last-value": _ASYFUNC,
+    "k-last-value": msgspec.structs.replace(_ASYFUNC, rate="k-last-value"),
+    "on-demand": msgspec.structs.replace(_ASYFUNC, rate="on-demand", eager=True),
+    "oracle": msgspec.structs.replace(_ASYFUNC, rate="oracle"),
+    "batch": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", batching="timeout", history=30),
+    "batch+": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", history=30),
+    "lru": Policy(eviction="lru"),
+    "fixed": Policy(scaling="overwinter", batching="greedy", eviction="lru"),
+}
+"""Named sets of rules. A configuration may also spell a Policy out."""
+
+
+def policy_named(policy: "str | Policy") -> Policy:
+    """The rules meant; ValueError names those there are."""
+    if isinstance(policy, Policy):
+        return policy
+    if policy not in POLICIES:
+        raise ValueError(f"no policy is called {policy!r}; there are {', '.join(sorted(POLICIES))}")
+    return POLICIES[policy]

@@ -1,0 +1,93 @@
+"""What was measured of a program on one machine: `<c, m, b, p, l>` over cores, batch and concurrency, and per layer.
+
+Tetris 3.2 and AsyFunc 3.3. All of it is data; who measures lies in the worker and node rooms.
+"""
+
+import msgspec
+
+
+class Shape(msgspec.Struct, frozen=True, array_like=True):
+    """How a body is made: the cores it may use, the requests of one run, the runs at once."""
+
+    cores: int
+    batch: int
+    concurrency: int
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """One measured configuration, Tetris's 5-tuple."""
+
+    cores: int
+    memory_bytes: int
+    """Private memory of one body so made; its weights, which are shared, do not count."""
+    batch: int
+    concurrency: int
+    latency_s: float
+    """Of one run of `batch` requests while `concurrency` of them run at once."""
+
+    @property
+    def shape(self) -> Shape:
+        """The configuration without what was measured."""
+        return Shape(self.cores, self.batch, self.concurrency)
+
+    @property
+    def run_cores(self) -> int:
+        """Cores of each of the runs that go on at once."""
+        return max(1, self.cores // self.concurrency)
+
+    @property
+    def throughput(self) -> float:
+        """Requests per second of one body that is never idle: b·p/l."""
+        return self.batch * self.concurrency / self.latency_s
+
+
+class LayerPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer of a program, alone."""
+
+    path: str
+    macs: int
+    """Of one request."""
+    weight_bytes: int
+    output_bytes: int
+    """Of one request."""
+    latency_s: dict[int, float]
+    """By batch."""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was measured of a program on one machine."""
+
+    weight_bytes: int
+    macs: int
+    """Of one request; AsyFunc's rho is macs / weight_bytes."""
+    points: tuple[Point, ...] = ()
+    layers: tuple[LayerPoint, ...] = ()
+    wake_s: float | None = None
+    """From the fork until a body is ready, its blocks being in the host store."""
+
+    def point(self, shape: Shape) -> Point | None:
+        """The measured configuration, if it was measured."""
+        return next((point for point in self.points if point.shape == shape), None)
+
+    def latency_s(self, cores: int, batch: int, concurrency: int) -> float | None:
+        """Seconds of a run of `batch` requests, linear between the batches measured and beyond them; None: unknown."""
+        known = sorted(
+            (point.batch, point.latency_s)
+            for point in self.points
+            if point.cores == cores and point.concurrency == concurrency
+        )
+        return between(known, batch) if known else None
+
+
+def between(known: list[tuple[int, float]], at: int) -> float:
+    """The value at `at` of a line through ascending (place, value), one at least; a single value is kept below its
+    place and grows in proportion beyond it.
+    """
+    if at <= known[0][0]:
+        return known[0][1]
+    if len(known) == 1:
+        place, value = known[0]
+        return value * at / place
+    upper = next((index for index, (place, _) in enumerate(known) if place >= at), len(known) - 1)
+    (low, before), (high, after) = known[upper - 1], known[upper]
+    return before + (after - before) * (at - low) / (high - low)

@@ -1,0 +1,93 @@
+"""Which configurations of a function are worth measuring, and how does a measurement go on?"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from overwinter.core.errors import CallerError
+from overwinter.core.function import MOST, Settings
+from overwinter.core.profile import Point, Profile, Shape
+
+SHAPES_MAX = 1024
+"""Most configurations of one measurement."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody wants to have measured. None: powers of two up to what the function's settings allow, and that."""
+
+    cores: tuple[int, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    concurrency: tuple[int, ...] | None = None
+    layers: bool = True
+    again: bool = False
+    """Measure also what is known."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a measurement is."""
+
+    done: int
+    total: int
+    what: str
+    """What was done last, or is being done."""
+    pid: int | None = None
+    """The process that measured; each configuration has its own."""
+    point: Point | None = None
+    """What came out, when a configuration is done."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of what a node tells while it measures: how far it is, and at the end what came out or what failed."""
+
+    progress: Progress | None = None
+    profile: Profile | None = None
+    error: str | None = None
+    status: int | None = None
+    """Of HTTP, that says whose fault the error is."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The most that a machine and a program allow."""
+
+    cores: int
+    batch: int
+
+
+def steps(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... below `most`, and `most`."""
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
+
+
+def wanted_batches(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[int, ...]:
+    """The sizes of batches to measure, ascending; CallerError for one that the program does not take."""
+    return _chosen("batch", wanted.batches, min(settings.max_batch, limits.batch), limits.batch)
+
+
+def wanted_shapes(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[Shape, ...]:
+    """The configurations to measure: for each number of cores and of runs at once, batches in ascending order.
+
+    CallerError for what this machine or the program cannot do, or for too many.
+    """
+    cores = _chosen("cores", wanted.cores, min(settings.threads, limits.cores), limits.cores)
+    batches = wanted_batches(wanted, settings, limits)
+    concurrency = _chosen("concurrency", wanted.concurrency, settings.concurrency, MOST["concurrency"])
+    shapes = tuple(Shape(c, b, p) for c in cores for p in concurrency for b in batches)
+    if len(shapes) > SHAPES_MAX:
+        raise CallerError(f"{len(shapes)} configurations are more than {SHAPES_MAX}: ask for fewer")
+    return shapes
+
+
+def _chosen(what: str, asked: Sequence[int] | None, usual: int, most: int) -> tuple[int, ...]:
+    if asked is None:
+        return steps(usual)
+    wrong = [number for number in asked if not 1 <= number <= most]
+    if wrong or not asked:
+        raise CallerError(f"{what} must be from 1 to {most} here, not {wrong[0] if wrong else 'none'}")
+    return tuple(sorted(set(asked)))
+
+
+def with_points(profile: Profile, points: Sequence[Point], wake_s: float | None = None) -> Profile:
+    """The profile with these in place of what was known of their configurations."""
+    merged = {point.shape: point for point in (*profile.points, *points)}
+    ordered = sorted(merged.values(), key=lambda point: (point.cores, point.concurrency, point.batch))
+    return msgspec.structs.replace(profile, points=tuple(ordered), wake_s=profile.wake_s if wake_s is None else wake_s)

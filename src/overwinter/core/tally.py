@@ -1,0 +1,55 @@
+"""What happened to one function? Counts that are kept while a mind's steps are read, live or simulated."""
+
+from collections import Counter
+
+from overwinter.core.actions import Start
+from overwinter.core.ids import FunctionName, TenantId
+
+
+class Tally:
+    """Counts of one function, all its versions together. Seconds and bytes are of what has ended."""
+
+    def __init__(self, name: FunctionName) -> None:
+        self.name = name
+        self.tenant: TenantId | None = None
+        self.slo_s: float | None = None
+        """Promised by the version that answers."""
+        self.requests = self.answered = self.cancelled = 0
+        self.within = 0
+        """Answered within the promise."""
+        self.refused: Counter[str] = Counter()
+        """By the error's name."""
+        self.started: Counter[Start] = Counter()
+        """Answered, by from where the function had to be woken."""
+        self.retries = self.crashes = self.evictions = 0
+        self.wakes: Counter[Start] = Counter()
+        """Bodies started, by where the blocks were."""
+        self.woken: Counter[Start] = Counter()
+        """Of these, those that became ready."""
+        self.wake_s: dict[Start, float] = {"host": 0.0, "disk": 0.0}
+        """Seconds until they did."""
+        self.staged_bytes = 0
+        self.runs = self.batched = 0
+        """Runs that ended, and the requests in them."""
+        self.wait_s = 0.0
+        """From arrivals until a body had the request, the first time."""
+        self.run_s = self.core_s = 0.0
+        """Of runs: their time, and their time on each of their cores."""
+        self.busy_s = self.body_s = 0.0
+        """Of bodies: with something to run, and alive."""
+        self.idle_core_s = 0.0
+        """Cores of bodies that were alive and ran nothing."""
+        self.private_byte_s = 0.0
+        """Private memory of bodies over their time."""
+        self.bodies = 0
+        """Alive now."""
+
+    @property
+    def ended(self) -> int:
+        """Requests that were answered or refused."""
+        return self.answered + self.refused.total()
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of the requests that ended that were answered within the promise; None: no promise, or no request."""
+        return self.within / self.ended if self.slo_s is not None and self.ended else None

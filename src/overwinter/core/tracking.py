@@ -1,0 +1,355 @@
+"""What is under way after a mind's steps, and how did it end?
+
+One pass over `(now, event, actions)`, live or simulated: requests, runs, bodies and who keeps blocks in a host store,
+counted into one tally a function. Nothing but the steps is known, so any journal can be read.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from overwinter.core.actions import (
+    Action,
+    Announce,
+    Decide,
+    Refuse,
+    Reply,
+    Run,
+    Stage,
+    Start,
+    StartBody,
+    StopBody,
+)
+from overwinter.core.events import (
+    Arrived,
+    BodyExited,
+    BodyReady,
+    Cancelled,
+    Deployed,
+    Event,
+    Profiled,
+    Removed,
+    RunEnded,
+    Staged,
+    StageFailed,
+    UnloadAsked,
+)
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.tally import Tally
+from overwinter.core.underway import LivingBody, OpenRequest
+
+T = TypeVar("T", bound=Tally)
+
+
+class Tracker(Generic[T]):
+    """Reads steps one after another. Whoever needs more than the tallies overrides the methods under "Told"."""
+
+    def __init__(self, tally: Callable[[FunctionName], T]) -> None:
+        self._make = tally
+        self.tallies: dict[FunctionName, T] = {}
+        self.nobody = tally(FunctionName(""))
+        """Of requests for names that are not deployed here: callers may invent as many as they like."""
+        self.specs: dict[FunctionId, FunctionSpec] = {}
+        self.bodies: dict[WorkerId, LivingBody[T]] = {}
+        self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
+        self._requests: dict[RequestId, OpenRequest[T]] = {}
+        self._trials: set[FunctionId] = set()
+        self._coming: dict[FunctionId, Seconds] = {}
+        """Functions whose blocks are on their way, and since when."""
+        self._from_disk: dict[FunctionId, Seconds] = {}
+        """Functions whose next body waited for the disk, and since when."""
+        self._kept: set[FunctionId] = set()
+        self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
+            Arrived: self._arrived,
+            RunEnded: self._run_ended,
+            BodyReady: self._ready,
+            BodyExited: self._exited,
+            Staged: self._staged,
+            StageFailed: self._stage_failed,
+            Cancelled: self._cancelled,
+            Deployed: self._deployed,
+            Removed: self._removed,
+            UnloadAsked: self._unload_asked,
+            Profiled: self._profiled,
+        }
+        self._sees: dict[type[Action], Callable[[Any, Seconds], None]] = {
+            Reply: self._reply,
+            Run: self._run,
+            Refuse: self._refuse,
+            StartBody: self._start,
+            StopBody: self._stop,
+            Stage: self._stage,
+            Decide: self._decide,
+            Announce: self._announce,
+        }
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that came and have no answer yet."""
+        return len(self._requests)
+
+    def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
+        """Take in one step. A live node calls it for every one: most find nobody who counts."""
+        self._hears.get(type(event), self._heard)(event, now)
+        for action in actions:
+            count = self._sees.get(type(action))
+            if count is not None:
+                count(action, now)
+
+    # Requests and runs
+
+    def _arrived(self, event: Arrived, now: Seconds) -> None:
+        tally = self.tallies.get(event.name, self.nobody)
+        tally.requests += 1
+        self._requests[event.request] = OpenRequest(tally, now)
+
+    def _cancelled(self, event: Cancelled, now: Seconds) -> None:
+        request = self._requests.pop(event.request, None)
+        if request is not None:
+            request.tally.cancelled += 1
+
+    def _refuse(self, action: Refuse, now: Seconds) -> None:
+        tally = self._requests.pop(action.request).tally
+        tally.refused[action.error] += 1
+        self._refused(tally, action, now)
+
+    def _reply(self, action: Reply, now: Seconds) -> None:
+        request, start = self._requests.pop(action.request), action.start
+        tally, seconds = request.tally, now - request.arrived
+        tally.answered += 1
+        tally.started[start] += 1
+        if tally.slo_s is not None and seconds <= tally.slo_s:
+            tally.within += 1
+        self._answered(tally, start, seconds, now)
+
+    def _run(self, action: Run, now: Seconds) -> None:
+        body = self.bodies[action.worker]
+        if not body.runs:
+            body.busy_since = now
+        body.runs[action.run] = (now, len(action.requests))
+        for id_ in action.requests:
+            request = self._requests[id_]
+            if request.ran:
+                request.tally.retries += 1
+                continue
+            request.ran = True
+            waited = now - request.arrived
+            request.tally.wait_s += waited
+            self._handed(request.tally, waited)
+
+    def _run_ended(self, event: RunEnded, now: Seconds) -> None:
+        body = self.bodies.get(event.worker)
+        if body is not None and event.run in body.runs:
+            self._end_run(body, event.run, now)
+
+    def _end_run(self, body: LivingBody[T], run: RunId, now: Seconds) -> None:
+        begun, batch = body.runs.pop(run)
+        tally, seconds = body.tally, now - begun
+        tally.runs += 1
+        tally.batched += batch
+        tally.run_s += seconds
+        tally.core_s += seconds * body.run_cores
+        if not body.runs:
+            body.busy_s += now - body.busy_since
+            tally.busy_s += now - body.busy_since
+        self._ran(tally, seconds, batch)
+
+    # Bodies
+
+    def _start(self, action: StartBody, now: Seconds) -> None:
+        spec = self.specs[action.function]
+        tally = self.tallies[spec.name]
+        asked = self._from_disk.pop(action.function, None)
+        start: Start = "host" if asked is None else "disk"
+        body = LivingBody(tally, action, start, now if asked is None else asked, now)
+        body.nbytes = self._body_bytes(spec, action)
+        self.bodies[action.worker] = body
+        tally.wakes[start] += 1
+        tally.bodies += 1
+        self._began(body, now)
+
+    def _stop(self, action: StopBody, now: Seconds) -> None:
+        body = self.bodies.get(action.worker)
+        if body is not None:
+            body.stopping = True
+
+    def _ready(self, event: BodyReady, now: Seconds) -> None:
+        body = self.bodies.get(event.worker)
+        if body is None:
+            return
+        seconds = now - body.asked
+        body.tally.woken[body.start] += 1
+        body.tally.wake_s[body.start] += seconds
+        self._woken(body, seconds)
+
+    def _exited(self, event: BodyExited, now: Seconds) -> None:
+        body = self.bodies.get(event.worker)
+        if body is None:
+            return
+        for run in list(body.runs):
+            self._end_run(body, run, now)
+        if not body.stopping:
+            body.tally.crashes += 1
+        if event.lost_blocks:
+            self._let_go(body.function, now)
+        del self.bodies[event.worker]
+        self.weigh(body, 0.0, now)
+        tally, alive = body.tally, now - body.since
+        tally.bodies -= 1
+        tally.body_s += alive
+        tally.idle_core_s += (alive - body.busy_s) * body.cores
+        self._gone(body, now)
+
+    def weigh(self, body: LivingBody[T], nbytes: float, now: Seconds) -> None:
+        """From now on the body has so much private memory."""
+        body.tally.private_byte_s += (now - body.weighed) * body.nbytes
+        body.nbytes, body.weighed = nbytes, now
+
+    # Blocks
+
+    def _stage(self, action: Stage, now: Seconds) -> None:
+        self._coming[action.function] = now
+
+    def _stage_failed(self, event: StageFailed, now: Seconds) -> None:
+        self._let_go(event.function, now)
+
+    def _unload_asked(self, event: UnloadAsked, now: Seconds) -> None:
+        if event.function not in self._trials:
+            self._let_go(event.function, now)
+
+    def _staged(self, event: Staged, now: Seconds) -> None:
+        began = self._coming.pop(event.function, None)
+        if began is None:
+            # Let go while it came: the mind drops it in this very step.
+            return
+        spec = self.specs[event.function]
+        self.tallies[spec.name].staged_bytes += event.added
+        if event.added:
+            self._from_disk[event.function] = began
+        self._keep(spec, now)
+
+    def _keep(self, spec: FunctionSpec, now: Seconds) -> None:
+        self._kept.add(spec.id)
+        self._keeps(spec, now)
+
+    def _let_go(self, function: FunctionId, now: Seconds) -> None:
+        """The function's blocks are held for it no more, or will not be."""
+        self._coming.pop(function, None)
+        self._from_disk.pop(function, None)
+        if function in self._kept:
+            self._kept.remove(function)
+            self._releases(self.specs[function], now)
+
+    # Functions
+
+    def _deployed(self, event: Deployed, now: Seconds) -> None:
+        spec = event.function
+        self.specs[spec.id] = spec
+        if spec.name not in self.tallies:
+            self.tallies[spec.name] = self._make(spec.name)
+            self.tallies[spec.name].tenant = spec.tenant
+            self._versions[spec.name] = {}
+        self._versions[spec.name][spec.version] = spec
+        if event.on_trial:
+            self._trials.add(spec.id)
+        self._appoint(spec.name)
+        self._came(spec, now)
+        if event.resident:
+            self._keep(spec, now)
+
+    def _appoint(self, name: FunctionName) -> None:
+        """The newest version that has proved itself answers for the name."""
+        tally = self.tallies[name]
+        proven = [spec for spec in self._versions[name].values() if spec.id not in self._trials]
+        if proven:
+            spec = max(proven, key=lambda each: each.version)
+            tally.tenant = spec.tenant
+            tally.slo_s = None if spec.settings.slo_ms is None else spec.settings.slo_ms / 1000
+
+    def _announce(self, action: Announce, now: Seconds) -> None:
+        if action.function not in self._trials:
+            return
+        if action.error is None:
+            self._trials.remove(action.function)
+            self._appoint(self.specs[action.function].name)
+        else:
+            self._forget(action.function, now)
+
+    def _removed(self, event: Removed, now: Seconds) -> None:
+        self._forget(event.function, now)
+
+    def _forget(self, function: FunctionId, now: Seconds) -> None:
+        if function not in self.specs:
+            return
+        self._let_go(function, now)
+        self._trials.discard(function)
+        spec = self.specs.pop(function)
+        versions = self._versions[spec.name]
+        del versions[spec.version]
+        self._left(spec, now)
+        if versions:
+            self._appoint(spec.name)
+        else:
+            del self._versions[spec.name]
+            self._ended(self.tallies.pop(spec.name))
+
+    def _decide(self, action: Decide, now: Seconds) -> None:
+        spec = self.specs.get(action.function)
+        if spec is None:
+            return
+        tally = self.tallies[spec.name]
+        if action.what == "evict":
+            tally.evictions += 1
+            self._let_go(action.function, now)
+        self._decided(tally, action, now)
+
+    # Told
+
+    def _body_bytes(self, spec: FunctionSpec, action: StartBody) -> float:
+        """Private memory that a body of the function is taken to have until it is weighed."""
+        return 0.0
+
+    def _answered(self, tally: T, start: Start, seconds: float, now: Seconds) -> None:
+        """A request got its answer."""
+
+    def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
+        """A request got none."""
+
+    def _handed(self, tally: T, seconds: float) -> None:
+        """A body has a request that waited so long."""
+
+    def _ran(self, tally: T, seconds: float, batch: int) -> None:
+        """A run ended."""
+
+    def _began(self, body: LivingBody[T], now: Seconds) -> None:
+        """A body was asked for."""
+
+    def _woken(self, body: LivingBody[T], seconds: float) -> None:
+        """A body is ready, so long after its wake began."""
+
+    def _gone(self, body: LivingBody[T], now: Seconds) -> None:
+        """A body is no more."""
+
+    def _came(self, spec: FunctionSpec, now: Seconds) -> None:
+        """A version was deployed."""
+
+    def _left(self, spec: FunctionSpec, now: Seconds) -> None:
+        """A version is no more."""
+
+    def _ended(self, tally: T) -> None:
+        """A function's last version is no more; bodies of it may still end."""
+
+    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+        """All blocks of the version lie in its host store and are held for it."""
+
+    def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
+        """They are held for it no more."""
+
+    def _decided(self, tally: T, action: Decide, now: Seconds) -> None:
+        """Why something was decided."""
+
+    def _profiled(self, event: Profiled, now: Seconds) -> None:
+        """A function was measured."""
+
+    def _heard(self, event: Event, now: Seconds) -> None:
+        """Something happened that no tally counts."""

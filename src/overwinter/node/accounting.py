@@ -1,0 +1,185 @@
+"""Do the mind's bytes agree with the kernel's?
+
+Now and then, in a thread, the tables of the mind and of the host stores are held to the files of the tmpfs, and what
+bodies are taken to need to what they have. The node goes on meanwhile, so that a difference counts only when it is
+there in two passes one after the other. Each is told once, and counted.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
+from overwinter.node import clock
+from overwinter.node.memory import FileMemory, ProcessMemory, directory_memory, process_memory
+from overwinter.node.processes import Processes
+from overwinter.node.statistics import Statistics
+from overwinter.policy.state import State
+from overwinter.store.host import page_bytes
+from overwinter.store.hosts import HostStores
+
+WEIGHED = 16
+"""Processes weighed in one pass, those weighed longest ago first: each costs milliseconds."""
+SLACK = 1.5
+SLACK_BYTES = 32 << 20
+"""A body may have so much more memory than its profile says."""
+
+Kind = Literal["files", "blocks", "bodies"]
+KINDS: Mapping[Kind, str] = {
+    "files": "a host store's table and its files on the tmpfs",
+    "blocks": "the mind's blocks and a host store's",
+    "bodies": "a body's profile and its private memory",
+}
+
+
+class Mismatch(NamedTuple):
+    """One thing on which two disagree."""
+
+    kind: Kind
+    what: Address | WorkerId
+    told: str
+
+
+class StoreView(NamedTuple):
+    """One host store: what three sides say of it."""
+
+    resident: Mapping[Address, int]
+    """The store's own table."""
+    files: Mapping[Address, FileMemory]
+    """The kernel's."""
+    held: Mapping[Address, int]
+    """The mind's, what is on its way included."""
+    settled: bool
+    """Nothing is on its way."""
+
+
+class WeighedBody(NamedTuple):
+    """A body that was measured."""
+
+    function: FunctionId
+    memory: ProcessMemory
+    expected: int | None
+    """By its profile; None: never measured."""
+    at: Seconds
+
+
+class Accounting:
+    """Compares, and remembers what the last passes found. Belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        state: State,
+        hosts: HostStores,
+        processes: Callable[[], Processes],
+        statistics: Statistics,
+        log: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._hosts = hosts
+        self._processes = processes
+        self._statistics = statistics
+        self._log = log
+        self._suspected: set[Mismatch] = set()
+        self._confirmed: set[Mismatch] = set()
+        self.bodies: dict[WorkerId, WeighedBody] = {}
+        self.stores: dict[StoreName, StoreView] = {}
+        self.zygotes = 0
+        """PSS of the zygotes."""
+        self.mismatches: Counter[Kind] = Counter()
+        self.passes = 0
+
+    async def run(self, every_s: float) -> None:
+        """Compare for ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self.compare()
+
+    async def compare(self) -> None:
+        """One pass."""
+        pids = self._next_pids()
+        zygotes = self._processes().pids()
+        # The thread looks at the mind's tables while they change: what it sees twice is true.
+        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(), _weigh([*pids.values(), *zygotes])))
+        now = clock.now()
+        for worker, pid in pids.items():
+            body, memory = self._state.bodies.get(worker), weighed.get(pid)
+            if body is None or memory is None:
+                continue
+            function = self._state.functions.get(body.function)
+            profiled = function is not None and body.point in function.speeds.points
+            expected = body.point.memory_bytes if profiled else None
+            self.bodies[worker] = WeighedBody(body.function, memory, expected, now)
+            if worker in self._statistics.bodies:
+                self._statistics.weigh(self._statistics.bodies[worker], float(memory.private), now)
+        self.bodies = {worker: body for worker, body in self.bodies.items() if worker in self._state.bodies}
+        self.zygotes = sum(memory.pss for pid in zygotes if (memory := weighed.get(pid)) is not None)
+        self.stores = stores
+        self.passes += 1
+        self._judge({*_store_mismatches(stores), *_body_mismatches(self.bodies)})
+
+    def _next_pids(self) -> dict[WorkerId, int]:
+        """Bodies to weigh in this pass."""
+        pids = {worker: pid for worker, pid in self._processes().body_pids().items() if worker in self._state.bodies}
+        last = {worker: body.at for worker, body in self.bodies.items()}
+        due = sorted(pids, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
+        return {worker: pids[worker] for worker in due}
+
+    def _see_stores(self) -> dict[StoreName, StoreView]:
+        settled: dict[StoreName, bool] = {}
+        for function in list(self._state.functions.values()):
+            store = function.spec.store
+            settled[store] = settled.get(store, True) and function.blocks != "coming"
+        views = {}
+        for name, host in self._hosts.every().items():
+            residents = self._state.stores.get(name)
+            held = {} if residents is None else dict(residents.sizes)
+            views[name] = StoreView(host.resident(), directory_memory(host.root), held, settled.get(name, True))
+        return views
+
+    def _judge(self, found: set[Mismatch]) -> None:
+        lasting = found & self._suspected
+        new = lasting - self._confirmed
+        self._suspected, self._confirmed = found, lasting
+        for kind, meaning in KINDS.items():
+            of_kind = [mismatch for mismatch in new if mismatch.kind == kind]
+            self.mismatches[kind] += len(of_kind)
+            if of_kind:
+                more = "" if len(of_kind) == 1 else f", and {len(of_kind) - 1} more"
+                self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.told).told}{more}")
+
+
+def _weigh(pids: list[int]) -> dict[int, ProcessMemory]:
+    return {pid: memory for pid in pids if (memory := process_memory(pid)) is not None}
+
+
+def _store_mismatches(stores: Mapping[StoreName, StoreView]) -> Iterator[Mismatch]:
+    for name, view in stores.items():
+        where = f"in the store of {name}" if name else "in the shared store"
+        for address in view.resident.keys() | view.files.keys():
+            told = _file_told(view.resident.get(address), view.files.get(address))
+            if told is not None:
+                yield Mismatch("files", address, f"block {address} {where} {told}")
+        if view.settled:
+            for address in view.resident.keys() ^ view.held.keys():
+                told = "is held by the mind alone" if address in view.held else "is held for no function"
+                yield Mismatch("blocks", address, f"block {address} {where} {told}")
+
+
+def _file_told(nbytes: int | None, file: FileMemory | None) -> str | None:
+    if nbytes is None:
+        return "is a file that the store does not know"
+    if file is None:
+        return "has no file"
+    if file.nbytes != nbytes:
+        return f"has {file.nbytes} bytes, not {nbytes}"
+    if file.allocated < page_bytes(nbytes):
+        return f"has {file.allocated} bytes of memory behind its {nbytes}"
+    return None
+
+
+def _body_mismatches(bodies: Mapping[WorkerId, WeighedBody]) -> Iterator[Mismatch]:
+    for worker, body in bodies.items():
+        if body.expected is not None and body.memory.private > body.expected * SLACK + SLACK_BYTES:
+            told = f"body {worker} of {body.function} was measured to need {body.expected} bytes, and has more"
+            yield Mismatch("bodies", worker, told)

@@ -1,0 +1,139 @@
+"""What does each function do just now, and the node as a whole? What `overwinter top` shows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
+from overwinter.node.sources import Sources
+from overwinter.node.statistics import RECENT, Answer, FunctionStatistics
+from overwinter.policy.state import Function
+
+WINDOW_S = 60.0
+"""Rates and latencies are of the answers of so long."""
+
+
+class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """One function, all its versions together."""
+
+    name: FunctionName
+    tenant: TenantId
+    state: str
+    """Of the version that answers."""
+    bodies: int
+    running: int
+    """Requests that bodies have."""
+    queued: int
+    rate: float
+    """Answers per second, of late."""
+    p50_ms: float | None
+    """Of late; None: no answer."""
+    p99_ms: float | None
+    attainment: float | None
+    """Share of the requests answered within the promise, since the node started; None: no promise, or no request."""
+    slo_ms: float | None
+    host_bytes: int
+    """Of its blocks in the host store, those it shares included."""
+    exclusive_bytes: int
+    """Of these, those that nobody shares."""
+    private_bytes: int
+    """Of its bodies."""
+    wakes: int
+    requests: int
+    refused: int
+
+
+class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """The node and its functions, the most active first."""
+
+    cores: int
+    cores_running: int
+    bodies: Mapping[str, int]
+    """By state."""
+    functions_deployed: int
+    running: int
+    queued: int
+    host_bytes: int
+    host_budget: int | None
+    private_bytes: int
+    private_budget: int | None
+    functions: Sequence[FunctionActivity]
+
+
+def activity(sources: Sources, now: Seconds) -> NodeActivity:
+    """What goes on. With a thousand functions it takes a while: call it in a thread."""
+    state, seen = sources.state, sources.statistics
+    private: Counter[FunctionId] = Counter()
+    running: Counter[FunctionId] = Counter()
+    for body in list(seen.bodies.values()):
+        private[body.function] += int(body.nbytes)
+        running[body.function] += sum(batch for _, batch in list(body.runs.values()))
+    versions: dict[FunctionName, list[Function]] = {}
+    for function in list(state.functions.values()):
+        versions.setdefault(function.spec.name, []).append(function)
+    functions = [
+        _function(sources, tally, versions[tally.name], private, running, now)
+        for tally in list(seen.tallies.values())
+        if tally.name in versions
+    ]
+    functions.sort(key=lambda each: (-each.running - each.queued, -each.rate, -each.bodies, -each.requests, each.name))
+    return NodeActivity(
+        cores=sources.config.cores or 1,
+        cores_running=state.running_cores,
+        bodies={name: count for name, count in list(state.counts.items()) if count},
+        functions_deployed=len(state.functions),
+        running=running.total(),
+        queued=sum(each.queued for each in functions),
+        host_bytes=state.host_bytes(),
+        host_budget=sources.config.host_bytes,
+        private_bytes=private.total(),
+        private_budget=sources.config.memory_bytes,
+        functions=functions,
+    )
+
+
+def _function(
+    sources: Sources,
+    tally: FunctionStatistics,
+    versions: Sequence[Function],
+    private: Counter[FunctionId],
+    running: Counter[FunctionId],
+    now: Seconds,
+) -> FunctionActivity:
+    newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))
+    ids = [function.spec.id for function in versions]
+    stores = [(sources.statistics.stores.get(function.spec.store), function.spec.id) for function in versions]
+    held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
+    rate, p50, p99 = lately(list(tally.recent), now)
+    return FunctionActivity(
+        name=tally.name,
+        tenant=newest.spec.tenant,
+        state=newest.state,
+        bodies=tally.bodies,
+        running=sum(running[id_] for id_ in ids),
+        queued=sum(len(function.queue) for function in versions),
+        rate=rate,
+        p50_ms=None if p50 is None else p50 * 1000,
+        p99_ms=None if p99 is None else p99 * 1000,
+        attainment=tally.attainment,
+        slo_ms=newest.spec.settings.slo_ms,
+        host_bytes=sum(nbytes for nbytes, _ in held),
+        exclusive_bytes=sum(nbytes for _, nbytes in held),
+        private_bytes=sum(private[id_] for id_ in ids),
+        wakes=tally.wakes.total(),
+        requests=tally.requests,
+        refused=tally.refused.total(),
+    )
+
+
+def lately(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
+    """Answers per second, and the median and the 99th percentile of their seconds, within the window."""
+    late = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
+    if not late:
+        return 0.0, None, None
+    # So many that older ones of the window are forgotten: then their own time is the window.
+    span = now - late[0][0] if len(late) == RECENT else WINDOW_S
+    ordered = sorted(seconds for _, seconds in late)
+    p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
+    return len(late) / max(span, 1e-3), p50, p99

@@ -1,0 +1,79 @@
+"""What does the node hold of one body? Its channel, where its runs lie, and what is known of its end."""
+
+from typing import NamedTuple
+
+from overwinter.core.ids import RequestId, RunId, WorkerId
+from overwinter.worker.channel import Channel, pair
+from overwinter.worker.messages import Answer, FromBody, FromZygote
+from overwinter.worker.tray import KEPT_BYTES, Slot, Tray
+
+
+class Flight(NamedTuple):
+    """A run that the body has not answered yet."""
+
+    slot: int
+    requests: tuple[RequestId, ...]
+
+
+class BodyProcess:
+    """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
+
+    def __init__(self, worker: WorkerId, zygote: Channel[FromZygote], concurrency: int) -> None:
+        """`zygote` is asked to kill it. OSError when the system has no descriptors left."""
+        self.worker = worker
+        self.zygote = zygote
+        self.pid: int | None = None
+        self.failure: tuple[str, str] | None = None
+        self.ready = False
+        self.last_run: RunId | None = None
+        self.slots = [
+            Slot(Tray.make(f"overwinter-in-{worker}"), Tray.make(f"overwinter-out-{worker}"))
+            for _ in range(concurrency)
+        ]
+        self._flights: dict[RunId, Flight] = {}
+        # The one used last is taken first: its pages are there.
+        self._free = list(range(concurrency))
+        here, self.there = pair()
+        here.setblocking(False)
+        self.channel: Channel[FromBody] = Channel(here, FromBody, takes_fds=False)  # type: ignore[arg-type]
+
+    def tray_fds(self) -> list[int]:
+        """The descriptors of its trays, slot by slot."""
+        return [tray.fd for slot in self.slots for tray in slot]
+
+    def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
+        """The slot that is this run's until it ends; the mind never asks for more runs than there are slots."""
+        self.last_run = run
+        slot = self._free.pop()
+        self._flights[run] = Flight(slot, requests)
+        return slot
+
+    def end(self, answer: Answer) -> Flight:
+        """The run that was answered, whose slot is free now; ValueError if the body was not asked for it."""
+        flight = self._flights.pop(answer.run, None)
+        if flight is None or len(flight.requests) != len(answer.outcomes):
+            raise ValueError(f"run {answer.run} was not asked for")
+        self._free.append(flight.slot)
+        return flight
+
+    def is_idle_since(self, run: RunId) -> bool:
+        """Whether nothing runs, and this run was the last one that began."""
+        return not self._flights and self.last_run == run
+
+    def is_large(self) -> bool:
+        """Whether its trays may hold more memory than they may keep."""
+        return any(tray.nbytes > KEPT_BYTES for slot in self.slots for tray in slot)
+
+    def give_back(self) -> None:
+        """Let go of the memory of large trays; nothing may run."""
+        for slot in self.slots:
+            slot.inputs.give_back()
+            slot.outputs.give_back()
+
+    def close(self) -> None:
+        """Close what the node holds of it."""
+        self.last_run = None
+        self.channel.close()
+        for slot in self.slots:
+            slot.inputs.close()
+            slot.outputs.close()

@@ -1,0 +1,220 @@
+"""Why is a function as it is? Where its blocks are, how fast it is, what its bodies do, what was decided and why."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from overwinter.core.function import Settings
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.policies import policy_named
+from overwinter.core.profile import Point
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.sources import Sources
+from overwinter.node.statistics import FunctionStatistics, Told
+from overwinter.policy.scaling.predictors import PREDICTORS
+from overwinter.policy.state import Body, Function
+from overwinter.store.residency import Place, missing_bytes
+from overwinter.store.shares import Shares
+
+
+class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a function's blocks are on one tier."""
+
+    tier: str
+    """disk, host, or private: of its bodies alone."""
+    store: StoreName = StoreName("")
+    """Of the host stores, the one meant; the shared one has no name."""
+    resident: int
+    missing: int
+    """Of its blocks, what has to be brought."""
+    exclusive: int
+    """What would be free without it."""
+    shared: int
+    """What others hold too."""
+    sharers: int
+    """How many other functions hold some of it."""
+
+
+class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast the function is on this machine."""
+
+    points: Sequence[Point]
+    """The measured configurations that its settings allow."""
+    weight_bytes: int
+    macs: int
+    wake_s: float | None
+    pace: float
+    """Latency seen in service, by the profile's."""
+    age_s: float | None
+    """Since it was measured, or read at the start of the node."""
+
+
+class BodyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One of its processes."""
+
+    worker: WorkerId
+    pid: int | None
+    state: str
+    since_s: float
+    """Since it is in that state."""
+    cores: int
+    batch: int
+    """Most requests of one run."""
+    concurrency: int
+    """Most runs at once."""
+    runs: int
+    """Under way."""
+    requests: int
+    """In them."""
+    private_bytes: int | None
+    """As weighed; None: not yet."""
+    pss_bytes: int | None
+    """The same with its part of what it shares."""
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """Something that was decided or said, and when, in seconds since 1970."""
+
+    at: float
+    what: str
+    why: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of why one version of a function is as it is."""
+
+    name: FunctionName
+    version: int
+    tenant: TenantId
+    latest: bool
+    """Whether it answers for its name."""
+    state: str
+    """asleep, waking, awake, resting or unloaded; on trial is said of `on_trial`."""
+    on_trial: bool
+    settings: Settings
+    best_effort: bool
+    """No configuration keeps its promise."""
+    attainment: float | None
+    """Of all versions, since the node started."""
+    queued: int
+    rate: float
+    """Requests per second of the last period."""
+    expected_rate: float
+    """Of the next, as the mind expects it."""
+    run_s: float | None
+    """Of its runs, smoothed; None: it has not run."""
+    failures: int
+    """Deaths in a row."""
+    rests_s: float
+    """For so long it is not woken, after a failure."""
+    tiers: Sequence[TierBytes]
+    profile: ProfileFacts | None
+    bodies: Sequence[BodyFacts]
+    decisions: Sequence[Happened]
+    """Of all versions, the last ones, the newest last."""
+    refusals: Sequence[Happened]
+
+
+def explanation(
+    sources: Sources, function: DeployedFunction, places: tuple[Place, Place], pids: dict[WorkerId, int], times: "Times"
+) -> Explanation:
+    """What there is to say. `places` are its repository and its host store. It looks at the disk: call it in a thread.
+
+    KeyError when the function is gone.
+    """
+    state = sources.state.functions[function.id]
+    spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
+    versions = list(sources.state.versions.get(spec.name, []))
+    bodies = [body for worker in list(state.bodies) if (body := sources.state.bodies.get(worker)) is not None]
+    rates = list(state.rates)
+    predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
+    expected = state.foretold if predict is None or state.foretold is not None else predict(rates)
+    return Explanation(
+        name=spec.name,
+        version=spec.version,
+        tenant=spec.tenant,
+        latest=versions[-1:] == [spec.version],
+        state=state.state,
+        on_trial=state.on_trial,
+        settings=spec.settings,
+        best_effort=state.best_effort,
+        attainment=tally.attainment,
+        queued=len(state.queue),
+        rate=rates[-1] if rates else 0.0,
+        expected_rate=expected or 0.0,
+        run_s=state.speeds.run_s,
+        failures=state.failures,
+        rests_s=max(0.0, state.rest_until - times.now),
+        tiers=_tiers(sources, function, places),
+        profile=_profile(state, tally, times.now),
+        bodies=[_body(sources, body, pids.get(body.id), times.now) for body in bodies],
+        decisions=times.happened(list(tally.decisions)),
+        refusals=times.happened(list(tally.refusals)),
+    )
+
+
+class Times(msgspec.Struct, frozen=True):
+    """The same moment on both clocks."""
+
+    now: Seconds
+    wall: float
+
+    def happened(self, told: Iterable[Told]) -> list[Happened]:
+        """What was said, for people's calendars."""
+        return [Happened(self.wall - (self.now - each.at), each.what, each.why) for each in told]
+
+
+def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Place]) -> list[TierBytes]:
+    seen = sources.statistics
+    empty: Shares[FunctionId] = Shares()
+    tiers = []
+    for tier, shares, place in zip(
+        ("disk", "host"), (seen.disk, seen.stores.get(function.store, empty)), places, strict=True
+    ):
+        missing, held = missing_bytes(function.blobs, place), shares.held(function.id)
+        exclusive = shares.exclusive(function.id)
+        tiers.append(
+            TierBytes(
+                tier=tier,
+                store=function.store if tier == "host" else StoreName(""),
+                resident=function.nbytes - missing,
+                missing=missing,
+                exclusive=exclusive,
+                shared=held - exclusive,
+                sharers=shares.sharers(function.id),
+            )
+        )
+    private = sum(int(body.nbytes) for body in list(seen.bodies.values()) if body.function == function.id)
+    return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
+
+
+def _profile(state: Function, tally: FunctionStatistics, now: Seconds) -> ProfileFacts | None:
+    profile = state.spec.profile
+    if profile is None:
+        return None
+    return ProfileFacts(
+        points=state.speeds.points,
+        weight_bytes=profile.weight_bytes,
+        macs=profile.macs,
+        wake_s=profile.wake_s,
+        pace=state.speeds.pace,
+        age_s=None if tally.profiled is None else now - tally.profiled,
+    )
+
+
+def _body(sources: Sources, body: Body, pid: int | None, now: Seconds) -> BodyFacts:
+    weighed = sources.accounting.bodies.get(body.id)
+    runs = list(body.runs.values())
+    return BodyFacts(
+        worker=body.id,
+        pid=pid,
+        state=body.state,
+        since_s=now - body.since,
+        cores=body.point.cores,
+        batch=body.point.batch,
+        concurrency=body.point.concurrency,
+        runs=len(runs),
+        requests=sum(map(len, runs)),
+        private_bytes=None if weighed is None else weighed.memory.private,
+        pss_bytes=None if weighed is None else weighed.memory.pss,
+    )

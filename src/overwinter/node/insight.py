@@ -1,0 +1,120 @@
+"""What can people see of the node? Its one reader of steps, the meter, the accounts, and the answers made of them."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import NotFoundError
+from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.node import clock
+from overwinter.node.accounting import Accounting
+from overwinter.node.activity import NodeActivity, activity
+from overwinter.node.explaining import Explanation, Times, explanation
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.metering import Meter, Usage
+from overwinter.node.metrics import render
+from overwinter.node.processes import Processes
+from overwinter.node.sources import Sources
+from overwinter.node.statistics import Statistics
+from overwinter.policy.state import State
+from overwinter.store.hosts import HostStores
+from overwinter.store.ledger import Ledger
+from overwinter.store.repository import Repository
+
+Find = Callable[[FunctionName, int | None], DeployedFunction]
+
+LEDGER_FILE = "usage.sqlite"
+FLUSH_S = 60.0
+"""What was used in the last of these is lost in a crash."""
+
+
+class House(Protocol):
+    """The node, as far as it is looked at."""
+
+    @property
+    def config(self) -> NodeConfig:
+        """What it was told at start, bounds filled in."""
+        ...
+
+    @property
+    def repository(self) -> Repository:
+        """Blocks on disk."""
+        ...
+
+    @property
+    def hosts(self) -> HostStores:
+        """Blocks in memory."""
+        ...
+
+    @property
+    def processes(self) -> Processes:
+        """Zygotes and bodies."""
+        ...
+
+
+class _Disk:
+    """The repository as a place of blocks."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def holds(self, address: Address) -> bool:
+        return not self._repository.missing([address])
+
+
+class Insight:
+    """Belongs to the loop's thread; what takes long is made in others."""
+
+    def __init__(self, house: House, state: State, find: Find, log: Callable[[str], None]) -> None:
+        """`find` gives a version of a function, or the one that answers for the name; NotFoundError."""
+        self._house = house
+        self._find = find
+        self.statistics = Statistics()
+        accounting = Accounting(state, house.hosts, lambda: house.processes, self.statistics, log)
+        self._sources = Sources(house.config.mind, state, self.statistics, accounting)
+        self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
+        self._meter = Meter(self.statistics, self._ledger, log)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        """Write down what is used, and compare bytes, now and then, until closed."""
+        accounting = self._sources.accounting.run(self._house.config.accounting_s)
+        self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
+
+    async def close(self) -> None:
+        """Write down what is not written yet."""
+        for task in self._tasks:
+            task.cancel()
+        # What a thread has begun it ends.
+        await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
+        self._ledger.close()
+
+    async def metrics(self) -> bytes:
+        """All metrics, in Prometheus's text format."""
+        return await asyncio.to_thread(render, self._sources)
+
+    async def usage(self, tenant: TenantId | None) -> list[Usage]:
+        """What each function used, of all tenants or of one."""
+        return await asyncio.to_thread(self._meter.usage, tenant, clock.now(), clock.wall())
+
+    async def activity(self) -> NodeActivity:
+        """What goes on just now."""
+        return await asyncio.to_thread(activity, self._sources, clock.now())
+
+    async def explain(self, name: FunctionName, version: int | None) -> Explanation:
+        """Why a function is as it is; NotFoundError."""
+        function = self._find(name, version)
+        places = _Disk(self._house.repository), self._house.hosts.store(function.store)
+        times = Times(clock.now(), clock.wall())
+        pids = self._house.processes.body_pids()
+        try:
+            return await asyncio.to_thread(explanation, self._sources, function, places, pids, times)
+        except KeyError:
+            raise NotFoundError(f"function {function.id!r} is gone") from None

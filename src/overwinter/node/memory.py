@@ -1,0 +1,70 @@
+"""How much memory does a process take, and how much a host store, as the kernel counts it?"""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from overwinter.core.ids import Address
+
+SECTOR_BYTES = 512
+"""The unit of st_blocks."""
+KIB = 1024
+
+_MAPPINGS = re.compile(
+    rb"^[0-9a-f]+-[0-9a-f]+ (....) .*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
+    rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) ",
+    re.MULTILINE,
+)
+
+
+class ProcessMemory(NamedTuple):
+    """Bytes of one process."""
+
+    private: int
+    """In private mappings that can be written to, and mapped by nobody else. The kernel calls a shared page private
+    as long as one process maps it: weights and trays must not count here."""
+    pss: int
+    """Everything, a page that n processes map counting 1/n."""
+    shared: int
+    """Of this, what lies in shared mappings: weights and trays."""
+
+
+def process_memory(pid: int) -> ProcessMemory | None:
+    """What `pid` takes; None when it is gone or may not be looked at. Milliseconds: call it in a thread."""
+    try:
+        text = Path(f"/proc/{pid}/smaps").read_bytes()
+    except OSError:
+        return None
+    private = pss = shared = 0
+    for found in _MAPPINGS.finditer(text):
+        rights = found[1]
+        pss += int(found[2])
+        if rights[3:] == b"s":
+            shared += int(found[2])
+        elif rights[:2] == b"rw":
+            private += int(found[3]) + int(found[4])
+    return ProcessMemory(private * KIB, pss * KIB, shared * KIB)
+
+
+class FileMemory(NamedTuple):
+    """One file of a tmpfs."""
+
+    nbytes: int
+    allocated: int
+    """Memory behind it: less than its bytes where it has holes."""
+
+
+def directory_memory(root: Path) -> dict[Address, FileMemory]:
+    """The files of a host store's directory by name; drafts, whose names have a dot, and directories are no blocks."""
+    found = {}
+    for entry in os.scandir(root):
+        if "." in entry.name or not entry.is_file(follow_symlinks=False):
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            # Dropped meanwhile.
+            continue
+        found[Address(entry.name)] = FileMemory(status.st_size, status.st_blocks * SECTOR_BYTES)
+    return found

@@ -1,0 +1,264 @@
+"""What does Prometheus see of the node? Rendered from the statistics when it asks; docs/metrics.md tells every name.
+
+Series are bounded by what is deployed: `function` is the name of a deployed function, or empty for requests that named
+none. What has many buckets is kept for the node as a whole, but for the duration of requests.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from overwinter.core.actions import Decision
+from overwinter.core.config import MindConfig
+from overwinter.core.ids import Seconds
+from overwinter.node import clock
+from overwinter.node.accounting import KINDS, Accounting
+from overwinter.node.sources import Sources
+from overwinter.node.statistics import FunctionStatistics, Histogram, Statistics
+from overwinter.policy.lifecycles import BodyState, FunctionState
+from overwinter.policy.state import Function, State
+
+PREFIX = "overwinter_"
+Labels = Sequence[str]
+Sample = tuple[Labels, float]
+
+
+def render(sources: Sources) -> bytes:
+    """All metrics in Prometheus's text format. With a thousand functions it takes a while: call it in a thread."""
+    registry = CollectorRegistry()
+    registry.register(_Node(sources))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Node(Collector):
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterable[Metric]:
+        sources = self._sources
+        seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
+        functions = list(sources.state.functions.values())
+        yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
+        yield from _requests(seen, functions)
+        yield from _runs(sources.statistics, seen)
+        yield from _bodies(sources.statistics, sources.state, seen)
+        yield from _decisions(sources.statistics, seen)
+        yield from _functions(sources.state, functions)
+        yield from _profiles(seen, clock.now())
+        yield from _bytes(sources.statistics, sources.state, functions)
+        yield from _machine(sources.config, sources.state)
+        yield from _accounts(sources.accounting)
+
+
+def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
+    """A family of counters."""
+    return _filled(CounterMetricFamily(PREFIX + name, told, labels=labels), samples)
+
+
+def gauge(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
+    """A family of gauges."""
+    return _filled(GaugeMetricFamily(PREFIX + name, told, labels=labels), samples)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[Sample]) -> Metric:
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def histogram(name: str, told: str, labels: Labels, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
+    """A family of histograms."""
+    family = HistogramMetricFamily(PREFIX + name, told, labels=labels)
+    for values, each in samples:
+        # One copy: the loop counts on.
+        counts, total, below = list(each.counts), each.total, 0
+        buckets = []
+        for bound, count in zip([*each.bounds, None], counts, strict=True):
+            below += count
+            buckets.append(("+Inf" if bound is None else str(bound), below))
+        family.add_metric(values, buckets, total)
+    return family
+
+
+def _requests(seen: Sequence[FunctionStatistics], functions: Sequence[Function]) -> Iterator[Metric]:
+    yield counter(
+        "requests",
+        "Requests that ended; refused ones by the error's name.",
+        ["function", "outcome", "error"],
+        (sample for each in seen for sample in _outcomes(each)),
+    )
+    yield histogram(
+        "request_duration_seconds",
+        "From a request's arrival to its answer, by where the weights lay when it came.",
+        ["function", "start"],
+        (((each.name, start), times) for each in seen for start, times in list(each.durations.items())),
+    )
+    queued: Counter[str] = Counter()
+    for function in functions:
+        queued[function.spec.name] += len(function.queue)
+    yield gauge("requests_queued", "Requests that wait.", ["function"], _by_name(queued))
+    promised = [each for each in seen if each.slo_s is not None]
+    yield gauge(
+        "slo_seconds", "Promised latency.", ["function"], (((each.name,), each.slo_s or 0) for each in promised)
+    )
+    yield counter(
+        "slo_requests",
+        "Requests, of functions with a promise, that were answered or refused.",
+        ["function"],
+        (((each.name,), each.ended) for each in promised),
+    )
+    yield counter(
+        "slo_met",
+        "Of these, those answered within the promise.",
+        ["function"],
+        (((each.name,), each.within) for each in promised),
+    )
+    yield counter("retries", "Requests run again after a body died.", ["function"], _named(seen, "retries"))
+
+
+def _outcomes(each: FunctionStatistics) -> Iterator[Sample]:
+    yield (each.name, "answered", ""), each.answered
+    yield (each.name, "cancelled", ""), each.cancelled
+    for error, count in list(each.refused.items()):
+        yield (each.name, "refused", error), count
+
+
+def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    told = "From a request's arrival until a body had it."
+    yield histogram("queue_wait_seconds", told, [], [((), statistics.waits)])
+    yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
+    yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
+    running: Counter[str] = Counter()
+    for body in list(statistics.bodies.values()):
+        running[body.tally.name] += sum(batch for _, batch in list(body.runs.values()))
+    yield gauge("requests_running", "Requests that bodies have.", ["function"], _by_name(running))
+    yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
+    yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
+    yield counter("run_seconds", "Time of these runs.", ["function"], _named(seen, "run_s"))
+    yield counter(
+        "run_core_seconds", "Time of these runs on each of their cores.", ["function"], _named(seen, "core_s")
+    )
+    told = "From arrivals until a body had the request."
+    yield counter("wait_seconds", told, ["function"], _named(seen, "wait_s"))
+
+
+def _bodies(statistics: Statistics, state: State, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    counts = [((name,), state.counts[name]) for name in get_args(BodyState)]
+    yield gauge("bodies", "Worker processes, by what they do.", ["state"], counts)
+    alive = (((each.name,), float(each.bodies)) for each in seen if each.bodies)
+    yield gauge("function_bodies", "Worker processes of a function.", ["function"], alive)
+    yield counter(
+        "wakes",
+        "Bodies asked for, by where the weights lay.",
+        ["function", "start"],
+        (((each.name, start), count) for each in seen for start, count in list(each.wakes.items())),
+    )
+    yield counter(
+        "wake_seconds",
+        "Time of wakes, from their first step until the body was ready.",
+        ["function", "start"],
+        (((each.name, start), each.wake_s[start]) for each in seen for start in list(each.woken)),
+    )
+    yield histogram(
+        "wake_duration_seconds",
+        "From the first step of a wake until the body was ready.",
+        ["start"],
+        (((start,), times) for start, times in statistics.wake_times.items()),
+    )
+    yield counter("body_crashes", "Bodies that died unasked.", ["function"], _named(seen, "crashes"))
+    yield counter("zygote_losses", "Zygotes that died.", [], [((), statistics.zygotes_lost)])
+
+
+def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    counts = (((what,), statistics.decided[what]) for what in get_args(Decision))
+    yield counter("decisions", "Decisions of the mind that `explain` tells of.", ["decision"], counts)
+    yield counter("evictions", "Times that a function's blocks had to leave.", ["function"], _named(seen, "evictions"))
+    yield counter("memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressed)])
+
+
+def _functions(state: State, functions: Sequence[Function]) -> Iterator[Metric]:
+    lives = Counter(function.state for function in functions)
+    counts = (((life,), lives[life]) for life in get_args(FunctionState))
+    yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
+    hopeless = sum(function.best_effort for function in functions)
+    yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
+
+
+def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
+    ages = (((each.name,), now - each.profiled) for each in seen if each.profiled is not None)
+    yield gauge("profile_age_seconds", "Since a function was measured, or its profile read.", ["function"], ages)
+
+
+def _bytes(statistics: Statistics, state: State, functions: Sequence[Function]) -> Iterator[Metric]:
+    disk, stores = statistics.disk, dict(statistics.stores)
+    own: Counter[str] = Counter()
+    for body in list(statistics.bodies.values()):
+        own[body.function] += int(body.nbytes)
+    samples: list[Sample] = []
+    for function in functions:
+        spec = function.spec
+        named = (spec.name, str(spec.version))
+        places = [("disk", disk)] + ([("host", stores[spec.store])] if spec.store in stores else [])
+        for tier, shares in places:
+            exclusive = shares.exclusive(spec.id)
+            samples.append(((*named, tier, "exclusive"), exclusive))
+            samples.append(((*named, tier, "shared"), shares.held(spec.id) - exclusive))
+        if own[spec.id]:
+            samples.append(((*named, "private", "exclusive"), own[spec.id]))
+    labels = ["function", "version", "tier", "sharing"]
+    yield gauge("function_bytes", "Bytes that a version holds, by whether others hold them too.", labels, samples)
+    tiers = [(("disk",), disk.nbytes), (("host",), state.host_bytes()), (("private",), sum(own.values()))]
+    yield gauge("tier_bytes", "Bytes of all functions together, each block once.", ["tier"], tiers)
+    resident = (((name,), residents.nbytes) for name, residents in list(state.stores.items()))
+    yield gauge("host_store_bytes", "Bytes in a host store, those on their way included.", ["store"], resident)
+    released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
+    yield counter("host_store_released_bytes", "Bytes that left a host store.", ["store"], released)
+    seen = [tally for tally in list(statistics.tallies.values()) if tally.staged_bytes]
+    yield counter("staged_bytes", "Bytes brought from disk.", ["function"], _named(seen, "staged_bytes"))
+
+
+def _machine(config: MindConfig, state: State) -> Iterator[Metric]:
+    yield gauge("cores", "Cores that bodies may use.", [], [((), config.cores or 1)])
+    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), state.running_cores)])
+    yield gauge("cores_reserved", "Cores of all bodies that stay.", [], [((), state.reserved_cores)])
+    budgets = [("host", config.host_bytes), ("private", config.memory_bytes)]
+    bounded: list[Sample] = [((tier,), nbytes) for tier, nbytes in budgets if nbytes is not None]
+    yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
+
+
+def _accounts(accounting: Accounting) -> Iterator[Metric]:
+    bodies, stores = list(accounting.bodies.values()), list(accounting.stores.values())
+    amounts = {
+        "store_table": sum(sum(store.resident.values()) for store in stores),
+        "store_mind": sum(sum(store.held.values()) for store in stores),
+        "store_kernel": sum(file.allocated for store in stores for file in store.files.values()),
+        "body_expected": sum(body.expected or 0 for body in bodies),
+        "body_private": sum(body.memory.private for body in bodies),
+        "body_pss": sum(body.memory.pss for body in bodies),
+        "body_shared_pss": sum(body.memory.shared for body in bodies),
+        "zygote_pss": accounting.zygotes,
+    }
+    told = "Memory, as whoever counts it said at the last pass."
+    yield gauge("memory_bytes", told, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
+    yield counter(
+        "accounting_mismatch",
+        "Things on which the mind and the kernel disagreed in two passes.",
+        ["kind"],
+        (((kind,), accounting.mismatches[kind]) for kind in KINDS),
+    )
+    yield counter("accounting_passes", "Times that bytes were compared.", [], [((), accounting.passes)])
+
+
+def _named(seen: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:
+    """A count of each function that had a request or a body."""
+    return (((each.name,), getattr(each, field)) for each in seen if each.requests or each.wakes)
+
+
+def _by_name(counts: Counter[str]) -> Iterator[Sample]:
+    return (((name,), count) for name, count in counts.items())

@@ -1,0 +1,249 @@
+"""Which pipelines are deployed, how are they, and who may not leave because of them?
+
+A pipeline never stops fitting behind its owner's back: a function's new version that would not fit is refused, and so
+is removing one that a pipeline needs.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import msgspec
+
+from overwinter.core.errors import CallerError, ConflictError, NotFoundError
+from overwinter.core.ids import FunctionName, Seconds
+from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
+from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node import clock
+from overwinter.node.stages import Functions, Passage
+from overwinter.node.views import Availability, Reply
+from overwinter.store.repository import KeptPipeline
+
+
+class Kept(Protocol):
+    """Where pipelines outlive the node: a repository."""
+
+    def put_pipeline(self, pipeline: Pipeline, now: float, /) -> KeptPipeline:
+        """Make the next version, in place of the one before."""
+        ...
+
+    def remove_pipeline(self, name: FunctionName, /) -> None:
+        """Forget it; NotFoundError."""
+        ...
+
+    def pipelines(self) -> list[KeptPipeline]:
+        """All of them."""
+        ...
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """What a pipeline's owner may choose."""
+
+    slo_ms: float | None
+    timeout_s: float
+
+
+class Tally(msgspec.Struct):
+    """What became of a pipeline's requests since the node started or it was deployed."""
+
+    running: int = 0
+    answered: int = 0
+    in_slo: int = 0
+    """Of the answered; without a promise, all."""
+    failed: int = 0
+    """Refused, failed, or given up by the caller."""
+
+
+class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline for people and programs that ask about it."""
+
+    name: FunctionName
+    version: int
+    latest: bool
+    state: Availability
+    reason: str
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    settings: Promise
+    stages: Mapping[str, Stage]
+    sources: Mapping[str, str]
+    """For each output, where it comes from."""
+    requests: Tally
+    created: float
+    """Seconds since 1970."""
+
+
+class PipelineView:
+    """A pipeline as it is at the moment of asking. Cheap to make: one is made a request."""
+
+    platform = "overwinter_pipeline"
+    latest = True
+
+    def __init__(self, kept: KeptPipeline, tally: Tally, functions: Functions) -> None:
+        self._kept = kept
+        self._tally = tally
+        self._functions = functions
+        self.name: FunctionName = kept.pipeline.name
+        self.version: int = kept.version
+        self.settings = Promise(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
+        self._signature = Signature((), ())
+        self.fault: CallerError | None = None
+        """Why its functions, as they are now, do not make a pipeline."""
+        try:
+            self._signature = signature(kept.pipeline, functions.function)
+        except CallerError as fault:
+            self.fault = fault
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What it takes, in order; raises why nobody can know."""
+        return self._sound().inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What it gives, in order; raises why nobody can know."""
+        return self._sound().outputs
+
+    @property
+    def state(self) -> Availability:
+        """READY: a request would be answered, even if its functions sleep now."""
+        return "UNAVAILABLE" if self.reason else "READY"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not READY; empty otherwise."""
+        if self.fault is not None:
+            return str(self.fault)
+        for name, stage in self._kept.pipeline.stages.items():
+            function = self._functions.function(stage.function, stage.version)
+            if function.state != "READY":
+                return f"function {stage.function!r} of stage {name!r} is {function.reason}"
+        return ""
+
+    def info(self) -> PipelineInfo:
+        """All that can be told of it."""
+        return PipelineInfo(
+            name=self.name,
+            version=self.version,
+            latest=self.latest,
+            state=self.state,
+            reason=self.reason,
+            platform=self.platform,
+            inputs=self._signature.inputs,
+            outputs=self._signature.outputs,
+            settings=self.settings,
+            stages=self._kept.pipeline.stages,
+            sources=self._kept.pipeline.outputs,
+            requests=self._tally,
+            created=self._kept.created,
+        )
+
+    def _sound(self) -> Signature:
+        if self.fault is not None:
+            raise self.fault
+        return self._signature
+
+
+class Pipelines:
+    """All pipelines of a node, by name."""
+
+    def __init__(self, functions: Functions, kept: Kept, now: Callable[[], Seconds] = clock.now) -> None:
+        self._functions = functions
+        self._kept = kept
+        self._now = now
+        self._known: dict[FunctionName, tuple[KeptPipeline, Tally]] = {}
+
+    # Coming and going
+
+    def restore(self) -> None:
+        """Know again what was deployed before the node started."""
+        self._known = {kept.pipeline.name: (kept, Tally()) for kept in self._kept.pipelines()}
+
+    async def deploy(self, pipeline: Pipeline) -> PipelineView:
+        """Register a pipeline, in place of one of its name; what runs there ends as it began.
+
+        CallerError when it does not hold together, NotFoundError for a function that is not there, ConflictError when
+        its name is a function's.
+        """
+        check_pipeline(pipeline)
+        signature(pipeline, self._functions.function)
+        kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, clock.wall())
+        self._known[pipeline.name] = (kept, Tally())
+        return self.view(pipeline.name, None)
+
+    async def remove(self, name: FunctionName, version: int | None) -> None:
+        """Take a pipeline away; what runs now still ends. NotFoundError."""
+        self.view(name, version)
+        await asyncio.to_thread(self._kept.remove_pipeline, name)
+        self._known.pop(name, None)
+
+    def __contains__(self, name: FunctionName) -> bool:
+        return name in self._known
+
+    def view(self, name: FunctionName, version: int | None) -> PipelineView:
+        """One of them; NotFoundError."""
+        return PipelineView(*self._found(name, version), self._functions)
+
+    def views(self) -> list[PipelineView]:
+        """All of them, by name."""
+        return [PipelineView(*self._known[name], self._functions) for name in sorted(self._known)]
+
+    def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
+        """The stages of one of them; NotFoundError."""
+        return self._found(name, version)[0].pipeline.stages
+
+    def protect(self, name: FunctionName, latest: Typed | None, gone: Collection[int] = ()) -> None:
+        """ConflictError if a pipeline would stop fitting once `latest` answers for a function's name (None: nobody
+        does) and the versions `gone` are no more.
+        """
+
+        def find(asked: FunctionName, version: int | None) -> Typed:
+            if asked != name or (version is not None and version not in gone):
+                return self._functions.function(asked, version)
+            if version is not None or latest is None:
+                raise NotFoundError(f"its function {name!r} would be gone")
+            return latest
+
+        for kept, tally in self._known.values():
+            used = any(stage.function == name for stage in kept.pipeline.stages.values())
+            if not used or PipelineView(kept, tally, self._functions).fault is not None:
+                continue
+            try:
+                signature(kept.pipeline, find)
+            except CallerError as error:
+                raise ConflictError(f"{error}; remove pipeline {kept.pipeline.name!r} first, or change it") from error
+
+    # Running
+
+    async def infer(
+        self, name: FunctionName, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int
+    ) -> Reply:
+        """Run a pipeline on inputs that fit its specs; raises the error of the first stage that fails.
+
+        `timeout_s` bounds all stages together, at most to the pipeline's own.
+        """
+        kept, tally = self._found(name, version)
+        begun = self._now()
+        most_s = kept.pipeline.timeout_s if timeout_s is None else min(timeout_s, kept.pipeline.timeout_s)
+        passage = Passage(kept.pipeline, self._functions, inputs, Seconds(begun + most_s), priority, self._now)
+        tally.running += 1
+        try:
+            outputs = await passage.run()
+        except BaseException:
+            tally.failed += 1
+            raise
+        finally:
+            tally.running -= 1
+        slo_ms = kept.pipeline.slo_ms
+        tally.answered += 1
+        tally.in_slo += slo_ms is None or (self._now() - begun) * 1000 <= slo_ms
+        return Reply(name, kept.version, outputs, passage.start)
+
+    def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, Tally]:
+        known = self._known.get(name)
+        if known is None:
+            raise NotFoundError(f"no pipeline {name!r} here")
+        if version not in (None, known[0].version):
+            raise NotFoundError(f"pipeline {name!r} is there as version {known[0].version} only, not as {version}")
+        return known

@@ -1,0 +1,128 @@
+"""How often must a configuration be run until its latency is known, and what when requests come in between?
+
+Each configuration has its own process, since a heap remembers what ran before. What was disturbed is done again.
+"""
+
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+from overwinter.core.ids import Seconds, WorkerId
+from overwinter.core.profile import Point, Shape
+from overwinter.model.program import Program
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.processes import Processes
+from overwinter.node.profiling.measuring import DisturbedError, MeasuredBody
+from overwinter.node.profiling.quiet import Quiet
+from overwinter.store.hosts import HostStores
+
+RUNS = 20
+"""Runs that are enough."""
+SECONDS = 1.0
+"""Seconds of runs that are enough, when there were RUNS_LEAST."""
+RUNS_LEAST = 3
+SECONDS_MOST = 10.0
+"""Seconds of runs that are enough whatever their number."""
+BURST_S = 0.1
+"""Seconds between two looks at whether a pause is due."""
+
+
+class Measurement(NamedTuple):
+    """One configuration, and by the way how long its body took to wake; None: something came between."""
+
+    point: Point
+    pid: int
+    wake_s: float | None
+
+
+class Layers(NamedTuple):
+    """Seconds of each layer for one size of batch, on one core."""
+
+    batch: int
+    seconds: tuple[float, ...]
+    pid: int
+
+
+class Bench:
+    """Measures one thing at a time."""
+
+    def __init__(self, processes: Processes, hosts: HostStores, quiet: Quiet, now: Callable[[], Seconds]) -> None:
+        self._processes = processes
+        self._hosts = hosts
+        self._quiet = quiet
+        self._now = now
+        self._last = 0
+
+    async def point(self, function: DeployedFunction, program: Program, shape: Shape) -> Measurement:
+        """Memory and median latency of a configuration. StoreError when its blocks are not in memory, WorkerError when
+        it does not run.
+        """
+        while True:
+            try:
+                return await self._point(function, program, shape)
+            except DisturbedError:
+                continue
+
+    async def layers(self, function: DeployedFunction, program: Program, batch: int) -> Layers:
+        """Median seconds of each layer; errors as of `point`."""
+        while True:
+            try:
+                return await self._layers(function, program, batch)
+            except DisturbedError:
+                continue
+
+    async def _point(self, function: DeployedFunction, program: Program, shape: Shape) -> Measurement:
+        body = self._body(function, program, shape)
+        try:
+            wake_s = await self._start(body, function)
+            pid = body.pid or 0
+            runs: list[float] = []
+            spent = 0.0
+            while not _enough(len(runs) / shape.concurrency, spent):
+                mark = await self._quiet.moment()
+                begun = self._now()
+                took = await body.waves(BURST_S, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
+                self._quiet.spent(self._now() - begun)
+                runs += took
+                spent += sum(took) / shape.concurrency
+            memory_bytes = await body.private_bytes()
+        finally:
+            await body.end()
+        return Measurement(Point(shape.cores, memory_bytes, shape.batch, shape.concurrency, median(runs)), pid, wake_s)
+
+    async def _layers(self, function: DeployedFunction, program: Program, batch: int) -> Layers:
+        body = self._body(function, program, Shape(1, batch, 1))
+        try:
+            await self._start(body, function)
+            pid = body.pid or 0
+            passes: list[tuple[float, ...]] = []
+            warm = False
+            spent = 0.0
+            while not _enough(len(passes), spent):
+                mark = await self._quiet.moment()
+                begun = self._now()
+                took = await body.layers(batch, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
+                self._quiet.spent(self._now() - begun)
+                if warm and not self._quiet.disturbed(mark):
+                    passes.append(took)
+                    spent += sum(took)
+                warm = True
+        finally:
+            await body.end()
+        return Layers(batch, tuple(median(layer) for layer in zip(*passes, strict=True)), pid)
+
+    def _body(self, function: DeployedFunction, program: Program, shape: Shape) -> MeasuredBody:
+        # The mind counts its workers upwards.
+        self._last -= 1
+        return MeasuredBody(self._processes, WorkerId(self._last), function, program, shape, self._now)
+
+    async def _start(self, body: MeasuredBody, function: DeployedFunction) -> float | None:
+        mark = await self._quiet.moment()
+        begun = self._now()
+        wake_s = await body.start(self._hosts.store(function.store).open(function.program_files()))
+        self._quiet.spent(self._now() - begun)
+        return None if self._quiet.disturbed(mark) else wake_s
+
+
+def _enough(runs: float, seconds: float) -> bool:
+    return runs >= RUNS or (runs >= RUNS_LEAST and seconds >= SECONDS) or (runs > 0 and seconds >= SECONDS_MOST)

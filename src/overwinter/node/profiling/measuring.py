@@ -1,0 +1,244 @@
+"""How is one configuration measured? In a body of its own, forked and contained as every other, through the way that
+requests go: trays, channel, answers. What runs are zeros, and of a function with a handler the program alone, since a
+handler needs real inputs.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf, prod
+from typing import Any
+
+from overwinter.core.errors import WorkerError
+from overwinter.core.ids import RequestId, RunId, Seconds, WorkerId
+from overwinter.core.profile import Shape
+from overwinter.core.tensor import ITEM_BYTES, TensorMeta
+from overwinter.model.program import Program
+from overwinter.node.bodies import BodyProcess
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.processes import Processes
+from overwinter.worker.messages import Answer, Failure, ForkBody, Measure, Measured, RunBatch
+from overwinter.worker.sandbox import uid_of
+from overwinter.worker.tray import offsets
+
+BATCH = "batch"
+POLL_S = 0.02
+PATIENCE_S = 0.25
+"""A run that a request came into is let finish for so long."""
+START_S = 120.0
+GONE_S = 5.0
+COLD_S = 0.05
+"""A body that had nothing to do for so long runs once before it counts."""
+NOBODY = RequestId(0)
+
+
+class DisturbedError(Exception):
+    """A request came while something was measured that would have taken too long to end."""
+
+
+def least_rows(program: Program) -> int:
+    """Rows of the smallest request that the program takes."""
+    return max(1, program.dimensions.get(BATCH, (1, 1))[0])
+
+
+def batch_limit(program: Program) -> int:
+    """The most requests of least size that one run takes; 1 for a program whose requests cannot be joined."""
+    joined = all(spec.shape[:1] == (BATCH,) for spec in (*program.inputs, *program.outputs))
+    return max(1, program.dimensions[BATCH][1] // least_rows(program)) if joined and program.inputs else 1
+
+
+class MeasuredBody:
+    """The node's end of a body that is measured; hears of it in place of the effects."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        worker: WorkerId,
+        function: DeployedFunction,
+        program: Program,
+        shape: Shape,
+        now: Callable[[], Seconds],
+    ) -> None:
+        self.worker = worker
+        self._processes = processes
+        self._function = function
+        self._shape = shape
+        self._now = now
+        self._rows = least_rows(program)
+        self._metas = _metas(program)
+        self._layers = len(program.layers)
+        self._runs = 0
+        self._asked = Measure()
+        self._begun: dict[RunId, Seconds] = {}
+        self._took: list[float] = []
+        self._last: Seconds | None = None
+        self._heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._gone = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, while it lives."""
+        body = self._processes.body(self.worker)
+        return None if body is None else body.pid
+
+    async def start(self, fds: Sequence[int]) -> float:
+        """Fork it and hand it the descriptors of the program and the blocks, which are closed; seconds until it was
+        ready. WorkerError.
+        """
+        function, shape = self._function, self._shape
+        memory_bytes = function.manifest.settings.memory_mib << 20
+        order = ForkBody(self.worker, uid_of(self.worker), memory_bytes, function.mapped_bytes(), shape.cores)
+        begun = self._now()
+        try:
+            self._processes.fork(order, function.program_load(shape.cores, shape.concurrency), fds, self)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        try:
+            async with asyncio.timeout(START_S):
+                ready: Seconds = await self._heard
+        except TimeoutError:
+            raise WorkerError(f"a body of {function.id} to be measured was not ready in {START_S:g} s") from None
+        return ready - begun
+
+    async def waves(self, seconds: float, disturbed: Callable[[], bool]) -> list[float]:
+        """Seconds of each run in waves of as many as go on at once, for so long or until disturbed; a wave that was
+        disturbed does not count.
+
+        DisturbedError when a run would have kept a request waiting; the body is gone then. WorkerError.
+        """
+        if self._last is None or self._now() - self._last > COLD_S:
+            await self._wave(disturbed)
+        took: list[float] = []
+        until = self._now() + seconds
+        while not disturbed():
+            wave = await self._wave(disturbed)
+            took += [] if disturbed() else wave
+            if self._now() >= until:
+                break
+        return took
+
+    async def layers(self, batch: int, disturbed: Callable[[], bool]) -> tuple[float, ...]:
+        """Seconds of each layer in one run of a batch."""
+        measured = await self._measured(Measure(batch * self._rows), disturbed)
+        return measured.layers_s
+
+    async def private_bytes(self) -> int:
+        """The most memory that it had to itself."""
+        measured = await self._measured(Measure(), lambda: False)
+        return measured.private_bytes
+
+    async def end(self) -> None:
+        """Kill it, and wait until it is gone, though not on a node that stops and hears of nothing any more."""
+        self._processes.stop(self.worker, kill=True)
+        if self._processes.body(self.worker) is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), GONE_S)
+
+    async def _wave(self, disturbed: Callable[[], bool]) -> list[float]:
+        body = self._body()
+        self._expect()
+        self._took = []
+        for _ in range(self._shape.concurrency):
+            self._begin(body)
+        await self._hear(disturbed)
+        self._last = self._now()
+        return self._took
+
+    def _begin(self, body: BodyProcess) -> None:
+        self._runs += 1
+        run = RunId(self._runs)
+        batch = self._shape.batch
+        slot = body.begin(run, (NOBODY,) * batch)
+        tray = body.slots[slot].inputs
+        *_, nbytes = offsets(self._metas * batch)
+        try:
+            tray.hold(nbytes)
+        except OSError as error:
+            raise WorkerError(f"a tray cannot be made to hold {nbytes} bytes: {error}") from error
+        self._begun[run] = self._now()
+        self._processes.send(body, RunBatch(run, slot, (self._metas,) * batch, tray.nbytes))
+
+    async def _measured(self, asked: Measure, disturbed: Callable[[], bool]) -> Measured:
+        body = self._body()
+        self._expect()
+        self._asked = asked
+        self._processes.send(body, asked)
+        measured: Measured = await self._hear(disturbed)
+        return measured
+
+    def _body(self) -> BodyProcess:
+        body = self._processes.body(self.worker)
+        if body is None:
+            self._heard.result()
+            raise WorkerError("the body to be measured is gone")
+        return body
+
+    def _expect(self) -> None:
+        if self._heard.done():
+            self._heard.result()
+            self._heard = asyncio.get_running_loop().create_future()
+
+    async def _hear(self, disturbed: Callable[[], bool]) -> Any:
+        disturbed_at: Seconds | None = None
+        while not self._heard.done():
+            await asyncio.wait({self._heard}, timeout=POLL_S)
+            if disturbed_at is None and disturbed():
+                disturbed_at = self._now()
+            if disturbed_at is not None and not self._heard.done() and self._now() - disturbed_at > PATIENCE_S:
+                await self.end()
+                raise DisturbedError
+        return self._heard.result()
+
+    # What its processes tell
+
+    def body_ready(self, worker: WorkerId) -> None:
+        """It is loaded."""
+        self._tell(self._now())
+
+    def body_answered(self, body: BodyProcess, answer: Answer) -> None:
+        """One of its runs is done."""
+        now = self._now()
+        body.end(answer)
+        self._took.append(now - self._begun.pop(answer.run))
+        failed = next((outcome for outcome in answer.outcomes if isinstance(outcome, Failure)), None)
+        if failed is not None:
+            self._fail(f"a run of zeros failed: {failed.error}: {failed.message}")
+        elif not self._begun:
+            self._tell(None)
+
+    def body_measured(self, body: BodyProcess, measured: Measured) -> None:
+        """It told of itself."""
+        layers = self._layers if self._asked.batch is not None else 0
+        possible = measured.private_bytes >= 0 and all(0 <= seconds < inf for seconds in measured.layers_s)
+        if not possible or len(measured.layers_s) != layers:
+            raise ValueError("what it measured cannot be true")
+        self._tell(measured)
+
+    def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
+        """It is gone."""
+        self._gone.set()
+        self._fail(reason)
+
+    def _tell(self, what: object) -> None:
+        if self._heard.done():
+            raise ValueError("nothing was asked")
+        self._heard.set_result(what)
+
+    def _fail(self, reason: str) -> None:
+        if self._heard.done():
+            self._heard = asyncio.get_running_loop().create_future()
+        self._heard.set_exception(WorkerError(f"{self._function.id} cannot be measured: {reason}"))
+        # It may be that nobody waits.
+        self._heard.exception()
+
+
+def _metas(program: Program) -> tuple[TensorMeta, ...]:
+    """The inputs of one request of least size, all other sizes being the example's."""
+    sizes = {**program.example, BATCH: least_rows(program)}
+    metas = []
+    for spec in program.inputs:
+        shape = tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)
+        metas.append(TensorMeta(spec.name, spec.datatype, shape, prod(shape) * ITEM_BYTES[spec.datatype]))
+    return tuple(metas)

@@ -1,0 +1,175 @@
+"""What does the node know of its functions' speed, and how does it learn it?
+
+Profiles belong to a program on a machine: every variant of it has them, also one that is deployed after a restart.
+They are measured in bodies that the mind knows nothing of, and corrected by what is seen in service.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from overwinter.core.errors import OverwinterError
+from overwinter.core.events import Event, Profiled
+from overwinter.core.ids import FunctionId
+from overwinter.core.profile import Profile
+from overwinter.core.profiling import Limits, Progress, Wanted, wanted_batches, wanted_shapes, with_points
+from overwinter.model.program import Program, decode_program
+from overwinter.node import clock
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.processes import Processes
+from overwinter.node.profiling.bench import Bench
+from overwinter.node.profiling.machine import core_count, fingerprint
+from overwinter.node.profiling.measuring import batch_limit
+from overwinter.node.profiling.observer import Correction, Observer
+from overwinter.node.profiling.quiet import Quiet
+from overwinter.node.profiling.survey import Survey, Tell
+from overwinter.store.hosts import HostStores
+from overwinter.store.repository import Repository
+
+
+class House(Protocol):
+    """The node, as far as profiling looks."""
+
+    @property
+    def processes(self) -> Processes:
+        """Who forks."""
+        ...
+
+    @property
+    def hosts(self) -> HostStores:
+        """Where the blocks are."""
+        ...
+
+    @property
+    def repository(self) -> Repository:
+        """Where profiles outlive the node."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether requests or bodies are under way."""
+        ...
+
+    def post(self, event: Event, /) -> None:
+        """Tell the mind."""
+        ...
+
+    async def wake(self, function: DeployedFunction, /) -> None:
+        """Bring a function's blocks into memory; raises why not."""
+        ...
+
+
+class Profiler:
+    """One measurement at a time; the others wait for it."""
+
+    def __init__(
+        self,
+        house: House,
+        functions: Mapping[FunctionId, DeployedFunction],
+        tasks: asyncio.TaskGroup,
+        share: float,
+        log: Callable[[str], None],
+    ) -> None:
+        """While the node serves, `share` of the time may be spent on measuring."""
+        self.observer = Observer(self._known, self._corrects)
+        self._bench = Bench(house.processes, house.hosts, Quiet(self.observer, house.busy, share, clock.now), clock.now)
+        self._house = house
+        self._functions = functions
+        self._tasks = tasks
+        self._log = log
+        self._machine = fingerprint()
+        self._turn = asyncio.Lock()
+        self._background: set[asyncio.Task[object]] = set()
+
+    async def close(self) -> None:
+        """End what goes on in the background, and its bodies."""
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stored(self, function: DeployedFunction) -> Profile | None:
+        """What was measured here of the function, or of its program alone. Reads the disk."""
+        for subject in _subjects(function):
+            found = self._house.repository.profile(self._machine, subject)
+            if found is not None:
+                return found
+        return None
+
+    async def measure(self, function: DeployedFunction, wanted: Wanted, tell: Tell) -> Profile:
+        """Measure what is wanted and not known. What was measured is kept also if the rest fails or is cancelled.
+
+        CallerError for a configuration that cannot be; WorkerError when none of them runs.
+        """
+        program = await asyncio.to_thread(self._program, function)
+        limits = Limits(core_count(), batch_limit(program))
+        shapes = wanted_shapes(wanted, function.manifest.settings, limits)
+        batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
+        tell(Progress(done=0, total=len(shapes) + len(batches), what="waiting for its turn"))
+        async with self._turn:
+            survey = Survey(self._bench, self._house.wake, function, program, tell)
+            if function.profile is not None and not wanted.again:
+                survey.known(function.profile)
+            try:
+                await survey.run(shapes, batches)
+            finally:
+                if survey.found:
+                    # Also when nobody waits any more.
+                    await asyncio.shield(self._keep(function, survey))
+        return function.profile or survey.blank
+
+    def measure_soon(self, function: DeployedFunction) -> None:
+        """Measure what its settings allow, in the background."""
+        self._do_soon(self.measure(function, Wanted(), lambda _: None), f"{function.id} was not measured")
+
+    def _known(self, id_: FunctionId) -> Profile | None:
+        function = self._functions.get(id_)
+        return None if function is None else function.profile
+
+    def _corrects(self, id_: FunctionId, correction: Correction) -> None:
+        self._do_soon(self._correct(id_, correction), f"the profile of {id_} was not corrected")
+
+    def _do_soon(self, work: Coroutine[Any, Any, object], failed: str) -> None:
+        task = self._tasks.create_task(self._told(work, failed))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _told(self, work: Coroutine[Any, Any, object], failed: str) -> None:
+        """Nobody waits for it, so that its failure goes into the log."""
+        try:
+            await work
+        except OverwinterError as error:
+            self._log(f"{failed}: {error}")
+
+    async def _correct(self, id_: FunctionId, correction: Correction) -> None:
+        function = self._functions.get(id_)
+        if function is None or function.profile is None:
+            return
+        profile = with_points(function.profile, correction.points, correction.wake_s)
+        await asyncio.to_thread(self._put, function.subject, profile)
+        self._spread(function.subject, profile)
+
+    def _program(self, function: DeployedFunction) -> Program:
+        return decode_program(self._house.repository.read(function.manifest.program.address))
+
+    async def _keep(self, function: DeployedFunction, survey: Survey) -> None:
+        """The program was measured: that holds for it alone, and until more is known for it behind its handler."""
+        profile = survey.blank
+        for subject in reversed(_subjects(function)):
+            known = await asyncio.to_thread(self._house.repository.profile, self._machine, subject)
+            profile = survey.added_to(known or profile)
+            await asyncio.to_thread(self._put, subject, profile)
+            self._spread(subject, profile)
+
+    def _put(self, subject: str, profile: Profile) -> None:
+        self._house.repository.put_profile(self._machine, subject, profile, clock.wall())
+
+    def _spread(self, subject: str, profile: Profile) -> None:
+        for function in list(self._functions.values()):
+            if function.subject == subject:
+                function.profile = profile
+                self._house.post(Profiled(function.id, profile))
+
+
+def _subjects(function: DeployedFunction) -> tuple[str, ...]:
+    """Under which names its profile may be kept, its own first."""
+    return tuple(dict.fromkeys((function.subject, function.manifest.program.address)))

@@ -1,0 +1,61 @@
+"""When may something be measured without being disturbed, or disturbing? While no request is under way, and while the
+node serves only for a share of the time.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from overwinter.core.ids import Seconds
+
+POLL_S = 0.005
+SERVING_S = 10.0
+"""A node whose last request came longer ago is idle, and measures as fast as it can."""
+
+
+class Traffic(Protocol):
+    """What is known of the requests that come."""
+
+    @property
+    def arrivals(self) -> int:
+        """How many came so far."""
+        ...
+
+    @property
+    def arrived_at(self) -> Seconds | None:
+        """When the last one came."""
+        ...
+
+
+class Quiet:
+    """Says when, and keeps the account of the time spent."""
+
+    def __init__(self, traffic: Traffic, busy: Callable[[], bool], share: float, now: Callable[[], Seconds]) -> None:
+        """`busy` says whether requests or bodies are under way. `share` of the time may be spent while the node
+        serves, above 0 and at most 1.
+        """
+        self._traffic = traffic
+        self._busy = busy
+        self._share = share
+        self._now = now
+        self._rests_until = Seconds(0.0)
+
+    async def moment(self) -> int:
+        """Wait until something may be measured; a mark for `disturbed`."""
+        while self._serves() and (rest_s := self._rests_until - self._now()) > 0:  # noqa: ASYNC110 - as below
+            await asyncio.sleep(min(rest_s, SERVING_S))
+        while self._busy():  # noqa: ASYNC110 - nobody tells when bodies and requests are all at rest
+            await asyncio.sleep(POLL_S)
+        return self._traffic.arrivals
+
+    def disturbed(self, mark: int) -> bool:
+        """Whether anything was under way since the moment that gave the mark, or is."""
+        return self._busy() or self._traffic.arrivals != mark
+
+    def spent(self, seconds: float) -> None:
+        """Something was measured for so long: while the node serves, the rest of the time is not for that."""
+        self._rests_until = Seconds(self._now() + seconds * (1.0 / self._share - 1.0))
+
+    def _serves(self) -> bool:
+        last = self._traffic.arrived_at
+        return last is not None and self._now() - last < SERVING_S

@@ -1,0 +1,108 @@
+"""How does a node start and stop? Each part in the order in which the parts need each other."""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.core.errors import ConflictError
+from overwinter.core.journal import Journal
+from overwinter.node.effects import NodeEffects
+from overwinter.node.insight import Insight
+from overwinter.node.loop import Loop
+from overwinter.node.node import Node
+from overwinter.node.pressure import watch_memory
+from overwinter.node.processes import Processes
+from overwinter.node.profiling.profiler import Profiler
+from overwinter.policy.mind import Mind
+from overwinter.store.host import page_bytes
+from overwinter.store.hosts import HostStores
+from overwinter.store.repository import Repository
+from overwinter.store.sealing import free_bytes
+
+TMPFS_SHARE = 0.95
+"""Of the room on the tmpfs, what host stores may take: trays and others need some."""
+
+
+@asynccontextmanager
+async def running(
+    config: NodeConfig, environment: Mapping[str, str], log: Callable[[str], None]
+) -> AsyncIterator[Node]:
+    """A node over its data directory, from its start to its clean stop. ConflictError if another node has it."""
+    with ExitStack() as stack:
+        repository = Repository(Path(config.data))
+        stack.callback(repository.close)
+        stack.callback(os.close, _owned(Path(config.data) / "node.lock"))
+        place = Path(config.host_store) / f"overwinter-{repository.node_identity}"
+        hosts = HostStores(place, repository)
+        if not config.keep_warm:
+            stack.callback(hosts.close)
+        config = msgspec.structs.replace(config, mind=_bounded(config, hosts))
+        file = stack.enter_context(_journal_file(config.journal))
+        node = Node(config, repository, hosts, Mind(config.mind))
+        node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
+        async with asyncio.TaskGroup() as tasks:
+            node._effects = NodeEffects(hosts, tasks)
+            node.processes = node._effects.processes = Processes(node._effects, environment, log)
+            node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
+            node.insight = Insight(node, node._mind.state, node._deployed, log)
+            readers = (node.profiler.observer.observe, node.insight.statistics.observe)
+            node._loop = Loop(node._mind, node.journal, node._effects, readers)
+            node._effects.post = node.post
+            node.processes.start()
+            memory = tasks.create_task(watch_memory(config.memory_free_min_bytes, node.post))
+            try:
+                node._restore()
+                node.insight.begin(tasks)
+                yield node
+            finally:
+                memory.cancel()
+                await node.profiler.close()
+                node._effects.close()
+                await node.processes.close()
+                await node.insight.close()
+
+
+def _journal_file(path: str | None) -> AbstractContextManager[IO[bytes] | None]:
+    """Unbuffered, so that a crash loses no step. A file is one mind's life: the one before gets a number."""
+    if path is None:
+        return nullcontext()
+    if os.path.exists(path):
+        number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
+        os.rename(path, f"{path}.{number}")
+    return open(path, "wb", buffering=0)
+
+
+def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
+    log(f"the journal's file ends here, the node goes on: {error}")
+
+
+def _bounded(config: NodeConfig, hosts: HostStores) -> MindConfig:
+    """The mind's configuration with what this machine has: its cores, and room on the tmpfs."""
+    there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
+    room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
+    mind = config.mind
+    return msgspec.structs.replace(
+        mind,
+        cores=mind.cores or len(os.sched_getaffinity(0)),
+        host_bytes=room if mind.host_bytes is None else min(room, mind.host_bytes),
+    )
+
+
+def _owned(path: Path) -> int:
+    """The lock that says whose the data directory is; it goes with the process."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConflictError(f"another node already serves {path.parent}: stop it, or choose another --data") from None
+    return fd

@@ -1,0 +1,22 @@
+"""What do metrics, usage, `top` and `explain` look at?"""
+
+from typing import NamedTuple
+
+from overwinter.core.config import MindConfig
+from overwinter.node.accounting import Accounting
+from overwinter.node.statistics import Statistics
+from overwinter.policy.state import State
+
+
+class Sources(NamedTuple):
+    """All that a node knows of what it does. Looked at from threads while the loop goes on: a table is copied whole
+    before it is gone through, and what is seen is true of about the same moment.
+    """
+
+    config: MindConfig
+    state: State
+    """The mind's tables."""
+    statistics: Statistics
+    """What was read out of its steps."""
+    accounting: Accounting
+    """What the kernel says."""

@@ -1,0 +1,63 @@
+"""Which functions' blocks leave a host store, and when? (Tetris 3.4: T_cold = T_all minus T_warm.)
+
+Nothing leaves that a body, a waiting request or a pin holds. What stays warm follows from the functions that live, so
+a crash leaks nothing. Nothing leaves for being idle alone unless a keep-alive window was asked for.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from overwinter.core.ids import Seconds
+from overwinter.core.policies import Eviction
+from overwinter.policy.state import Function, State
+
+CANDIDATES = 32
+"""Of the functions used longest ago, so many are weighed against each other."""
+FIXED_BYTES = 1 << 20
+"""What opening, checking and naming a block costs, in bytes copied."""
+LEAST_S = 1e-3
+
+
+def may_leave(function: Function) -> bool:
+    """Whether nothing holds the function's blocks in the host store."""
+    return (
+        function.blocks == "present"
+        and not function.bodies
+        and not function.queue
+        and not (function.announce or function.on_trial or function.spec.settings.pinned)
+    )
+
+
+def next_victim(state: State, rule: Eviction, now: Seconds, keep: Function | None) -> Function | None:
+    """The function whose blocks should leave next, or None. One that shares every block gives nothing back."""
+    candidates = islice(_candidates(state, keep), 1 if rule == "lru" else CANDIDATES)
+    return min(candidates, key=lambda function: _worth(state, function, now), default=None)
+
+
+def can_ever_fit(state: State, function: Function, host_bytes: int) -> bool:
+    """Whether the function would fit if all that may leave some day had left."""
+    nbytes = sum(function.sizes.values())
+    pinned = {
+        (other.spec.store, address): size
+        for other in state.functions.values()
+        if other.spec.settings.pinned and other.blocks != "absent" and other is not function
+        for address, size in other.sizes.items()
+        if other.spec.store != function.spec.store or address not in function.sizes
+    }
+    return nbytes + sum(pinned.values()) <= host_bytes
+
+
+def _candidates(state: State, keep: Function | None) -> Iterator[Function]:
+    for id_ in state.kept:
+        function = state.functions[id_]
+        if function is not keep and may_leave(function) and state.residents(function).exclusive(function.sizes):
+            yield function
+
+
+def _worth(state: State, function: Function, now: Seconds) -> float:
+    """What it costs to bring it back, by how often that is likely, per byte won. Bringing a block costs its bytes and
+    a fixed part, so a small head over a shared body is worth more a byte than a whole model.
+    """
+    won = state.residents(function).exclusive(function.sizes)
+    cost = won + FIXED_BYTES * len(function.sizes)
+    return cost / won / max(now - function.used, function.every_s, LEAST_S)

@@ -1,0 +1,80 @@
+"""How long does a run of a function take, and in which shapes may its bodies be made?
+
+From its profile, corrected by what was observed in service; without one, from its settings and its runs so far.
+"""
+
+from math import inf
+
+from overwinter.core.function import FunctionSpec
+from overwinter.core.policies import Policy
+from overwinter.core.profile import Point, Shape, between
+
+BODY_BYTES = 16 << 20
+"""Private memory that a body is taken to have before it was measured."""
+SMOOTHING = 0.2
+PACE_MAX = 8.0
+
+
+class Speeds:
+    """What is known of one function's runs."""
+
+    def __init__(self, spec: FunctionSpec, policy: Policy) -> None:
+        settings, profile = spec.settings, spec.profile
+        self.run_s: float | None = None
+        """Smoothed seconds of a run, whatever its batch."""
+        self.pace = 1.0
+        """Observed by profiled latency, smoothed: a node with other work on its cores is slower than its profile."""
+        self.points: tuple[Point, ...] = ()
+        """The measured configurations that settings and policy allow."""
+        self._known: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        self._latencies: dict[tuple[int, int, int], float] = {}
+        if profile is not None:
+            self.points = tuple(
+                point
+                for point in profile.points
+                if point.cores <= min(settings.threads, policy.cores_max)
+                and point.batch <= min(settings.max_batch, policy.batch_max)
+                and point.concurrency <= min(settings.concurrency, policy.concurrency_max)
+            )
+        for point in sorted(self.points, key=lambda point: point.batch):
+            self._known.setdefault((point.cores, point.concurrency), []).append((point.batch, point.latency_s))
+        self.weight_bytes = sum({blob.address: blob.nbytes for blob in spec.blobs}.values())
+        self.macs = 0 if profile is None else profile.macs
+        slo_s = inf if settings.slo_ms is None else settings.slo_ms / 1000
+        in_time = [point for point in self.points if point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)]
+        self.usual = min(in_time or self.points, key=_plainness, default=None) or Point(
+            settings.threads, BODY_BYTES, settings.max_batch, settings.concurrency, 0.0
+        )
+        """The shape of a body when nothing speaks for another: the plainest that keeps the promise."""
+        self.first: Shape | None = None
+        """What the scaler makes a function's only body at a low rate; None: not asked yet."""
+        self.first_rate = 0.0
+        """Up to this rate that body is all there is to say, and the scaler need not be asked."""
+
+    def point(self, shape: Shape) -> Point:
+        """What is known of a body of this shape."""
+        return next((point for point in self.points if point.shape == shape), self.usual)
+
+    def latency_s(self, point: Point, batch: int) -> float | None:
+        """Seconds that a run of `batch` requests should take in a body so made; None: nothing is known."""
+        key = (point.cores, point.concurrency, batch)
+        latency = self._latencies.get(key)
+        if latency is None:
+            known = self._known.get((point.cores, point.concurrency))
+            if known is None:
+                return self.run_s
+            latency = self._latencies[key] = between(known, batch)
+        return latency * self.pace
+
+    def observe(self, point: Point, batch: int, seconds: float) -> None:
+        """A run took so long."""
+        self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
+        if point.latency_s > 0:
+            expected = self.latency_s(point, batch)
+            if expected:
+                ratio = seconds * self.pace / expected
+                self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
+
+
+def _plainness(point: Point) -> tuple[int, int, int]:
+    return point.cores, point.concurrency, -point.batch

@@ -1,0 +1,58 @@
+"""How long does a run take, and how much memory a body, in every shape, when only one shape was measured?
+
+For models whose profile is reckoned from few facts: the time of one request on one core, and three measured effects.
+"""
+
+import msgspec
+
+Row = tuple[int, int, int, float, float]
+"""Cores, batch, concurrency, latency in ms, private MiB of a body so made."""
+
+
+class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With k = c/p cores for each of p runs at once, and b requests in each:
+
+    l = alone · (1 + (b - 1)·(1 - batching)) · S(k) · (1 + crowding·(p - 1))
+    S(k) = serial + (1 - serial)/k from one core on (Amdahl), 1/k where runs share a core
+    m = runtime + request·b·p
+    """
+
+    alone_ms: float
+    """One request alone on one core."""
+    serial: float
+    """The share of a run that more cores do not shorten."""
+    batching: float = 0.0
+    """What each further request of a batch saves, as a share of one alone."""
+    crowding: float = 0.05
+    """What each further run at once adds to a run that has cores of its own."""
+    runtime_mib: float
+    """Private memory of a body that runs nothing."""
+    request_mib: float
+    """More for each request under way."""
+    cores: tuple[int, ...] = (1, 2, 4, 8)
+    batches: tuple[int, ...] = (1,)
+    concurrencies: tuple[int, ...] = (1, 2, 4)
+
+    def __post_init__(self) -> None:
+        if min(self.alone_ms, self.runtime_mib) <= 0 or min(self.crowding, self.request_mib) < 0:
+            raise ValueError("alone_ms and runtime_mib must be above 0, crowding and request_mib not below")
+        if not (0 <= self.serial <= 1 and 0 <= self.batching < 1):
+            raise ValueError(f"serial and batching are shares, got {self.serial} and {self.batching}")
+        if not all(values and min(values) >= 1 for values in (self.cores, self.batches, self.concurrencies)):
+            raise ValueError("cores, batches and concurrencies need a number each, from 1 on")
+
+    def rows(self) -> tuple[Row, ...]:
+        """Every combination of cores, batch and concurrency."""
+        return tuple(
+            (c, b, p, self.latency_ms(c, b, p), self.runtime_mib + self.request_mib * b * p)
+            for c in self.cores
+            for b in self.batches
+            for p in self.concurrencies
+        )
+
+    def latency_ms(self, cores: int, batch: int, concurrency: int) -> float:
+        """Of one run of `batch` requests while `concurrency` of them run at once."""
+        share = cores / concurrency
+        speed = self.serial + (1 - self.serial) / share if share >= 1 else 1 / share
+        work = 1 + (batch - 1) * (1 - self.batching)
+        return self.alone_ms * work * speed * (1 + self.crowding * (concurrency - 1))

@@ -1,0 +1,47 @@
+"""Which host stores are there? The shared one, and one for each tenant that asked for its own (Tetris 3.3).
+
+A dedicated store is a directory of its own in the shared one's: its blocks are shared among that tenant's functions
+alone, so that nobody can learn from a wake's speed what another tenant holds.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from overwinter.core.ids import SHARED, StoreName
+from overwinter.store.host import HostStore, Source
+from overwinter.store.residency import Sized
+
+PREFIX = "tenant."
+
+
+class HostStores:
+    """All host stores of a node, made when they are first asked for. Who keeps their sizes in bounds is the mind."""
+
+    def __init__(self, root: Path, repository: Source) -> None:
+        self.root = root
+        self._repository = repository
+        self._stores = {SHARED: HostStore(root, repository)}
+
+    def store(self, name: StoreName) -> HostStore:
+        """The store of that name."""
+        store = self._stores.get(name)
+        if store is None:
+            store = self._stores[name] = HostStore(self.root / f"{PREFIX}{name}", self._repository)
+        return store
+
+    def every(self) -> Mapping[StoreName, HostStore]:
+        """The stores there are, by name."""
+        return dict(self._stores)
+
+    def sweep(self, live: Mapping[StoreName, Iterable[Sized]]) -> None:
+        """Keep of what an earlier owner left only these blocks; stores that nobody lives in go."""
+        left = {StoreName(path.name[len(PREFIX) :]) for path in self.root.glob(f"{PREFIX}*")}
+        for name in {*left, *live, *self._stores}:
+            self.store(name).sweep(live.get(name, ()))
+            if name != SHARED and name not in live:
+                self._stores.pop(name).root.rmdir()
+
+    def close(self) -> None:
+        """Give all their memory back."""
+        self.sweep({})
+        self.root.rmdir()

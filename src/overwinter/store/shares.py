@@ -1,0 +1,102 @@
+"""What does each holder of shared blocks owe over time, when the holders of a block pay equal parts of it?
+
+`residency.split_bytes` answers for one moment; here is its integral. A block keeps the byte-seconds that one holder of
+it has paid since the block came; a holder owes, for each of its blocks, what was added since it joined. So holding and
+letting go cost the holder's own blocks, however many share them, and the sum of all debts is what all hold together.
+"""
+
+from collections.abc import Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from overwinter.core.ids import Address
+
+H = TypeVar("H")
+
+
+class _Share(NamedTuple):
+    """A block: replaced as a whole, so that another thread never sees one half changed."""
+
+    nbytes: int
+    holders: int
+    paid: float
+    """Byte-seconds that one holder would have paid from the block's coming to `at`."""
+    at: float
+
+    def paid_until(self, now: float) -> float:
+        return self.paid + self.nbytes / self.holders * (now - self.at)
+
+
+class _Holding(NamedTuple):
+    sizes: Mapping[Address, int]
+    nbytes: int
+    paid: float
+    """What one holder of all these blocks had paid when this one joined."""
+
+
+class Shares(Generic[H]):
+    """Holders of blocks in one place. Changed by one thread; others may ask meanwhile."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[Address, _Share] = {}
+        self._holdings: dict[H, _Holding] = {}
+        self.nbytes = 0
+        """Of all blocks held, each once."""
+
+    def hold(self, holder: H, sizes: Mapping[Address, int], now: float) -> None:
+        """From now on `holder` needs these blocks; it may hold nothing yet."""
+        paid = 0.0
+        for address, nbytes in sizes.items():
+            share = self._blocks.get(address)
+            if share is None:
+                share = _Share(nbytes, 0, 0.0, now)
+                self.nbytes += nbytes
+            before = share.paid_until(now) if share.holders else share.paid
+            self._blocks[address] = _Share(nbytes, share.holders + 1, before, now)
+            paid += before
+        self._holdings[holder] = _Holding(sizes, sum(sizes.values()), paid)
+
+    def release(self, holder: H, now: float) -> float:
+        """`holder` needs its blocks no more; the byte-seconds it owes. 0 if it held none."""
+        holding = self._holdings.pop(holder, None)
+        if holding is None:
+            return 0.0
+        paid = 0.0
+        for address in holding.sizes:
+            share = self._blocks[address]
+            until = share.paid_until(now)
+            paid += until
+            if share.holders > 1:
+                self._blocks[address] = _Share(share.nbytes, share.holders - 1, until, now)
+            else:
+                del self._blocks[address]
+                self.nbytes -= share.nbytes
+        return max(0.0, paid - holding.paid)
+
+    def owed(self, holder: H, now: float) -> float:
+        """Byte-seconds that `holder` owes up to now."""
+        holding = self._holdings.get(holder)
+        if holding is None:
+            return 0.0
+        paid = sum(share.paid_until(now) for address in holding.sizes if (share := self._blocks.get(address)))
+        return max(0.0, paid - holding.paid)
+
+    def held(self, holder: H) -> int:
+        """Bytes of all blocks that `holder` needs."""
+        holding = self._holdings.get(holder)
+        return 0 if holding is None else holding.nbytes
+
+    def exclusive(self, holder: H) -> int:
+        """Bytes that nobody else needs: what would be free without `holder`."""
+        holding = self._holdings.get(holder)
+        if holding is None:
+            return 0
+        blocks = self._blocks
+        return sum(share.nbytes for address in holding.sizes if (share := blocks.get(address)) and share.holders == 1)
+
+    def sharers(self, holder: H) -> int:
+        """How many others need at least one block of `holder`. Looks at all of them."""
+        holding = self._holdings.get(holder)
+        if holding is None:
+            return 0
+        others = [other for key, other in list(self._holdings.items()) if key != holder]
+        return sum(not holding.sizes.keys().isdisjoint(other.sizes.keys()) for other in others)

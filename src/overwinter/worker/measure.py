@@ -1,0 +1,78 @@
+"""What does a body find out about itself when it is measured: its private memory, and how long each layer takes?
+
+How long whole runs take is measured from outside, by the node, through the very path that requests go.
+"""
+
+import os
+import resource
+import time
+from collections.abc import Iterable
+
+import torch
+
+from overwinter.model.compile import Timed, compile_timed
+from overwinter.worker.messages import Measure, Measured
+from overwinter.worker.runner import Runner
+
+CHUNK_BYTES = 1 << 16
+KIB = 1024
+
+
+class Gauge:
+    """A body's view of itself. Made before the body is contained, after which it could open nothing
+    of the kind.
+    """
+
+    def __init__(self, cores: int) -> None:
+        """Bind this process, and so all its later threads, to `cores` of the cores that it may use."""
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
+        self.fd = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
+        self._timed: Timed | None = None
+
+    def measured(self, runner: Runner, asked: Measure) -> Measured:
+        """What `asked` wants to know."""
+        layers = () if asked.batch is None else self.layer_seconds(runner, asked.batch)
+        return Measured(self.private_bytes(), layers)
+
+    def layer_seconds(self, runner: Runner, batch: int) -> tuple[float, ...]:
+        """Seconds of each layer in one run of a batch of zeros, in the program's order."""
+        if self._timed is None:
+            self._timed = compile_timed(runner.program, time.perf_counter)
+        inputs = runner.zeros(batch)
+        marks: list[float] = []
+        with torch.inference_mode():
+            begun = time.perf_counter()
+            self._timed(runner.weights, inputs, marks)
+        return tuple(after - before for before, after in zip([begun, *marks], marks, strict=False))
+
+    def private_bytes(self) -> int:
+        """The most that this process had to itself at any moment: what it has now, and by how much it was larger."""
+        private, resident = kibibytes(self._lines())
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return (private + max(0, peak - resident)) * KIB
+
+    def _lines(self) -> list[str]:
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        chunks = []
+        while chunk := os.read(self.fd, CHUNK_BYTES):
+            chunks.append(chunk)
+        return b"".join(chunks).decode(errors="replace").splitlines()
+
+
+def kibibytes(smaps: Iterable[str]) -> tuple[int, int]:
+    """KiB of private memory and of all resident memory in the lines of /proc/self/smaps.
+
+    Only private mappings that can be written to count as private. The kernel calls a shared page private as long as
+    one process alone maps it, and so would count weights, trays and the code of libraries.
+    """
+    private = resident = 0
+    own = False
+    for line in smaps:
+        key, *fields = line.split()
+        if not key.endswith(":"):
+            own = fields[0][1] == "w" and fields[0][3] == "p"
+        elif key == "Rss:":
+            resident += int(fields[0])
+        elif own and key in ("Private_Clean:", "Private_Dirty:"):
+            private += int(fields[0])
+    return private, resident

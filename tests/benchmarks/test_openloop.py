@@ -1,0 +1,108 @@
+"""Every request of a plan gets a fate: answered as it must be, refused with a reason, or lost."""
+
+import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from benchmarks.openloop import Generator, Outcome, Plan, Target, attainment, fates
+
+TENSORS = b"\x00\x01\x02\x03" * 1000
+RIGHT = hashlib.sha256(TENSORS).digest()
+
+
+class Door(BaseHTTPRequestHandler):
+    """Answers as a node would, each function in its own way."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        payload = self.rfile.read(int(self.headers["content-length"]))
+        self.server.payloads.append((self.path, payload))
+        if self.path == "/gone":
+            self.close_connection = True
+        elif self.path == "/silent":
+            self.server.released.wait(10)
+        elif self.path == "/busy":
+            self.answer(503, b'{"error": "no room"}', {})
+        elif self.path == "/mute":
+            self.answer(500, b"", {})
+        else:
+            self.answer(200, b"{}" + TENSORS, {"inference-header-content-length": "2", "overwinter-start": "host"})
+
+    def answer(self, status, body, headers):
+        self.send_response(status)
+        for name, value in {**headers, "content-length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def door():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    server.daemon_threads = True
+    server.payloads = []
+    server.released = threading.Event()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def target(path, payload=0, digest=RIGHT):
+    return Target(f"POST {path} HTTP/1.1\r\nhost: node\r\ncontent-length: 5\r\n\r\n".encode(), payload, digest)
+
+
+def run(door, targets, arrivals, patience_s=5.0):
+    plan = Plan(targets, [b"first", b"other"], arrivals, patience_s)
+    return sorted(Generator(door.server_port, plan).run(), key=lambda outcome: outcome.due_s)
+
+
+def test_answers_come_with_their_start(door):
+    outcomes = run(door, [target("/a"), target("/b", payload=1)], [(0.0, 0), (0.01, 1), (0.02, 0)])
+    assert [(each.target, each.status, each.start, each.right) for each in outcomes] == [
+        (0, 200, "host", True),
+        (1, 200, "host", True),
+        (0, 200, "host", True),
+    ]
+    assert sorted(door.payloads) == [("/a", b"first"), ("/a", b"first"), ("/b", b"other")]
+    assert fates(outcomes) == {"answered": 3, "refused": 0, "lost": 0}
+
+
+def test_a_wrong_answer_counts_as_lost(door):
+    assert fates(run(door, [target("/a", digest=b"")], [(0.0, 0)]))["lost"] == 1
+
+
+def test_a_refusal_must_say_why(door):
+    outcomes = run(door, [target("/busy"), target("/mute")], [(0.0, 0), (0.01, 1)])
+    assert [(each.fate, each.status, each.start) for each in outcomes] == [
+        ("refused", 503, "no room"),
+        ("lost", 500, ""),
+    ]
+
+
+def test_a_closed_connection_loses_one_request_and_no_other(door):
+    outcomes = run(door, [target("/a"), target("/gone")], [(0.0, 0), (0.01, 1), (0.02, 0)])
+    assert [each.fate for each in outcomes] == ["answered", "lost", "answered"]
+
+
+def test_who_never_answers_keeps_nobody_waiting(door):
+    outcomes = run(door, [target("/silent"), target("/a")], [(0.0, 0), (0.01, 1)], patience_s=0.2)
+    assert [each.fate for each in outcomes] == ["lost", "answered"]
+
+
+def test_attainment_counts_what_was_answered_in_time():
+    def outcome(latency_s, status=200, function=0):
+        return Outcome(function, 0.0, 0.0, latency_s, status, "warm", status == 200)
+
+    outcomes = [outcome(0.05), outcome(0.2), outcome(0.2, function=1), outcome(0.01, status=503)]
+    assert attainment(outcomes, [0.1, 0.3]) == 0.5
+    assert attainment([], []) == 1.0

@@ -1,0 +1,189 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.pipeline import (
+    Pipeline,
+    Signature,
+    Stage,
+    check_pipeline,
+    decode_pipeline,
+    needs,
+    parse_pipeline,
+    ready,
+    signature,
+)
+from overwinter.core.tensor import TensorSpec
+
+TOML = """
+name = "street"
+inputs = ["image"]
+slo_ms = 200
+
+[stages.detect]
+function = "detector"
+inputs = { image = "input:image" }
+
+[stages.cars]
+function = "cars"
+version = 3
+inputs = { image = "input:image", boxes = "detect:boxes" }
+
+[stages.faces]
+function = "faces"
+inputs = { image = "input:image", boxes = "detect:boxes" }
+
+[outputs]
+makes = "cars:labels"
+people = "faces:labels"
+"""
+IMAGE = TensorSpec("image", "UINT8", ("height", "width", 3))
+CLASSIFIER = Signature(
+    (IMAGE, TensorSpec("boxes", "FP32", ("n", 4))), (TensorSpec("labels", "BYTES", ("n",)), TensorSpec("s", "FP32", ()))
+)
+FUNCTIONS = {
+    "detector": Signature((IMAGE,), (TensorSpec("boxes", "FP32", ("found", 4)),)),
+    "cars": CLASSIFIER,
+    "faces": CLASSIFIER,
+}
+
+
+def find(name: str, version: int | None) -> Signature:
+    if name not in FUNCTIONS:
+        raise NotFoundError(f"no function {name!r} here")
+    return FUNCTIONS[name]
+
+
+def changed(pipeline: Pipeline, **changes: object) -> Pipeline:
+    return msgspec.structs.replace(pipeline, **changes)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Pipeline:
+    """Pipelines in which each stage takes an input or outputs of earlier ones, told in any order."""
+    count = draw(st.integers(1, 12))
+    stages = {}
+    for number in range(count):
+        sources = ["input:x", *(f"s{earlier}:y" for earlier in range(number))]
+        taken = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4))
+        inputs = {f"i{at}": source for at, source in enumerate(taken)}
+        stages[f"s{number}"] = Stage(function=f"f{number}", inputs=inputs)
+    # The first stage can only take the input, and every stage is an output, so that nothing is unused.
+    told = draw(st.permutations(list(stages)))
+    return Pipeline(
+        name="p", inputs=("x",), stages={name: stages[name] for name in told}, outputs={s: f"{s}:y" for s in told}
+    )
+
+
+@given(graphs(), st.randoms(use_true_random=False))
+def test_every_stage_runs_once_after_all_that_it_needs(pipeline: Pipeline, chance) -> None:
+    check_pipeline(pipeline)
+    done: list[str] = []
+    begun: list[str] = []
+    while len(done) < len(pipeline.stages):
+        begun += ready(pipeline.stages, done, begun)
+        ended = chance.choice([name for name in begun if name not in done])
+        assert needs(pipeline.stages[ended]) <= set(done)
+        done.append(ended)
+    assert sorted(begun) == sorted(pipeline.stages)
+    assert ready(pipeline.stages, done, begun) == []
+
+
+@given(graphs(), st.data())
+def test_a_stage_that_waits_for_itself_is_named(pipeline: Pipeline, data: st.DataObject) -> None:
+    def behind(name: str) -> set[str]:
+        users = {other for other, stage in pipeline.stages.items() if name in needs(stage)}
+        return {name}.union(*(behind(user) for user in users))
+
+    first = data.draw(st.sampled_from(list(pipeline.stages)))
+    last = data.draw(st.sampled_from(sorted(behind(first))))
+    inputs = pipeline.stages[first].inputs | {"again": f"{last}:y"}
+    stage = msgspec.structs.replace(pipeline.stages[first], inputs=inputs)
+    with pytest.raises(CallerError, match=f"stages of pipeline 'p' wait for each other: .*{first}"):
+        check_pipeline(changed(pipeline, stages=pipeline.stages | {first: stage}))
+
+
+def test_stages_that_do_not_wait_for_each_other_are_ready_together() -> None:
+    pipeline = parse_pipeline(TOML)
+    assert ready(pipeline.stages, []) == ["detect"]
+    assert ready(pipeline.stages, [], ["detect"]) == []
+    assert ready(pipeline.stages, ["detect"]) == ["cars", "faces"]
+    assert ready(pipeline.stages, ["detect"], ["cars"]) == ["faces"]
+
+
+def test_toml_and_json_say_the_same() -> None:
+    pipeline = parse_pipeline(TOML)
+    assert pipeline.stages["cars"] == Stage(
+        function="cars", version=3, inputs={"image": "input:image", "boxes": "detect:boxes"}
+    )
+    assert decode_pipeline(msgspec.json.encode(pipeline)) == pipeline
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("[stages.detect]", "[stages.detect", "not valid"),
+        ("inputs = [", "input = [", "unknown field `input`"),
+        ("slo_ms = 200", "slo_ms = 0", "slo_ms"),
+        ("version = 3", "version = 0", "version"),
+        ('name = "street"', 'name = "Street"', "name"),
+        ('["image"]', '["image", "image"]', "names an input twice"),
+        ('["image"]', '["image", "sound"]', "nothing in pipeline 'street' uses 'input:sound'"),
+        ('makes = "cars:labels"\n', "", "nothing in pipeline 'street' uses 'cars'"),
+        ('"cars:labels"', '"cars"', '\'cars\', which is no source: write "input:NAME" or "STAGE:OUTPUT"'),
+        ('"cars:labels"', '"lorries:labels"', "'lorries:labels'; the stages are detect, cars, faces"),
+        ('"cars:labels"', '"input:image"', "output 'makes' of pipeline 'street' is its own input 'input:image'"),
+        ('image = "input:image" }\n\n[stages.cars]', 'image = "input:photo" }\n\n[stages.cars]', "'input:photo'; the"),
+        ("[stages.detect]", "[stages.input]", "no stage of pipeline 'street' may be called 'input'"),
+    ],
+)
+def test_what_is_wrong_is_named(before: str, after: str, words: str) -> None:
+    assert before in TOML
+    with pytest.raises(CallerError) as told:
+        parse_pipeline(TOML.replace(before, after))
+    assert words in str(told.value)
+
+
+def test_its_tensors_are_those_of_its_functions() -> None:
+    assert signature(parse_pipeline(TOML), find) == Signature(
+        (TensorSpec("image", "UINT8", ("detect.height", "detect.width", 3)),),
+        (TensorSpec("makes", "BYTES", ("cars.n",)), TensorSpec("people", "BYTES", ("faces.n",))),
+    )
+
+
+def test_a_fixed_size_anywhere_is_the_size_of_the_input(monkeypatch) -> None:
+    monkeypatch.setitem(FUNCTIONS, "cars", Signature((TensorSpec("image", "UINT8", (96, "w", 3)), *CLASSIFIER[0][1:]),
+                                                     CLASSIFIER.outputs))  # fmt: skip
+    assert signature(parse_pipeline(TOML), find).inputs[0].shape == (96, "detect.width", 3)
+    monkeypatch.setitem(FUNCTIONS, "faces", Signature((TensorSpec("image", "UINT8", (64, "w", 3)), *CLASSIFIER[0][1:]),
+                                                      CLASSIFIER.outputs))  # fmt: skip
+    with pytest.raises(CallerError, match=r"'faces' of .* 'input:image' is UINT8 \[96, .*takes UINT8 \[64, "):
+        signature(parse_pipeline(TOML), find)
+
+
+@pytest.mark.parametrize(
+    "boxes", [("FP64", ("found", 4)), ("FP32", ("found", 5)), ("FP32", (4,)), ("FP32", (1, "found", 4))]
+)
+def test_stages_that_do_not_fit_each_other_are_named(monkeypatch, boxes) -> None:
+    monkeypatch.setitem(FUNCTIONS, "detector", Signature((IMAGE,), (TensorSpec("boxes", *boxes),)))
+    with pytest.raises(CallerError, match=r"stage 'cars' of .*: 'detect:boxes' is FP.*input 'boxes' takes"):
+        signature(parse_pipeline(TOML), find)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('function = "faces"', 'function = "nobody"', "stage 'faces' of pipeline 'street': no function 'nobody' here"),
+        (', boxes = "detect:boxes" }\n\n[outputs]', "}\n\n[outputs]", "does not say where input 'boxes' of"),
+        ('boxes = "detect:boxes"', 'squares = "detect:boxes"', "'cars' has no input 'squares'; its inputs are"),
+        ('"detect:boxes"', '"detect:squares"', "stage 'detect' gives no 'squares'; it gives 'boxes'"),
+        ('"faces:labels"', '"faces:names"', "stage 'faces' gives no 'names'; it gives 'labels', 's'"),
+    ],
+)
+def test_what_the_functions_do_not_have_is_named(before: str, after: str, words: str) -> None:
+    assert before in TOML
+    with pytest.raises(CallerError) as told:
+        signature(parse_pipeline(TOML.replace(before, after)), find)
+    assert words in str(told.value)

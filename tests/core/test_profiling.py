@@ -1,0 +1,65 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.core.errors import CallerError
+from overwinter.core.function import Settings
+from overwinter.core.profile import Point, Profile, Shape
+from overwinter.core.profiling import SHAPES_MAX, Limits, Wanted, steps, wanted_shapes, with_points
+
+
+@given(st.integers(1, 10_000))
+def test_steps_double_up_to_the_most_and_end_there(most):
+    found = steps(most)
+    assert found[0] == 1
+    assert found[-1] == most
+    assert list(found) == sorted(set(found))
+    assert all(2 * before >= after for before, after in itertools.pairwise(found))
+
+
+@given(st.integers(1, 64), st.integers(1, 300), st.integers(1, 8), st.integers(1, 64), st.integers(1, 300))
+def test_configurations_stay_within_settings_machine_and_program(threads, max_batch, concurrency, cores, batch):
+    settings = Settings(threads=threads, max_batch=max_batch, concurrency=concurrency)
+    shapes = wanted_shapes(Wanted(), settings, Limits(cores, batch))
+    assert len(set(shapes)) == len(shapes)
+    assert max(shape.cores for shape in shapes) == min(threads, cores)
+    assert max(shape.batch for shape in shapes) == min(max_batch, batch)
+    assert max(shape.concurrency for shape in shapes) == concurrency
+    assert shapes[0] == Shape(1, 1, 1)
+
+
+def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
+    shapes = wanted_shapes(Wanted(cores=(2, 1), batches=(4, 1)), Settings(concurrency=2), Limits(2, 8))
+    assert [tuple(getattr(s, name) for name in ("cores", "concurrency", "batch")) for s in shapes] == [
+        *((1, 1, 1), (1, 1, 4), (1, 2, 1), (1, 2, 4)),
+        *((2, 1, 1), (2, 1, 4), (2, 2, 1), (2, 2, 4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Wanted(cores=(3,)), "cores must be from 1 to 2 here, not 3"),
+        (Wanted(batches=(1, 9)), "batch must be from 1 to 8 here, not 9"),
+        (Wanted(concurrency=(0,)), "concurrency must be from 1 to 64 here, not 0"),
+        (Wanted(batches=()), "not none"),
+    ],
+)
+def test_what_cannot_be_measured_here_is_refused(wanted, said):
+    with pytest.raises(CallerError, match=said):
+        wanted_shapes(wanted, Settings(), Limits(2, 8))
+
+
+def test_too_many_configurations_are_refused():
+    with pytest.raises(CallerError, match="ask for fewer"):
+        wanted_shapes(Wanted(batches=tuple(range(1, SHAPES_MAX + 2))), Settings(), Limits(1, 1 << 20))
+
+
+def test_new_points_take_the_place_of_old_ones_and_leave_the_others():
+    old = Profile(weight_bytes=1, macs=2, points=(Point(1, 10, 1, 1, 0.1), Point(1, 11, 2, 1, 0.2)), wake_s=0.5)
+    new = with_points(old, [Point(2, 30, 1, 1, 0.05), Point(1, 20, 1, 1, 0.3)])
+    assert new.points == (Point(1, 20, 1, 1, 0.3), Point(1, 11, 2, 1, 0.2), Point(2, 30, 1, 1, 0.05))
+    assert new.wake_s == 0.5
+    assert with_points(old, (), 0.7).wake_s == 0.7

@@ -1,0 +1,163 @@
+"""Configurations measured in real bodies: what they may use, what they tell, and that nothing is left of them."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from overwinter.core.errors import WorkerError
+from overwinter.core.ids import WorkerId
+from overwinter.core.profile import Shape
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.program import decode_program
+from overwinter.node import clock
+from overwinter.node.profiling.measuring import DisturbedError, MeasuredBody, batch_limit
+from tests.node.rig import Function, Rig
+
+MIB = 1 << 20
+
+
+class Grows(torch.nn.Module):
+    """A weight of 16 MiB, and `copies` results of 1 MiB a row that are gone at the end."""
+
+    def __init__(self, copies: int):
+        super().__init__()
+        self.copies = copies
+        self.weight = torch.nn.Parameter(torch.ones(4 << 20), requires_grad=False)
+
+    def forward(self, x):
+        wide = [x.repeat(1, (MIB // 16)) + float(number) for number in range(self.copies)]
+        return {"y": torch.stack(wide).sum(dim=(0, 2)) + self.weight[:1]}
+
+
+class Long(torch.nn.Module):
+    """Seconds of work for a thousand rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1024, 1024), requires_grad=False)
+
+    def forward(self, x):
+        wide = x * self.weight[0]
+        for _ in range(150):
+            wide = torch.cos(wide @ self.weight)
+        return {"y": wide}
+
+
+@pytest.fixture(scope="module")
+def rig():
+    made = Rig()
+    yield made
+    made.close()
+
+
+def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredBody:
+    program = decode_program(function._files[function.deployed.manifest.program.address])
+    worker = WorkerId(-rig.number())
+    return MeasuredBody(rig.processes, worker, function.deployed, program, shape, clock.now)
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
+    function = Function(Grows(1), {"x": torch.zeros(2, 4)})
+
+    async def measure(shape):
+        body = measured(rig, function, shape)
+        ready_s = await body.start(function.open())
+        pid = body.pid
+        allowed = len(os.sched_getaffinity(pid))
+        took = await body.waves(0.0, never)
+        more = await body.waves(0.05, never)
+        await body.end()
+        assert rig.processes.body(body.worker) is None
+        return pid, allowed, took, more, ready_s
+
+    cores = len(os.sched_getaffinity(0))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    shapes = [Shape(1, 1, 1), Shape(1, 4, 1), Shape(cores, 2, 3)]
+    found = [rig.run(measure(shape)) for shape in shapes]
+    assert len({pid for pid, *_ in found}) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid, *_ in found)
+    assert [allowed for _, allowed, *_ in found] == [1, 1, cores]
+    assert [len(took) for _, _, took, *_ in found] == [1, 1, 3]
+    assert all(len(more) % shape.concurrency == 0 for (*_, more, _), shape in zip(found, shapes, strict=True))
+    assert all(seconds > 0 for *_, took, more, ready_s in found for seconds in [*took, *more, ready_s])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert rig.events == []
+
+
+def test_private_memory_is_the_peak_without_the_weights(rig):
+    async def measure(copies, batch):
+        function = Function(Grows(copies), {"x": torch.zeros(2, 4)})
+        body = measured(rig, function, Shape(1, batch, 1))
+        await body.start(function.open())
+        await body.waves(0.0, never)
+        nbytes = await body.private_bytes()
+        await body.end()
+        return nbytes
+
+    one = rig.run(measure(1, 1))
+    more, batched = rig.run(measure(40, 1)), rig.run(measure(40, 2))
+    assert 0 < one < 16 * MIB
+    # The results, and what joins them; both are freed before it is asked.
+    assert more - one > 70 * MIB
+    assert batched - more > 70 * MIB
+
+
+def test_layers_are_told_one_by_one(rig):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.GELU(), torch.nn.Linear(64, 4))
+    function = Function(model, {"input": torch.zeros(2, 4)})
+
+    async def measure():
+        body = measured(rig, function, Shape(1, 2, 1))
+        await body.start(function.open())
+        layers = await body.layers(2, never)
+        await body.end()
+        return layers
+
+    layers = rig.run(measure())
+    assert len(layers) == 3
+    assert sum(layers) > 0
+
+
+def test_a_body_that_dies_says_why_and_leaves_nothing(rig):
+    function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=32)
+
+    async def measure():
+        body = measured(rig, function, Shape(1, 4, 1))
+        try:
+            await body.start(function.open())
+            await body.waves(0.0, never)
+        finally:
+            await body.end()
+
+    with pytest.raises(WorkerError, match="f@1 cannot be measured"):
+        rig.run(measure())
+    assert rig.processes.body_pids() == {}
+
+
+def test_a_long_run_is_given_up_when_a_request_comes(rig):
+    function = Function(Long(), {"x": torch.zeros(2, 1)})
+
+    async def measure():
+        body = measured(rig, function, Shape(1, 1024, 1))
+        await body.start(function.open())
+        with pytest.raises(DisturbedError):
+            await body.waves(0.0, lambda: True)
+        return body.worker
+
+    assert rig.processes.body(rig.run(measure())) is None
+
+
+def test_programs_whose_requests_cannot_be_joined_have_no_batches():
+    joined = Function(Grows(1), {"x": torch.zeros(2, 4)})
+    program = decode_program(joined._files[joined.deployed.manifest.program.address])
+    assert batch_limit(program) > 1
+    [output] = program.outputs
+    apart = msgspec.structs.replace(program, outputs=(TensorSpec(output.name, output.datatype, (3,)),))
+    assert batch_limit(apart) == 1

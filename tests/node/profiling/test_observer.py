@@ -1,0 +1,144 @@
+import pytest
+
+from overwinter.core.actions import Run, StartBody
+from overwinter.core.events import (
+    Alarm,
+    Arrived,
+    BodyExited,
+    BodyReady,
+    Removed,
+    RunEnded,
+    RunFailure,
+)
+from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.profile import Point, Profile
+from overwinter.node.profiling.observer import EVERY_S, RUNS_MIN, WAKES_MIN, Observer
+
+FUNCTION = FunctionId("f@1")
+KNOWN = Profile(weight_bytes=1, macs=1, points=(Point(1, 9, 1, 1, 0.1), Point(2, 9, 4, 2, 0.1)), wake_s=0.02)
+
+
+class Service:
+    """A node's steps, as a test tells them."""
+
+    def __init__(self, profile: Profile | None = KNOWN) -> None:
+        self.told: list = []
+        self.profile = profile
+        self.observer = Observer(lambda _: self.profile, lambda *what: self.told.append(what))
+        self.now = 0.0
+        self._runs = 0
+
+    def step(self, event, *actions) -> None:
+        self.observer.observe(Seconds(self.now), event, list(actions))
+
+    def body(self, worker=1, cores=1, concurrency=1, wakes_in=0.02, on_trial=False) -> None:
+        self.step(Alarm(), StartBody(WorkerId(worker), FUNCTION, on_trial, cores, concurrency))
+        self.now += wakes_in
+        self.step(BodyReady(WorkerId(worker)))
+
+    def begin(self, batch=1, worker=1) -> RunId:
+        self._runs += 1
+        requests = tuple(RequestId(number) for number in range(batch))
+        self.step(Alarm(), Run(WorkerId(worker), RunId(self._runs), requests))
+        return RunId(self._runs)
+
+    def end(self, run, failures=(), worker=1) -> None:
+        self.step(RunEnded(WorkerId(worker), run, failures))
+
+    def run(self, seconds, batch=1, **options) -> None:
+        run = self.begin(batch)
+        self.now += seconds
+        self.end(run, **options)
+
+    def runs(self, count, seconds, batch=1) -> None:
+        for _ in range(count):
+            self.run(seconds, batch)
+
+
+def test_what_lasts_and_differs_is_told_once_a_minute():
+    service = Service()
+    service.body()
+    service.runs(RUNS_MIN, 0.2)
+    assert service.told == []  # The first run of a body does not count.
+    service.runs(1, 0.2)
+    [(function, correction)] = service.told
+    assert function == FUNCTION
+    [point] = correction.points
+    assert (point.shape, point.memory_bytes) == (KNOWN.points[0].shape, 9)
+    assert point.latency_s == pytest.approx(0.2)
+    assert correction.wake_s is None
+    service.runs(2 * RUNS_MIN, 0.2)
+    assert len(service.told) == 1
+    service.now += EVERY_S
+    service.runs(RUNS_MIN, 0.2)
+    assert len(service.told) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.085, 0.1, 0.115])
+def test_what_goes_as_measured_is_not_told(seconds):
+    service = Service()
+    service.body()
+    service.runs(10 * RUNS_MIN, seconds)
+    assert service.told == []
+
+
+def test_what_was_never_measured_is_not_told():
+    for service in (Service(None), Service(Profile(weight_bytes=1, macs=1))):
+        service.body()
+        service.runs(3 * RUNS_MIN, 5.0)
+        assert service.told == []
+
+
+def test_only_runs_that_have_all_others_beside_them_count():
+    service = Service()
+    service.body(cores=2, concurrency=2)
+    for _ in range(3 * RUNS_MIN):
+        service.run(0.5, batch=4)
+    assert service.told == []
+    for _ in range(3 * RUNS_MIN):
+        first, second = service.begin(4), service.begin(4)
+        service.now += 0.5
+        service.end(second)
+        service.end(first)
+    [(_, correction)] = service.told
+    assert [point.shape for point in correction.points] == [KNOWN.points[1].shape]
+
+
+def test_runs_that_failed_do_not_count():
+    service = Service()
+    service.body()
+    for _ in range(3 * RUNS_MIN):
+        service.run(5.0, failures=(RunFailure(RequestId(0), "CallerError", "no"),))
+    assert service.told == []
+
+
+def test_wakes_are_seen_and_trials_are_not():
+    service = Service()
+    for worker in range(10):
+        service.body(worker, wakes_in=3.0, on_trial=True)
+    assert service.told == []
+    for worker in range(10, 10 + WAKES_MIN):
+        service.body(worker, wakes_in=3.0)
+    [(_, correction)] = service.told
+    assert correction.points == ()
+    assert correction.wake_s == pytest.approx(3.0)
+
+
+def test_nothing_is_kept_of_what_is_gone():
+    service = Service()
+    service.body()
+    service.runs(5, 0.3)
+    service.begin()
+    service.step(BodyExited(WorkerId(1), "WorkerError", "killed"))
+    service.step(Removed(FUNCTION))
+    observer = service.observer
+    kept = [observer._bodies, observer._runs, observer._seen, observer._told_at]
+    assert kept == [{}, {}, {}, {}]
+
+
+def test_arrivals_are_counted():
+    service = Service()
+    for number in range(3):
+        service.now = float(number)
+        service.step(Arrived(RequestId(number), FunctionName("f"), None, None))
+    assert (service.observer.arrivals, service.observer.arrived_at) == (3, 2.0)

@@ -1,0 +1,118 @@
+"""Real zygotes and bodies with the node's hands and no mind: a test says what runs, and hears every event."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import torch
+
+from overwinter.api.deployer import package
+from overwinter.core.actions import Run
+from overwinter.core.events import BodyExited, BodyReady, Event, RunEnded
+from overwinter.core.function import Settings
+from overwinter.core.ids import RequestId, RunId, WorkerId
+from overwinter.core.tensor import Tensor
+from overwinter.model.export import export
+from overwinter.node.bodies import BodyProcess
+from overwinter.node.effects import NodeEffects, Payload
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.processes import Processes
+from overwinter.store.manifest import Deployment
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from overwinter.worker.messages import ForkBody
+from overwinter.worker.sandbox import uid_of
+
+START_S = 60.0
+
+
+class Function:
+    """A packaged module, and descriptors of its files as a host store would give them."""
+
+    def __init__(self, module, inputs, handler: str | None = None, memory_mib: int = 4096) -> None:
+        made = export(module.eval(), inputs, {name: {0: "batch"} for name in inputs})
+        packed = package("f", made.program, made.weights, handler=handler, settings=Settings(memory_mib=memory_mib))
+        self.deployed = DeployedFunction(Deployment(packed.manifest.name, 1, packed.manifest, 0.0))
+        self._files = {address: bytes(content()) for address, content in packed.contents.items()}
+
+    def open(self) -> list[int]:
+        fds = []
+        for address in self.deployed.files():
+            fds.append(os.memfd_create("test"))
+            os.write(fds[-1], self._files[address])
+        return fds
+
+
+class Rig:
+    """One node's processes. `run` drives its loop until a coroutine is done."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self.events: list[Event] = []
+        self.said: list[str] = []
+        self._last = 0
+        self._runner.run(self._start())
+
+    async def _start(self) -> None:
+        self.effects = NodeEffects(None, asyncio.TaskGroup())
+        self.effects.post = self.events.append
+        self.processes = self.effects.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said.append)
+        self.processes.start()
+        await until(self.processes.is_up)
+
+    def run(self, coroutine):
+        return self._runner.run(coroutine)
+
+    def close(self) -> None:
+        self._runner.run(self.processes.close())
+        self._runner.close()
+
+    def number(self) -> int:
+        self._last += 1
+        return self._last
+
+    async def start_body(self, function: Function, cores: int = 1, concurrency: int = 1) -> BodyProcess:
+        worker = WorkerId(self.number())
+        deployed, fds = function.deployed, function.open()
+        order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, deployed.mapped_bytes())
+        self.processes.fork(order, deployed.load(cores=cores, concurrency=concurrency), fds)
+        for fd in fds:
+            os.close(fd)
+        await until(lambda: BodyReady(worker) in self.events or self.exits(worker))
+        assert not self.exits(worker), self.exits(worker)
+        return self.processes.body(worker)
+
+    def begin(self, body: BodyProcess, **inputs: torch.Tensor) -> RunId:
+        """Hand the body a run of one request, whose number is the run's."""
+        run = RunId(self.number())
+        tensors = [
+            Tensor(name, "FP32", tuple(value.shape), value.contiguous().numpy().tobytes())
+            for name, value in inputs.items()
+        ]
+        self.effects.payloads[RequestId(run)] = Payload(tensors, asyncio.get_running_loop().create_future())
+        self.effects.carry_out(Run(body.worker, run, (RequestId(run),)))
+        return run
+
+    async def ended(self, *runs: RunId) -> None:
+        await until(lambda: set(runs) <= set(self.ends()))
+
+    def ends(self) -> list[RunId]:
+        """The runs that ended, in their order."""
+        return [event.run for event in self.events if isinstance(event, RunEnded)]
+
+    def failures(self, run: RunId) -> list[str]:
+        [event] = [event for event in self.events if isinstance(event, RunEnded) and event.run == run]
+        return [failure.message for failure in event.failures]
+
+    def exits(self, worker: WorkerId) -> list[BodyExited]:
+        return [event for event in self.events if isinstance(event, BodyExited) and event.worker == worker]
+
+    def output(self, run: RunId, name: str = "y") -> torch.Tensor:
+        [tensor] = [t for t in self.effects.payloads[RequestId(run)].outputs if t.name == name]
+        return torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
+
+
+async def until(truth: Callable[[], object], seconds: float = START_S) -> None:
+    """Let the loop turn until it is true."""
+    async with asyncio.timeout(seconds):
+        while not truth():  # noqa: ASYNC110 - what is waited for is told to nobody
+            await asyncio.sleep(0.002)

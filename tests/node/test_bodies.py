@@ -1,0 +1,345 @@
+"""Several runs at once in one body: right to the bit, really side by side, and none lost whatever the body does."""
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+import torch
+
+from overwinter.node.effects import TRAYS_IDLE_S
+from overwinter.worker.tray import KEPT_BYTES
+
+from .rig import Function, Rig, until
+
+
+class Wide(torch.nn.Module):
+    """Two matrices: enough work for rows to take their time, and sums whose order shows in their last bits."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = torch.nn.Linear(256, 1024)
+        self.second = torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        for _ in range(6):
+            x = torch.softmax(self.second(torch.nn.functional.gelu(self.first(x))), dim=1)
+        return {"y": x}
+
+
+class Same(torch.nn.Module):
+    """Gives back what it gets, as something new."""
+
+    def forward(self, x):
+        return {"y": x + 1.0}
+
+
+GATED = """
+import time
+
+def preprocess(inputs, state):
+    gate = inputs["x"]
+    while gate[0, 0] == 0.0:
+        time.sleep(0.001)
+    if gate[0, 0] == 7.0:
+        raise SystemExit("enough")
+    return inputs
+"""
+"""Its inputs lie in the tray: who holds the tray's other side opens the gate."""
+
+CENSUS = """
+import time
+import torch
+
+OUTPUTS = [{"name": "most", "datatype": "FP32", "shape": [1]}]
+
+class Census:
+    inside = most = calls = 0
+
+def setup(assets):
+    return Census()
+
+def preprocess(inputs, state):
+    assert state.calls == 0, "called while it is called"
+    state.calls += 1
+    state.inside += 1
+    state.most = max(state.most, state.inside)
+    time.sleep(0.001)
+    state.calls -= 1
+    return inputs
+
+def postprocess(outputs, inputs, state):
+    assert state.calls == 0, "called while it is called"
+    state.inside -= 1
+    return {"most": torch.tensor([float(state.most)])}
+"""
+
+
+@pytest.fixture(scope="module")
+def rig():
+    made = Rig()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return Function(Wide(), {"x": torch.zeros(2, 256)})
+
+
+@pytest.fixture(scope="module")
+def gated():
+    return Function(Same(), {"x": torch.zeros(2, 4)}, GATED)
+
+
+def tasks_of(body) -> int:
+    return len(os.listdir(f"/proc/{body.pid}/task"))
+
+
+async def stopped(rig, body) -> str:
+    """Stop the body; how it ended."""
+    rig.processes.stop(body.worker, kill=False)
+    await until(lambda: rig.exits(body.worker))
+    [end] = rig.exits(body.worker)
+    return end.reason
+
+
+def open_gates(body, value: float = 1.0) -> None:
+    for slot in body.slots:
+        torch.frombuffer(slot.inputs.map, dtype=torch.float32, count=1).fill_(value)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_runs_at_once_give_the_bits_of_a_run_alone(rig, wide, concurrency):
+    chance = random.Random(concurrency)
+    requests = [torch.randn(chance.choice((1, 3, 8, 40)), 256) for _ in range(40)]
+    expected = []
+
+    async def scene():
+        alone = await rig.start_body(wide)
+        for x in requests:
+            run = rig.begin(alone, x=x)
+            await rig.ended(run)
+            expected.append(rig.output(run))
+        body = await rig.start_body(wide, cores=concurrency, concurrency=concurrency)
+        runs, waiting = [], list(requests)
+        while waiting or not set(runs) <= set(rig.ends()):
+            flying = len(set(runs) - set(rig.ends()))
+            while waiting and flying < concurrency:
+                runs.append(rig.begin(body, x=waiting.pop(0)))
+                flying += 1
+            await asyncio.sleep(0)
+        assert tasks_of(alone) == 1
+        assert tasks_of(body) == concurrency
+        assert await stopped(rig, alone) == await stopped(rig, body) == "its process exited with status 0"
+        return runs
+
+    runs = rig.run(scene())
+    for run, wanted in zip(runs, expected, strict=True):
+        assert rig.failures(run) == []
+        assert torch.equal(rig.output(run), wanted)
+    with torch.inference_mode():
+        assert torch.allclose(expected[0], Wide()(requests[0])["y"], atol=1e-6)
+
+
+def test_a_short_run_overtakes_a_long_one(rig, wide):
+    async def scene():
+        body = await rig.start_body(wide, cores=2, concurrency=2)
+        long = rig.begin(body, x=torch.randn(1024, 256))
+        short = rig.begin(body, x=torch.randn(1, 256))
+        await rig.ended(long, short)
+        await stopped(rig, body)
+        return long, short
+
+    long, short = rig.run(scene())
+    ends = rig.ends()
+    assert ends.index(short) < ends.index(long)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_programs_run_side_by_side_and_a_handler_is_called_by_one_at_a_time(rig, concurrency):
+    function = Function(Wide(), {"x": torch.zeros(2, 256)}, CENSUS)
+
+    async def scene():
+        body = await rig.start_body(function, cores=concurrency, concurrency=concurrency)
+        for _ in range(6):
+            runs = [rig.begin(body, x=torch.randn(200, 256)) for _ in range(concurrency)]
+            await rig.ended(*runs)
+        await stopped(rig, body)
+        assert [rig.failures(run) for run in runs] == [[]] * concurrency
+        return rig.output(runs[-1], "most").item()
+
+    most = rig.run(scene())
+    assert most == 1 if concurrency == 1 else most >= 2
+
+
+def test_all_runs_are_taken_before_the_first_is_answered_and_each_is_answered_after_a_stop(rig, gated):
+    async def scene():
+        body = await rig.start_body(gated, concurrency=3)
+        runs = [rig.begin(body, x=torch.zeros(1, 4)) for _ in range(3)]
+        rig.processes.stop(body.worker, kill=False)
+        assert not set(runs) & set(rig.ends())
+        open_gates(body)
+        await until(lambda: rig.exits(body.worker))
+        return runs, rig.exits(body.worker)
+
+    runs, ends = rig.run(scene())
+    assert set(runs) <= set(rig.ends())
+    assert [end.reason for end in ends] == ["its process exited with status 0"]
+    assert all(rig.output(run)[0, 1:].tolist() == [1.0] * 3 for run in runs)
+
+
+def test_a_killed_body_loses_no_run_silently(rig, gated):
+    async def scene():
+        body = await rig.start_body(gated, concurrency=4)
+        done = rig.begin(body, x=torch.ones(1, 4))
+        await rig.ended(done)
+        flying = [rig.begin(body, x=torch.zeros(1, 4)) for _ in range(4)]
+        os.kill(body.pid, signal.SIGKILL)
+        await until(lambda: rig.exits(body.worker))
+        return done, flying, body
+
+    done, flying, body = rig.run(scene())
+    assert rig.output(done).tolist() == [[2.0] * 4]
+    assert not set(flying) & set(rig.ends())
+    [end] = rig.exits(body.worker)
+    assert "signal 9" in end.reason
+    assert rig.processes.body(body.worker) is None
+
+
+def test_a_thread_that_dies_takes_its_body_with_it(rig, gated):
+    async def scene():
+        body = await rig.start_body(gated, concurrency=2)
+        # Both threads wait, one at the gate and one for the handler: whichever fails, neither run may hang.
+        runs = [rig.begin(body, x=torch.zeros(1, 4)) for _ in range(2)]
+        open_gates(body, 7.0)
+        await until(lambda: rig.exits(body.worker))
+        return runs, body
+
+    runs, body = rig.run(scene())
+    assert not set(runs) & set(rig.ends())
+    assert [end.reason for end in rig.exits(body.worker)] == ["its process exited with status 1"]
+
+
+def test_threads_leave_a_small_limit_of_memory_its_room(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=192)
+
+    async def scene():
+        body = await rig.start_body(function, cores=16, concurrency=16)
+        runs = [rig.begin(body, x=torch.full((1, 4), float(number))) for number in range(16)]
+        await rig.ended(*runs)
+        await stopped(rig, body)
+        return runs
+
+    assert [rig.output(run)[0, 0].item() for run in rig.run(scene())] == [number + 1.0 for number in range(16)]
+
+
+FORGER = """
+import msgspec, os, socket, time
+
+def channel():
+    for fd in range(3, 100):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                return socket.socket(fileno=os.dup(fd))
+        except OSError:
+            pass
+
+def preprocess(inputs, state):
+    run, kind = (int(value) for value in inputs["x"][0, :2])
+    meta = lambda nbytes: ["Outputs", [["y", "UINT8", [nbytes], nbytes]]]
+    forged = [
+        [["Answer", run, [["Failure", "WorkerError", "twice"]], 0]],
+        [["Answer", run + 1, [["Failure", "WorkerError", "not mine"]], 0]] * 2,
+        [["Answer", run, [meta(8)], 1 << 50]],
+        [["Answer", run, [meta(1 << 40)], 0]],
+        [["Answer", run, [meta(-64)], 0]],
+        [["Answer", run, [], 0]],
+        [["Answer", 1 << 62, [meta(8)], 0]],
+    ][kind]
+    for message in forged:
+        channel().send(msgspec.msgpack.encode(message))
+    return inputs
+"""
+
+
+@pytest.mark.parametrize("kind", range(7))
+def test_a_forged_answer_costs_the_body_its_life_and_each_run_ends_at_most_once(rig, kind):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, FORGER)
+
+    async def scene():
+        body = await rig.start_body(function, concurrency=2)
+        first = rig.number() + 1
+        runs = [rig.begin(body, x=torch.tensor([[float(first), float(kind), 0.0, 0.0]])) for _ in range(2)]
+        assert runs == [first, first + 1]
+        await until(lambda: rig.exits(body.worker))
+        return runs, body
+
+    runs, body = rig.run(scene())
+    [end] = rig.exits(body.worker)
+    assert "it answered nonsense" in end.reason
+    assert all(rig.ends().count(run) <= 1 for run in runs)
+
+
+def test_a_body_that_grew_its_tray_behind_the_nodes_back_is_given_up_alone(rig):
+    grow = (
+        "import os\n"
+        "def preprocess(inputs, state):\n"
+        "    for fd in range(3, 100):\n"
+        "        try:\n"
+        "            os.ftruncate(fd, 1 << 30)\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    return inputs\n"
+    )
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, grow)
+
+    async def scene():
+        body = await rig.start_body(function, concurrency=2)
+        await rig.ended(rig.begin(body, x=torch.zeros(1, 4)))
+        rig.begin(body, x=torch.zeros(1 << 15, 4))
+        await until(lambda: rig.exits(body.worker))
+        return body
+
+    [end] = rig.exits(rig.run(scene()).worker)
+    assert "cannot be made to hold" in end.reason
+
+
+def test_large_trays_give_their_memory_back_when_nothing_runs_and_serve_on(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 4096)})
+
+    async def scene():
+        body = await rig.start_body(function, concurrency=2)
+        large = torch.ones(256, 4096)
+        run = rig.begin(body, x=large)
+        await rig.ended(run)
+        trays = [tray for slot in body.slots for tray in slot]
+        assert sum(os.fstat(tray.fd).st_blocks * 512 for tray in trays) >= 2 * large.nbytes
+        await until(lambda: all(os.fstat(tray.fd).st_blocks * 512 <= KEPT_BYTES for tray in trays), 60 * TRAYS_IDLE_S)
+        again = rig.begin(body, x=large * 2.0)
+        await rig.ended(again)
+        await stopped(rig, body)
+        return run, again
+
+    run, again = rig.run(scene())
+    assert torch.equal(rig.output(run), torch.full((256, 4096), 2.0))
+    assert torch.equal(rig.output(again), torch.full((256, 4096), 3.0))
+
+
+def test_bodies_leave_no_descriptor(rig, wide):
+    async def scene():
+        body = await rig.start_body(wide, concurrency=4)
+        await stopped(rig, body)
+
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        rig.run(scene())
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize(("cores", "concurrency", "threads"), [(1, 1, 1), (4, 1, 4), (4, 2, 2), (3, 2, 1), (1, 4, 1)])
+def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
+    load = wide.deployed.load(cores=cores, concurrency=concurrency)
+    assert (load.threads, load.concurrency) == (threads, concurrency)

@@ -1,0 +1,82 @@
+"""What is billed is what ran, what idled and what lay where; nothing is billed twice or forgotten."""
+
+import pytest
+
+from overwinter.core.actions import Reply, Run, StartBody, StopBody
+from overwinter.core.events import Arrived, BodyExited, BodyReady, Deployed, Removed, RunEnded
+from overwinter.core.profile import Point, Profile
+from overwinter.node.metering import Meter
+from overwinter.node.statistics import Statistics
+from overwinter.store.ledger import Ledger
+from tests.policy.world import spec
+
+DAY = 86400.0
+PROFILE = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))
+LIFE = (
+    (0.0, Deployed(spec("f", profile=PROFILE), resident=True)),
+    (0.0, Deployed(spec("g", blobs=(("a", 10),), tenant="u"))),
+    (0.0, Arrived(1, "f", None, None), StartBody(1, "f@1", False, 2, 1)),
+    (1.0, BodyReady(1), Run(1, 1, (1,))),
+    (4.0, RunEnded(1, 1), Reply(1, "f@1", "host")),
+    (9.0, Removed("f@1"), StopBody(1)),
+    (10.0, BodyExited(1, "WorkerError", "stopped")),
+)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path / "usage.sqlite")
+    yield ledger
+    ledger.close()
+
+
+@pytest.mark.parametrize("flushes", [(), (0.5,), (2.0, 2.5, 6.0), (9.5,), (10.0, 10.0)])
+def test_a_life_is_billed_once_however_often_it_is_written_down(ledger, flushes):
+    statistics, said = Statistics(), []
+    meter = Meter(statistics, ledger, said.append)
+    for now, event, *actions in sorted([*LIFE, *((at, None) for at in flushes)], key=lambda step: step[0]):
+        if event is None:
+            meter.flush(now, DAY + now)
+        else:
+            statistics.observe(now, event, actions)
+    for written in (False, True):
+        if written:
+            meter.flush(20.0, DAY)
+            assert statistics.left == []
+        f, g = meter.usage(None, 20.0, DAY)
+        assert (f.tenant, f.function, f.requests, f.since) == ("t", "f", 1, "1970-01-02")
+        assert f.core_ms == pytest.approx(6000)
+        assert f.idle_core_ms == pytest.approx(2 * 7000)
+        assert f.billed_core_ms == pytest.approx(6000 + 1400)
+        assert f.private_byte_s == pytest.approx(10 * 500)
+        assert f.host_byte_s == pytest.approx(9 * 30)
+        assert f.disk_byte_s == pytest.approx(9 * (5 + 20))
+        assert (g.tenant, g.core_ms, g.host_byte_s) == ("u", 0, 0)
+        assert g.disk_byte_s == pytest.approx(9 * 5 + 11 * 10)
+    assert [usage.function for usage in meter.usage("u", 20.0, DAY)] == ["g"]
+    assert said == []
+
+
+def test_what_is_under_way_is_billed_so_far(ledger):
+    statistics = Statistics()
+    for now, event, *actions in LIFE[:4]:
+        statistics.observe(now, event, actions)
+    f, _ = Meter(statistics, ledger, print).usage(None, 3.0, DAY)
+    assert (f.core_ms, f.idle_core_ms, f.private_byte_s, f.host_byte_s) == (4000, 2000, 1500, 90)
+
+
+def test_a_ledger_that_cannot_be_written_loses_nothing(ledger, tmp_path):
+    statistics, said = Statistics(), []
+    for now, event, *actions in LIFE:
+        statistics.observe(now, event, actions)
+    broken = Ledger(tmp_path / "broken.sqlite")
+    broken.close()
+    meter = Meter(statistics, broken, said.append)
+    meter.flush(11.0, DAY)
+    meter.flush(12.0, DAY)
+    assert len(said) == 1
+    assert "broken.sqlite" in said[0]
+    assert len(statistics.left) == 1
+    meter = Meter(statistics, ledger, said.append)
+    meter.flush(13.0, DAY)
+    assert meter.usage("t", 13.0, DAY)[0].core_ms == 6000

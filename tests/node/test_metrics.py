@@ -1,0 +1,121 @@
+"""Metrics say what the statistics counted, under the names that the docs tell, in series that nobody can make many."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from overwinter.core.actions import Decide, Refuse, Reply, Run, StartBody
+from overwinter.core.config import MindConfig
+from overwinter.core.events import Arrived, BodyReady, Deployed, RunEnded
+from overwinter.node.accounting import Accounting
+from overwinter.node.metrics import render
+from overwinter.node.sources import Sources
+from overwinter.node.statistics import BATCHES, SECONDS, Statistics
+from overwinter.policy.mind import Mind
+from tests.policy.world import spec
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
+
+
+def sources(*steps) -> Sources:
+    mind, statistics = Mind(MindConfig()), Statistics()
+    for now, event, *actions in steps:
+        statistics.observe(now, event, actions)
+        if isinstance(event, Deployed):
+            mind.handle(event, now)
+    accounting = Accounting(mind.state, None, None, statistics, print)
+    return Sources(MindConfig(cores=4, memory_bytes=1 << 30), mind.state, statistics, accounting)
+
+
+STEPS = (
+    (0.0, Deployed(spec("f", slo_ms=2000), resident=True)),
+    (0.0, Deployed(spec("g", blobs=(("a", 10),)), resident=True)),
+    (0.0, Arrived(1, "f", None, None), StartBody(1, "f@1", False, 2, 1)),
+    (0.0, Arrived(2, "f", None, None)),
+    (1.5, BodyReady(1), Run(1, 1, (1, 2)), Decide("f@1", "scale-out", "one more")),
+    (1.75, RunEnded(1, 1), Reply(1, "f@1", "host"), Refuse(2, "HandlerError", "bad")),
+    (1.75, Arrived(3, "none", None, None), Refuse(3, "NotFoundError", "no")),
+)
+
+
+@pytest.fixture
+def seen() -> dict:
+    return {
+        (
+            sample.name.removeprefix("overwinter_"),
+            *(f"{key}={value}" for key, value in sorted(sample.labels.items())),
+        ): (sample.value)
+        for family in text_string_to_metric_families(render(sources(*STEPS)).decode())
+        for sample in family.samples
+    }
+
+
+def test_counts_are_what_happened(seen):
+    assert seen["requests_total", "error=", "function=f", "outcome=answered"] == 1
+    assert seen["requests_total", "error=HandlerError", "function=f", "outcome=refused"] == 1
+    assert seen["requests_total", "error=NotFoundError", "function=", "outcome=refused"] == 1
+    assert (seen["slo_requests_total", "function=f"], seen["slo_met_total", "function=f"]) == (2, 1)
+    assert ("slo_requests_total", "function=g") not in seen
+    assert (seen["run_requests_total", "function=f"], seen["run_core_seconds_total", "function=f"]) == (2, 0.5)
+    assert seen["wake_seconds_total", "function=f", "start=host"] == 1.5
+    assert seen["decisions_total", "decision=scale-out"] == 1
+    assert seen["functions", "state=asleep"] == 2
+    assert seen["function_bytes", "function=f", "sharing=shared", "tier=host", "version=1"] == 10
+    assert seen["function_bytes", "function=f", "sharing=exclusive", "tier=host", "version=1"] == 20
+    assert seen["function_bytes", "function=g", "sharing=shared", "tier=disk", "version=1"] == 10
+    assert (seen["tier_bytes", "tier=host"], seen["tier_bytes", "tier=disk"]) == (30, 30)
+    assert (seen["cores",], seen["budget_bytes", "tier=private"]) == (4, 1 << 30)
+    assert ("budget_bytes", "tier=host") not in seen
+
+
+def test_histograms_are_cumulative_and_end_with_their_count(seen):
+    for name, labels, bounds in (
+        ("request_duration_seconds", ("function=f", "start=host"), SECONDS),
+        ("queue_wait_seconds", (), SECONDS),
+        ("batch_size", (), BATCHES),
+    ):
+        buckets = {
+            float(place.removeprefix("le=")): value
+            for (its, *rest), value in seen.items()
+            if its == f"{name}_bucket" and set(labels) <= set(rest)
+            for place in rest
+            if place.startswith("le=")
+        }
+        counts = [buckets[bound] for bound in sorted(buckets)]
+        assert sorted(buckets) == [*bounds, float("inf")]
+        assert counts == sorted(counts)
+        assert counts[-1] == seen[(f"{name}_count", *labels)] > 0
+    assert seen["request_duration_seconds_sum", "function=f", "start=host"] == 1.75
+    assert seen["request_duration_seconds_bucket", "function=f", "le=1.0", "start=host"] == 0
+    assert seen["request_duration_seconds_bucket", "function=f", "le=2.5", "start=host"] == 1
+
+
+def test_the_docs_tell_every_name_its_kind_and_its_labels():
+    families = {family.name: family for family in text_string_to_metric_families(render(sources(*STEPS)).decode())}
+    told = {
+        name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)
+        for name, kind, labels, meaning in ROW.findall(DOCS.read_text())
+    }
+    assert set(told) == {name for name in families if name.startswith("overwinter_")}
+    for name, (kind, labels, meaning) in told.items():
+        assert (families[name].type, families[name].documentation) == (kind, meaning)
+        for sample in families[name].samples:
+            assert set(sample.labels) - {"le"} == labels
+
+
+def test_callers_cannot_make_series():
+    invented = [(0.0, Arrived(n, f"name-{n}", None, None), Refuse(n, "NotFoundError", "no")) for n in range(200)]
+    assert b"name-" not in render(sources(*STEPS[:2], *invented))
+    lines = [len(render(sources(*STEPS[:2], *some)).splitlines()) for some in (invented[:1], invented)]
+    assert lines[0] == lines[1]
+
+
+def test_a_function_that_nobody_uses_has_few_series():
+    few, many = (
+        len(render(sources(*((0.0, Deployed(spec(f"f{n}", slo_ms=9))) for n in range(count)))).splitlines())
+        for count in (10, 20)
+    )
+    assert (many - few) / 10 <= 10

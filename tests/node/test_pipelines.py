@@ -1,0 +1,305 @@
+"""Pipelines over functions that are plain Python here: order, deadlines, failures; every step counted."""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from overwinter.core.errors import (
+    CallerError,
+    ConflictError,
+    DeadlineError,
+    HandlerError,
+    NotFoundError,
+    OverloadedError,
+    WorkerError,
+)
+from overwinter.core.pipeline import Pipeline, Signature, Stage
+from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node.pipelines import Pipelines
+from overwinter.node.views import Reply
+from overwinter.store.repository import Repository
+
+
+def floats(name: str, *values: float) -> Tensor:
+    return Tensor(name, "FP32", (len(values),), struct.pack(f"<{len(values)}f", *values))
+
+
+def values(tensor: Tensor) -> list[float]:
+    return list(struct.unpack(f"<{tensor.shape[0]}f", tensor.data))
+
+
+class View(msgspec.Struct):
+    version: int
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", ("n",)),)
+    outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", ("n",)),)
+    state: str = "READY"
+    reason: str = ""
+
+
+Work = Callable[[list[Tensor]], Awaitable[list[Tensor]]]
+
+
+class Town:
+    """Functions by name and version, and a clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.views: dict[tuple[str, int], View] = {}
+        self.work: dict[str, Work] = {}
+        self.asked: list[tuple[str, int | None, float | None, int]] = []
+        self.cancelled: list[str] = []
+        self.starts: dict[str, str] = {}
+        self.time = 100.0
+
+    def add(self, name: str, factor: float = 1.0, version: int = 1, work: Work | None = None, **view) -> None:
+        async def scale(inputs: list[Tensor]) -> list[Tensor]:
+            return [floats("y", *(factor * value for value in values(inputs[0])))]
+
+        self.views[name, version] = View(version, **view)
+        self.work[name] = work or scale
+
+    def function(self, name: str, version: int | None) -> View:
+        known = [key[1] for key in self.views if key[0] == name]
+        asked = max(known, default=0) if version is None else version
+        if asked not in known:
+            raise NotFoundError(f"no function {name!r} here")
+        return self.views[name, asked]
+
+    async def infer(self, name, version, inputs, timeout_s, priority) -> Reply:
+        self.asked.append((name, version, timeout_s, priority))
+        try:
+            outputs = await self.work[name](inputs)
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+        return Reply(name, 1, outputs, self.starts.get(name, "warm"))
+
+    def names(self) -> list[str]:
+        return [asked[0] for asked in self.asked]
+
+
+@pytest.fixture
+def town() -> Town:
+    town = Town()
+    for name, factor in (("double", 2.0), ("triple", 3.0), ("negate", -1.0)):
+        town.add(name, factor)
+    return town
+
+
+@pytest.fixture
+def pipelines(town: Town, tmp_path):
+    repository = Repository(tmp_path)
+    yield Pipelines(town, repository, lambda: town.time)
+    repository.close()
+
+
+FORK = Pipeline(
+    name="fork",
+    inputs=("x",),
+    stages={
+        "first": Stage(function="double", inputs={"x": "input:x"}),
+        "left": Stage(function="triple", inputs={"x": "first:y"}),
+        "right": Stage(function="negate", version=1, inputs={"x": "first:y"}),
+    },
+    outputs={"l": "left:y", "r": "right:y", "raw": "first:y"},
+    timeout_s=10.0,
+)
+
+
+def run(pipelines: Pipelines, *, timeout_s: float | None = None, priority: int = 0, pipeline: Pipeline = FORK) -> Reply:
+    async def deployed() -> Reply:
+        await pipelines.deploy(pipeline)
+        return await pipelines.infer(pipeline.name, None, [floats("x", 1.0, 5.0)], timeout_s, priority)
+
+    return asyncio.run(deployed())
+
+
+def test_outputs_are_those_of_the_stages_under_the_pipelines_names(town, pipelines):
+    town.starts = {"double": "host", "negate": "disk"}
+    reply = run(pipelines, priority=3)
+    assert {tensor.name: values(tensor) for tensor in reply.outputs} == {
+        "l": [6.0, 30.0],
+        "r": [-2.0, -10.0],
+        "raw": [2.0, 10.0],
+    }
+    assert (reply.name, reply.version, reply.start) == ("fork", 1, "disk")
+    assert town.asked == [("double", None, 10.0, 3), ("triple", None, 10.0, 3), ("negate", 1, 10.0, 3)]
+
+
+def test_stages_that_can_run_side_by_side_do(town, pipelines):
+    both = asyncio.Barrier(2)
+
+    async def meet(inputs):
+        # Neither could go on alone.
+        await both.wait()
+        return [floats("y", 7.0)]
+
+    town.add("triple", work=meet)
+    town.add("negate", work=meet)
+    assert [values(tensor) for tensor in run(pipelines).outputs[:2]] == [[7.0], [7.0]]
+
+
+def test_each_stage_gets_what_is_left_of_the_whole(town, pipelines):
+    async def slow(inputs):
+        town.time += 1.5
+        return [floats("y", 1.0)]
+
+    town.add("double", work=slow)
+    run(pipelines, timeout_s=2.0)
+    assert [asked[2] for asked in town.asked] == [2.0, 0.5, 0.5]
+    assert pipelines.view("fork", None).info().requests.answered == 1
+
+
+@pytest.mark.parametrize("timeout_s", [2.0, None])
+def test_a_deadline_that_passes_between_stages_ends_all(town, pipelines, timeout_s):
+    async def slow(inputs):
+        town.time += 12.0
+        return [floats("y", 1.0)]
+
+    town.add("double", work=slow)
+    with pytest.raises(DeadlineError, match="stage 'left' of pipeline 'fork': .* after 'first'"):
+        run(pipelines, timeout_s=timeout_s)
+    assert town.names() == ["double"]
+    tally = pipelines.view("fork", None).info().requests
+    assert (tally.running, tally.answered, tally.failed) == (0, 0, 1)
+
+
+def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
+    begun = asyncio.Event()
+
+    async def fail(inputs):
+        await begun.wait()
+        raise OverloadedError("512 requests waiting", 7.0)
+
+    async def hang(inputs):
+        begun.set()
+        await asyncio.Event().wait()
+
+    town.add("triple", work=fail)
+    town.add("negate", work=hang)
+    with pytest.raises(OverloadedError, match="^stage 'left' of pipeline 'fork': 512 requests waiting$") as told:
+        run(pipelines)
+    assert told.value.retry_after_s == 7.0
+    assert town.cancelled == ["negate"]
+
+
+def test_a_caller_that_goes_away_ends_all_stages(town, pipelines):
+    both = asyncio.Barrier(3)
+
+    async def hang(inputs):
+        await both.wait()
+        await asyncio.Event().wait()
+
+    async def main():
+        await pipelines.deploy(FORK)
+        call = asyncio.ensure_future(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
+        await both.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+
+    town.add("triple", work=hang)
+    town.add("negate", work=hang)
+    asyncio.run(main())
+    assert sorted(town.cancelled) == ["negate", "triple"]
+
+
+def test_sizes_that_vary_are_checked_between_stages(town, pipelines):
+    async def pair(inputs):
+        return [floats("y", 1.0, 2.0)]
+
+    town.add("double", work=pair)
+    town.add("triple", inputs=(TensorSpec("x", "FP32", (3,)),))
+    with pytest.raises(CallerError, match=r"stage 'left' of pipeline 'fork': input 'x' has shape \[2\]; .* \[3\]"):
+        run(pipelines)
+    assert town.names().count("triple") == 0
+
+
+def test_a_stage_that_does_not_give_what_it_said_is_told(town, pipelines):
+    async def other(inputs):
+        return [floats("z", 1.0)]
+
+    town.add("triple", work=other)
+    with pytest.raises(WorkerError, match="needs 'left:y'"):
+        run(pipelines)
+
+
+def test_errors_keep_their_class(town, pipelines):
+    async def fail(inputs):
+        raise HandlerError("preprocess failed")
+
+    town.add("double", work=fail)
+    with pytest.raises(HandlerError, match="stage 'first'"):
+        run(pipelines)
+
+
+def test_a_promise_is_counted(town, pipelines):
+    async def slow(inputs):
+        town.time += 0.2
+        return [floats("y", 1.0)]
+
+    run(pipelines, pipeline=msgspec.structs.replace(FORK, slo_ms=100.0))
+    assert pipelines.view("fork", None).info().requests.in_slo == 1
+    town.add("double", work=slow)
+    asyncio.run(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
+    tally = pipelines.view("fork", None).info().requests
+    assert (tally.answered, tally.in_slo) == (2, 1)
+
+
+def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
+    changed = msgspec.structs.replace(FORK, outputs={"l": "left:y", "r": "right:y"})
+    for pipeline in (FORK, changed):
+        asyncio.run(pipelines.deploy(pipeline))
+    again = Pipelines(town, Repository(tmp_path))
+    again.restore()
+    for known in (pipelines, again):
+        assert [view.version for view in known.views()] == [2]
+        assert [spec.name for spec in known.view("fork", 2).outputs] == ["l", "r"]
+        with pytest.raises(NotFoundError, match="'fork' is there as version 2 only, not as 1"):
+            known.view("fork", 1)
+    asyncio.run(pipelines.remove("fork", None))
+    assert "fork" not in pipelines
+    again.restore()
+    assert again.views() == []
+    again._kept.close()
+
+
+def test_what_cannot_be_deployed_leaves_nothing(town, pipelines):
+    del town.views["triple", 1]
+    with pytest.raises(NotFoundError, match="stage 'left' of pipeline 'fork': no function 'triple' here"):
+        asyncio.run(pipelines.deploy(FORK))
+    with pytest.raises(CallerError, match="nothing in pipeline 'fork' uses 'right'"):
+        asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, outputs={"l": "left:y"})))
+    assert "fork" not in pipelines
+
+
+def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipelines):
+    asyncio.run(pipelines.deploy(FORK))
+    other = Signature((TensorSpec("x", "FP64", ("n",)),), town.views["triple", 1].outputs)
+    with pytest.raises(ConflictError, match="stage 'left' of .*'first:y' is FP32.*remove pipeline 'fork' first"):
+        pipelines.protect("triple", other)
+    with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork': its function 'triple' would be gone"):
+        pipelines.protect("triple", None, {1})
+    # A pinned version may be followed by any, and may not go.
+    pipelines.protect("negate", other)
+    with pytest.raises(ConflictError, match="stage 'right'"):
+        pipelines.protect("negate", other, {1})
+    town.add("triple", version=2)
+    pipelines.protect("triple", town.views["triple", 2], {1})
+    pipelines.protect("unrelated", None, {1})
+
+
+def test_a_pipeline_that_lost_a_function_says_so_and_stands_in_nobodys_way(town, pipelines):
+    asyncio.run(pipelines.deploy(FORK))
+    town.views["negate", 1].state, town.views["negate", 1].reason = "UNAVAILABLE", "unloaded"
+    view = pipelines.view("fork", None)
+    assert (view.state, view.reason) == ("UNAVAILABLE", "function 'negate' of stage 'right' is unloaded")
+    del town.views["negate", 1]
+    view = pipelines.view("fork", None)
+    assert (view.state, view.info().inputs) == ("UNAVAILABLE", ())
+    with pytest.raises(NotFoundError, match="stage 'right' of pipeline 'fork': no function 'negate'"):
+        _ = view.inputs
+    pipelines.protect("triple", None, {1})
+    pipelines.protect("negate", View(2))

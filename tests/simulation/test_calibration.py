@@ -1,0 +1,56 @@
+"""Does a journal of a modelled machine give that machine back? What a benchmark measures live is read the same way."""
+
+import io
+
+import msgspec
+import pytest
+
+from benchmarks import calibration
+from overwinter.core.journal import read_journal
+from overwinter.simulation.scenario import MIB
+from overwinter.simulation.world import World
+from tests.simulation.scenes import function, scene
+
+KNOWN = {"rate": 0.08, "blocks": [{"mib": 40}], "latency_ms": {"1": 30, "4": 70}, "start_s": 0.05, "prepare_s": 0.2}
+
+
+def journal(**changes):
+    file = io.BytesIO()
+    scenario = scene(function(**KNOWN), node={"cores": 2, "disk_mib_per_s": 400}, duration_s=600, **changes)
+    report = World(scenario, journal=file).run()
+    file.seek(0)
+    return scenario, report, list(read_journal(file)[1])
+
+
+def test_the_machine_and_the_function_come_back():
+    scenario, _, steps = journal()
+    journey = calibration.observed(steps)
+    assert journey.disk_bytes_per_s == pytest.approx(400 * MIB)
+    [known], seen = scenario.functions, journey.functions["f@1"]
+    assert len(seen.first) > 10
+    made = calibration.modelled("f", known.settings, known.workload, known.measured(), seen, scenario.node)
+    assert made.start_s == pytest.approx(0.05)
+    assert made.prepare_s == pytest.approx(0.2)
+    assert made.jitter == pytest.approx(0.0)
+    assert made.measured().points == known.measured().points
+    assert made.measured().weight_bytes == 40 * MIB
+
+
+def test_a_run_in_service_that_takes_longer_than_the_profile_says_is_told_so():
+    scenario, _, steps = journal()
+    [known], seen = scenario.functions, calibration.observed(steps).functions["f@1"]
+    slower = seen._replace(later=[0.01 + each for each in seen.later])
+    made = calibration.modelled("f", known.settings, known.workload, known.measured(), slower, scenario.node)
+    assert [point.latency_s for point in made.measured().points] == pytest.approx([0.04, 0.08])
+
+
+def test_a_journal_that_begins_elsewhere_reads_as_the_simulation_does():
+    scenario, report, steps = journal()
+    requests = calibration.arrivals(steps)
+    assert len(requests) == report.total.requests
+    moved = [msgspec.structs.replace(entry, now=entry.now + 1000) for entry in steps]
+    read = calibration.read(moved, requests[0][0], scenario.duration_s)
+    assert (read.total.answered, read.total.wakes) == (report.total.answered, report.total.wakes)
+    assert read.total.busy_seconds == pytest.approx(report.total.busy_seconds)
+    assert read.total.body_seconds == pytest.approx(report.total.body_seconds)
+    assert read.memory.blocks_mean == pytest.approx(report.memory.blocks_mean)

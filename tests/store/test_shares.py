@@ -1,0 +1,51 @@
+"""Debts are the integral of equal parts, whoever comes and goes; nothing is lost and nothing is paid twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.core.function import BlobSize
+from overwinter.store.residency import exclusive_bytes, split_bytes
+from overwinter.store.shares import Shares
+
+SIZES = {"a": 100, "b": 7, "c": 4096, "d": 1, "e": 333}
+NEEDS = st.sets(st.sampled_from(sorted(SIZES))).map(lambda addresses: {a: SIZES[a] for a in sorted(addresses)})
+STEPS = st.lists(st.tuples(st.floats(0, 50), st.sampled_from("xyz"), st.none() | NEEDS), max_size=30)
+
+
+def blobs(sizes):
+    return [BlobSize(address, nbytes) for address, nbytes in sizes.items()]
+
+
+@given(STEPS)
+def test_debts_are_the_integral_of_equal_parts(steps):
+    shares, holding, debts, now = Shares(), {}, dict.fromkeys("xyz", 0.0), 0.0
+    paid = dict.fromkeys("xyz", 0.0)
+    for seconds, holder, sizes in steps:
+        now += seconds
+        for other, nbytes in split_bytes({key: blobs(value) for key, value in holding.items()}).items():
+            debts[other] += nbytes * seconds
+        if holder in holding:
+            paid[holder] += shares.release(holder, now)
+            del holding[holder]
+        elif sizes is not None:
+            shares.hold(holder, sizes, now)
+            holding[holder] = sizes
+        for key in "xyz":
+            others = [blobs(sizes) for other, sizes in holding.items() if other != key]
+            assert shares.exclusive(key) == exclusive_bytes(blobs(holding.get(key, {})), others)
+            assert shares.sharers(key) == sum(
+                bool(holding[o].keys() & holding.get(key, {})) for o in holding if o != key
+            )
+            assert paid[key] + shares.owed(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
+        assert shares.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
+
+
+def test_nothing_stays_of_holders_that_left():
+    shares = Shares()
+    shares.hold("x", {"a": 10, "b": 2}, 0.0)
+    shares.hold("y", {"a": 10}, 4.0)
+    assert shares.release("x", 6.0) == 4 * 10 + 2 * 5 + 6 * 2
+    assert shares.release("y", 7.0) == 2 * 5 + 10
+    assert shares.release("y", 8.0) == 0.0
+    assert (shares.nbytes, shares.held("x"), shares.owed("x", 9.0)) == (0, 0, 0.0)

@@ -1,0 +1,227 @@
+"""Functions called as one: real processes, real HTTP, the reference client."""
+
+import concurrent.futures
+
+import msgspec
+import numpy
+import pytest
+from tritonclient import http
+from tritonclient.utils import InferenceServerException
+
+from overwinter import Client, Pipeline, Stage
+from overwinter.core.errors import CallerError, ConflictError, DeadlineError, NotFoundError, OverwinterError
+
+from .nodes import NodeProcess, Scale, ask, deploy
+
+# Finds rows of x that are above 0 in their first column: as many as there are.
+DETECT = """
+INPUTS = [{"name": "x", "datatype": "FP32", "shape": ["batch", 4]}]
+OUTPUTS = [{"name": "rows", "datatype": "INT64", "shape": ["found"]}]
+
+
+def postprocess(outputs, inputs, state):
+    return {"rows": (inputs["x"][:, 0] > 0).nonzero()[:, 0]}
+"""
+# Cuts the rows out of x and lets the program see only those.
+CLASSIFY = """
+INPUTS = [
+    {"name": "x", "datatype": "FP32", "shape": ["batch", 4]},
+    {"name": "rows", "datatype": "INT64", "shape": ["found"]},
+]
+OUTPUTS = [{"name": "label", "datatype": "BYTES", "shape": ["found"]}]
+
+
+def preprocess(inputs, state):
+    return {"x": inputs["x"][inputs["rows"]]}
+
+
+def postprocess(outputs, inputs, state):
+    return {"label": [b"%d" % int(row[0]) for row in outputs["y"]]}
+"""
+# Waits as long as x says.
+SLOW = """
+import time
+
+
+def preprocess(inputs, state):
+    time.sleep(float(inputs["x"][0, 1]))
+    return inputs
+"""
+STREET = Pipeline(
+    name="street",
+    inputs=("picture",),
+    stages={
+        "detect": Stage(function="p-detect", inputs={"x": "input:picture"}),
+        "cars": Stage(function="p-cars", inputs={"x": "input:picture", "rows": "detect:rows"}),
+        "people": Stage(function="p-people", inputs={"x": "input:picture", "rows": "detect:rows"}),
+    },
+    outputs={"cars": "cars:label", "people": "people:label", "found": "detect:rows"},
+    slo_ms=60_000,
+)
+PICTURE = numpy.array([[1, 0, 0, 0], [-1, 0, 0, 0], [3, 0, 0, 0]], dtype=numpy.float32)
+CHAIN = Pipeline(
+    name="chain",
+    inputs=("x",),
+    stages={
+        "first": Stage(function="p-slow", inputs={"x": "input:x"}),
+        "second": Stage(function="p-double", inputs={"x": "first:y"}),
+    },
+    outputs={"y": "second:y"},
+)
+
+
+@pytest.fixture(scope="module")
+def street(node: NodeProcess) -> NodeProcess:
+    deploy(node, "p-detect", handler=DETECT)
+    deploy(node, "p-cars", Scale(2.0), handler=CLASSIFY)
+    deploy(node, "p-people", Scale(10.0), handler=CLASSIFY)
+    deploy(node, "p-double", Scale(2.0))
+    deploy(node, "p-slow", Scale(3.0), handler=SLOW)
+    node.client.deploy_pipeline(STREET)
+    node.client.deploy_pipeline(CHAIN)
+    return node
+
+
+@pytest.fixture
+def triton(street: NodeProcess):
+    with http.InferenceServerClient(street.url.removeprefix("http://"), concurrency=2) as client:
+        yield client
+
+
+def arrived(node: NodeProcess, name: str) -> int:
+    return sum(step[1]["type"] == "Arrived" and step[1]["name"] == name for step in node.steps())
+
+
+def test_the_reference_client_takes_it_for_a_function(triton):
+    assert triton.is_model_ready("street")
+    metadata = triton.get_model_metadata("street")
+    version = metadata["versions"][0]
+    assert metadata["platform"] == "overwinter_pipeline"
+    assert metadata["inputs"] == [{"name": "picture", "datatype": "FP32", "shape": [-1, 4]}]
+    assert [output["name"] for output in metadata["outputs"]] == ["cars", "people", "found"]
+    assert triton.get_model_config("street")["input"][0]["dims"] == [-1, 4]
+    assert "street" in [entry["name"] for entry in triton.get_model_repository_index()]
+    tensor = http.InferInput("picture", PICTURE.shape, "FP32")
+    tensor.set_data_from_numpy(PICTURE)
+    answer = triton.infer("street", [tensor], model_version=version, request_id="r1")
+    assert answer.as_numpy("cars").tolist() == [b"3", b"7"]
+    assert answer.as_numpy("people").tolist() == [b"11", b"31"]
+    assert answer.as_numpy("found").tolist() == [0, 2]
+    assert (answer.get_response()["id"], answer.get_response()["model_version"]) == ("r1", version)
+    wanted = [http.InferRequestedOutput("found", binary_data=False)]
+    assert triton.infer("street", [tensor], outputs=wanted).as_numpy("cars") is None
+    wrong = http.InferInput("picture", [1, 5], "FP32")
+    wrong.set_data_from_numpy(numpy.zeros((1, 5), dtype=numpy.float32))
+    with pytest.raises(InferenceServerException, match=r"'picture' has shape \[1, 5\]"):
+        triton.infer("street", [wrong])
+
+
+def test_load_wakes_all_its_functions(street, triton):
+    triton.load_model("street")
+    lives = {street.client.function(f"p-{name}")["life"] for name in ("detect", "cars", "people")}
+    assert lives == {"awake"}
+    with pytest.raises(InferenceServerException, match="unload its functions"):
+        triton.unload_model("street")
+
+
+def test_both_classifiers_are_asked_before_either_answers(street):
+    before = len(street.steps())
+    street.client.infer("street", {"picture": PICTURE})
+    told = [step[1] for step in street.steps()[before:]]
+    kinds = [
+        event["name"] if event["type"] == "Arrived" else event["type"]
+        for event in told
+        if event["type"] in ("Arrived", "RunEnded")
+    ]
+    assert kinds == ["p-detect", "RunEnded", "p-cars", "p-people", "RunEnded", "RunEnded"]
+
+
+def test_many_calls_get_their_own_answers(street):
+    def call(number: int) -> list[bytes]:
+        with Client(street.url) as client:
+            return client.infer("street", {"picture": numpy.full((2, 4), number, numpy.float32)})["cars"].tolist()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(call, range(1, 33)))
+    assert answers == [[b"%d" % (2 * number + 1)] * 2 for number in range(1, 33)]
+
+
+def test_one_deadline_holds_for_all_stages(street):
+    def call(wait_s: float, timeout_s: float):
+        return street.client.infer("chain", {"x": [[1.0, wait_s, 1.0, 1.0]]}, timeout_s=timeout_s)["y"].tolist()
+
+    assert call(0.0, 20.0)[0][0] == 9.0
+    seconds = arrived(street, "p-double")
+    # The first stage would be in time for a deadline of its own; the whole is not.
+    with pytest.raises(DeadlineError, match="stage 'first' of pipeline 'chain'"):
+        call(0.5, 0.1)
+    assert arrived(street, "p-double") == seconds
+    assert street.client.function("chain")["requests"]["failed"] == 1
+    # The second stage was given what the first had left of 20 seconds.
+    [(now, event)] = [
+        (step[0], step[1]) for step in street.steps() if step[1]["type"] == "Arrived" and step[1]["name"] == "p-double"
+    ]
+    assert event["deadline"] < now + 20.0
+
+
+def test_a_stages_error_is_the_pipelines(street):
+    with pytest.raises(
+        OverwinterError, match="stage 'first' of pipeline 'chain': .*sleep length must be non-neg"
+    ) as told:
+        street.client.infer("chain", {"x": [[1.0, -1.0, 1.0, 1.0]]})
+    with pytest.raises(type(told.value), match="sleep length"):
+        street.client.infer("p-slow", {"x": [[1.0, -1.0, 1.0, 1.0]]})
+
+
+def test_what_does_not_fit_is_refused_by_name(street):
+    def changed(**changes):
+        return msgspec.structs.replace(CHAIN, name="never", **changes)
+
+    stage = Stage(function="nobody", inputs={"x": "first:y"})
+    with pytest.raises(NotFoundError, match="stage 'second' of pipeline 'never': no function 'nobody' here"):
+        street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}))
+    stage = Stage(function="p-cars", inputs={"x": "first:y", "rows": "first:y"})
+    with pytest.raises(CallerError, match=r"'first:y' is FP32 .*, and input 'rows' takes INT64"):
+        street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}, outputs={"l": "second:label"}))
+    stage = Stage(function="chain", inputs={"x": "first:y"})
+    with pytest.raises(NotFoundError, match="no function 'chain' here"):
+        street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}))
+    with pytest.raises(ConflictError, match="'p-double' is a function"):
+        street.client.deploy_pipeline(msgspec.structs.replace(CHAIN, name="p-double"))
+    with pytest.raises(NotFoundError):
+        street.client.function("never")
+
+
+def test_functions_that_are_needed_stay_as_they_are(street):
+    with pytest.raises(ConflictError, match="stage 'detect' of pipeline 'street': .*remove pipeline 'street' first"):
+        street.client.remove("p-detect")
+    with pytest.raises(ConflictError, match="'detect:rows'.*remove pipeline 'street' first"):
+        deploy(street, "p-detect", handler=DETECT.replace("INT64", "INT32"))
+    with pytest.raises(ConflictError, match="'street' is a pipeline"):
+        deploy(street, "street")
+    deploy(street, "p-cars", Scale(4.0), handler=CLASSIFY)
+    assert street.client.infer("street", {"picture": PICTURE})["cars"].tolist() == [b"5", b"13"]
+    street.client.remove("p-cars", 2)
+    assert street.client.infer("street", {"picture": PICTURE})["cars"].tolist() == [b"3", b"7"]
+    street.client.unload("p-people")
+    assert not street.client.ready("street")
+    assert "unloaded" in street.client.function("street")["reason"]
+    street.client.load("street")
+    assert street.client.ready("street")
+
+
+def test_pipelines_outlive_the_node_until_they_are_removed(make_node):
+    node = make_node()
+    deploy(node, "p-slow", Scale(3.0), handler=SLOW)
+    deploy(node, "p-double", Scale(2.0))
+    assert node.client.deploy_pipeline(CHAIN).version == 1
+    assert node.client.deploy_pipeline(CHAIN).version == 2
+    node.kill()
+    node.start()
+    assert ask(node, "chain", 0.0) == [3.0] * 4
+    assert [each["version"] for each in node.client.pipelines()] == [2]
+    node.client.remove("chain")
+    node.client.remove("p-double")
+    with pytest.raises(NotFoundError, match="'chain'"):
+        ask(node, "chain", 0.0)
+    assert node.client.pipelines() == []

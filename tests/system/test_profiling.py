@@ -1,0 +1,214 @@
+"""Measuring from outside: real nodes, real bodies, over HTTP."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks.zoo import build
+from overwinter.api.client import Client
+from overwinter.api.deployer import package
+from overwinter.core.errors import CallerError, ConflictError, NotFoundError
+from overwinter.core.function import Settings
+from overwinter.core.profiling import Wanted
+from overwinter.model.export import export
+from overwinter.node.profiling.machine import fingerprint
+from overwinter.node.profiling.observer import RUNS_MIN
+from overwinter.store.repository import Repository
+
+from .nodes import NodeProcess, ask, deploy
+from .test_serving import wait_until
+
+# A batch pays for the first, whose runs mostly read weights, and hardly for the second, whose work grows with the rows.
+MODELS = ("mlp", "vgg16")
+
+
+def exported_model(name: str, seed: int = 0):
+    model = build(name.split("-")[0], small=True, seed=seed)
+    return export(model.module, model.example_inputs, model.dynamic)
+
+
+def upload(node: NodeProcess, name: str, seed: int = 0, handler: str | None = None, **settings):
+    exported = exported_model(name, seed)
+    made = package(name, exported.program, exported.weights, handler=handler, settings=Settings(**settings))
+    made.upload(node.client)
+    return made.manifest.program.address
+
+
+def shapes(profile):
+    return [(point.cores, point.batch, point.concurrency) for point in profile.points]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_configuration_is_measured_in_a_process_of_its_own_and_told(make_node, name):
+    node = make_node()
+    upload(node, name, max_batch=4, concurrency=2)
+    told = []
+    profile = node.client.profile(name, progress=told.append)
+    wanted = [(1, b, p) for p in (1, 2) for b in (1, 2, 4)]
+    assert shapes(profile) == wanted
+    assert [(p.point.cores, p.point.batch, p.point.concurrency) for p in told if p.point] == wanted
+    assert all(point.latency_s > 0 and point.memory_bytes > 1 << 20 for point in profile.points)
+    pids = [each.pid for each in told if each.pid]
+    assert len(pids) == len(set(pids)) == len(wanted) + 3
+    assert node.process.pid not in pids
+    assert [each.done for each in told] == sorted(each.done for each in told)
+    assert told[-1].done == told[-1].total == len(pids)
+    exported = exported_model(name)
+    layers = exported.program.layers
+    assert [layer.path for layer in profile.layers] == [layer.path for layer in layers]
+    assert [(i.macs, i.weight_bytes, i.output_bytes) for i in profile.layers] == [
+        (i.macs, i.weight_bytes, i.output_bytes) for i in layers
+    ]
+    assert all(sorted(layer.latency_s) == [1, 2, 4] for layer in profile.layers)
+    assert profile.macs == sum(layer.macs for layer in layers) > 0
+    assert profile.weight_bytes == sum(weight.nbytes for weight in exported.weights)
+    assert profile.wake_s > 0
+    # Nothing of it is left, and the mind, which was told the result, knows none of those bodies.
+    node.wait_for("Profiled")
+    known = {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartBody"}
+    assert known <= {1, 2}
+    assert not set(pids) & set(node.children())
+
+
+def test_what_was_measured_serves_every_variant_also_after_a_restart(make_node):
+    node = make_node()
+    program = upload(node, "mlp-a", max_batch=2)
+    with pytest.raises(NotFoundError, match="overwinter profile mlp-a"):
+        node.client.known_profile("mlp-a")
+    wanted = Wanted(layers=False)
+    measured = node.client.profile("mlp-a", wanted=wanted)
+    assert shapes(measured) == [(1, 1, 1), (1, 2, 1)]
+    assert measured.layers == ()
+    node.stop()
+    node.start()
+    assert node.client.known_profile("mlp-a") == measured
+    assert upload(node, "mlp-b", seed=1, max_batch=2) == program
+    assert node.client.known_profile("mlp-b") == measured
+    restored = [step[1] for step in node.steps() if step[1]["type"] == "Deployed"]
+    assert [event["function"]["profile"]["points"] for event in restored[-2:]] == 2 * [
+        [[p.cores, p.memory_bytes, p.batch, p.concurrency, p.latency_s] for p in measured.points]
+    ]
+    told = []
+    assert node.client.profile("mlp-b", wanted=wanted, progress=told.append) == measured
+    assert [each.pid for each in told] == [None] * len(told)
+    # A variant with a handler has the program's profile until its own is known; more of it is measured for all.
+    upload(node, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
+    assert node.client.known_profile("mlp-c") == measured
+    more = node.client.profile("mlp-c", wanted=wanted)
+    assert shapes(more) == [(1, 1, 1), (1, 2, 1), (1, 4, 1)]
+    assert more.points[:2] == measured.points
+    assert node.client.known_profile("mlp-a").points == more.points
+    told.clear()
+    again = node.client.profile("mlp-a", wanted=Wanted(layers=False, batches=(2,), again=True), progress=told.append)
+    assert len([each for each in told if each.pid]) == 1
+    assert shapes(again) == shapes(more)
+
+
+def test_requests_that_come_meanwhile_are_all_answered(make_node):
+    node = make_node("--profile-share", "0.5")
+    deploy(node, "served", max_batch=4, max_bodies=1)
+    upload(node, "vgg16")
+    over = threading.Event()
+
+    def ask_on() -> int:
+        answered = 0
+        while not over.is_set() or answered < 20:
+            assert ask(node, "served", float(answered)) == [2.0 * answered + 1.0] * 4
+            answered += 1
+            over.wait(0.05)
+        return answered
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_on)
+        try:
+            profile = node.client.profile("vgg16")
+        finally:
+            over.set()
+        assert asking.result() >= 20
+    assert shapes(profile) == [(1, 1, 1)]
+    assert all(sorted(layer.latency_s) == [1] for layer in profile.layers)
+
+
+def test_a_client_that_leaves_ends_the_measurement_and_what_was_measured_stays(make_node):
+    node = make_node()
+    upload(node, "mlp", max_batch=64, concurrency=8)
+
+    class LeftError(Exception):
+        pass
+
+    def leave(progress) -> None:
+        if progress.point is not None and progress.done == 2:
+            raise LeftError
+
+    with Client(node.url) as client, pytest.raises(LeftError):
+        client.profile("mlp", progress=leave)
+    node.wait_for("Profiled")
+    assert 2 <= len(node.client.known_profile("mlp").points) < 20
+    assert answer(node) == (1, 16)
+    assert shapes(node.client.profile("mlp", wanted=Wanted(batches=(1,), layers=False)))[0] == (1, 1, 1)
+
+
+def answer(node: NodeProcess) -> tuple[int, ...]:
+    inputs = {spec["name"]: torch.zeros(1, *spec["shape"][1:]) for spec in node.client.function("mlp")["inputs"]}
+    [output] = node.client.infer("mlp", inputs).values()
+    return output.shape
+
+
+def test_a_measurement_on_deploy_goes_on_in_the_background(make_node):
+    node = make_node("--profile-on-deploy")
+    upload(node, "mlp", max_batch=2)
+    node.wait_for("Profiled")
+    profile = node.client.known_profile("mlp")
+    assert shapes(profile) == [(1, 1, 1), (1, 2, 1)]
+    assert len(profile.layers) == 5
+
+
+def test_a_node_that_stops_ends_its_measurements(make_node):
+    node = make_node("--profile-on-deploy")
+    upload(node, "mlp", max_batch=64, concurrency=16)
+    asleep = set(node.zygotes())
+    wait_until(lambda: set(node.body_pids()) - asleep)
+    node.stop()
+    assert not any("was not measured" in line for line in node.said)
+
+
+def test_service_corrects_what_was_measured(make_node):
+    node = make_node()
+    program = upload(node, "mlp")
+    measured = node.client.profile("mlp", wanted=Wanted(layers=False))
+    node.stop()
+    [point] = measured.points
+    wrong = msgspec.structs.replace(measured, points=(msgspec.structs.replace(point, latency_s=1e6),))
+    with closing(Repository(node.data)) as repository:
+        repository.put_profile(fingerprint(), program, wrong, 0.0)
+    node.start()
+    assert node.client.known_profile("mlp") == wrong
+    for _ in range(2 * RUNS_MIN):
+        answer(node)
+    node.wait_for("Profiled")
+    corrected = node.client.known_profile("mlp")
+    [now] = corrected.points
+    assert (now.shape, now.memory_bytes) == (point.shape, point.memory_bytes)
+    assert 0 < now.latency_s < 1e5
+    node.stop()
+    with closing(Repository(node.data)) as repository:
+        assert repository.profile(fingerprint(), program).points == corrected.points
+    node.start()
+
+
+def test_what_cannot_be_measured_is_refused_with_the_reason(make_node):
+    node = make_node()
+    upload(node, "mlp")
+    with pytest.raises(NotFoundError, match="nothing"):
+        node.client.profile("nothing")
+    with pytest.raises(CallerError, match="batch must be from 1 to"):
+        node.client.profile("mlp", wanted=Wanted(batches=(1 << 40,)))
+    with pytest.raises(CallerError, match="the body is not valid"):
+        node.client._send("POST", "/overwinter/v1/functions/mlp/profile", content=b'{"colours": 3}')
+    node.client.unload("mlp")
+    with pytest.raises(ConflictError, match="load it first"):
+        node.client.profile("mlp")

@@ -1,0 +1,178 @@
+"""What people see of a real node: metrics, activity, explanations, usage, and bytes that agree with the kernel's."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from overwinter.cli.main import main
+from overwinter.core.errors import DeadlineError, NotFoundError
+from tests.system.nodes import NodeProcess, Scale, ask, deploy
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    node = NodeProcess(tmp_path_factory.mktemp("seen"), "--accounting-s", "0.05")
+    try:
+        deploy(node, "one", Scale(2.0), slo_ms=60_000, keep_alive_s=600)
+        deploy(node, "twin", Scale(2.0), tenant="other", keep_alive_s=600)
+        for _ in range(3):
+            assert ask(node, "one", 3.0) == [7.0] * 4
+        yield node
+    finally:
+        node.clean()
+
+
+class Samples(dict):
+    """Every sample by its name and its labels."""
+
+    def __init__(self, node: NodeProcess) -> None:
+        for family in text_string_to_metric_families(node.client.metrics()):
+            self |= {(sample.name, frozenset(sample.labels.items())): sample.value for sample in family.samples}
+
+    def of(self, name: str, **labels: str) -> float:
+        return self[f"overwinter_{name}", frozenset(labels.items())]
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of all samples of that name with at least these labels."""
+        wanted = set(labels.items())
+        return sum(value for (its, has), value in self.items() if its == f"overwinter_{name}" and wanted <= has)
+
+
+def until(truth, tries: int = 400):
+    pause = threading.Event()
+    for _ in range(tries):
+        if found := truth():
+            return found
+        pause.wait(0.025)
+    raise AssertionError(f"still not so: {truth()}")
+
+
+def after_passes(node: NodeProcess, count: int) -> Samples:
+    """When the bytes were compared so many times more."""
+    goal = Samples(node).of("accounting_passes_total") + count
+    return until(lambda: (seen := Samples(node)).of("accounting_passes_total") >= goal and seen)
+
+
+def test_metrics_count_what_was_asked(node):
+    seen = Samples(node)
+    assert seen.of("requests_total", function="one", outcome="answered", error="") == 3
+    assert seen.of("slo_requests_total", function="one") == seen.of("slo_met_total", function="one") == 3
+    assert seen.of("runs_total", function="one") == 3
+    assert seen.sum("request_duration_seconds_count", function="one") == 3
+    assert seen.of("queue_wait_seconds_count") == seen.of("run_duration_seconds_count") == 3
+    assert seen.of("wakes_total", function="one", start="disk") == 1
+    assert seen.of("requests_running", function="one") == 0
+    assert seen.of("cores") == len(os.sched_getaffinity(0))
+    assert seen.of("function_bytes", function="one", version="1", tier="host", sharing="shared") > 65536
+    assert seen.of("tier_bytes", tier="host") == node.stored_bytes()
+    assert seen.sum("requests_total", function="") == 0
+
+
+def test_every_name_is_documented_and_every_documented_name_is_there(node):
+    told = {line.split("`")[1] for line in DOCS.read_text().splitlines() if line.startswith("| `")}
+    lines = node.client.metrics().splitlines()
+    named = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {name for name in named if name.startswith("overwinter_")} == told
+
+
+def test_bytes_agree_with_the_kernel(node):
+    seen = after_passes(node, 4)
+    assert seen.sum("accounting_mismatch_total") == 0
+    stored = seen.of("memory_bytes", counted="store_table")
+    assert stored == seen.of("memory_bytes", counted="store_mind") == node.stored_bytes()
+    pages = 4096 * len(list(node.store().iterdir()))
+    assert stored <= seen.of("memory_bytes", counted="store_kernel") < stored + pages
+    private, pss = (seen.of("memory_bytes", counted=f"body_{kind}") for kind in ("private", "pss"))
+    assert 0 < private < pss
+
+
+def test_top_shows_the_active_first(node):
+    activity = node.client.activity()
+    first = activity["functions"][0]
+    assert (first["name"], first["state"], first["requests"], first["attainment"]) == ("one", "awake", 3, 1.0)
+    assert first["p50_ms"] <= first["p99_ms"]
+    assert activity["host_bytes"] == node.stored_bytes()
+    shown = CliRunner().invoke(main, ["top", "--once", "--url", node.url])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines() if line[:3] in ("one", "twi")] == ["one", "twin"]
+    shown = CliRunner().invoke(main, ["top", "--json", "--url", node.url])
+    assert json.loads(shown.stdout)["functions"][0]["name"] == "one"
+
+
+def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
+    explained = until(lambda: (it := node.client.explain("one"))["bodies"][0]["private_bytes"] and it)
+    disk, host, private = explained["tiers"]
+    assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]
+    assert (host["missing"], host["sharers"], host["exclusive"]) == (0, 1, 0)
+    assert private["resident"] > 0
+    assert explained["state"] == "awake"
+    assert [body["state"] for body in explained["bodies"]] == ["idle"]
+    assert explained["bodies"][0]["pid"] in node.body_pids()
+    shown = CliRunner().invoke(main, ["explain", "one", "--url", node.url])
+    assert shown.exit_code == 0
+    assert "one@1" in shown.stdout
+    with pytest.raises(NotFoundError, match="no function 'none'"):
+        node.client.explain("none")
+
+
+def test_explain_tells_what_was_refused(node):
+    deploy(node, "slow")
+    with pytest.raises(DeadlineError) as refused:
+        ask(node, "slow", timeout_s=1e-6)
+    explained = node.client.explain("slow")
+    assert [(each["what"], each["why"]) for each in explained["refusals"]] == [("DeadlineError", str(refused.value))]
+    assert Samples(node).of("requests_total", function="slow", outcome="refused", error="DeadlineError") == 1
+    node.client.remove("slow")
+    # Its body goes a moment later.
+    until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
+
+
+def test_usage_is_of_each_tenant_and_outlives_the_node(tmp_path):
+    node = NodeProcess(tmp_path / "used")
+    try:
+        deploy(node, "one", Scale(2.0))
+        deploy(node, "twin", Scale(2.0), tenant="other")
+        ask(node, "one")
+        before = {each["function"]: each for each in node.client.usage()}
+        assert before["one"]["requests"] == 1
+        assert 0 < before["one"]["core_ms"] < before["one"]["billed_core_ms"]
+        assert before["one"]["disk_byte_s"] > 0
+        assert before["twin"]["tenant"] == "other"
+        assert [each["function"] for each in node.client.usage("other")] == ["twin"]
+        node.stop()
+        node.start()
+        after = {each["function"]: each for each in node.client.usage()}
+        assert after["one"]["requests"] == 1
+        assert after["one"]["core_ms"] == pytest.approx(before["one"]["core_ms"])
+        assert after["one"]["disk_byte_s"] > before["one"]["disk_byte_s"]
+        shown = CliRunner().invoke(main, ["usage", "--tenant", "other", "--url", node.url])
+        assert "twin" in shown.stdout
+        assert "one" not in shown.stdout
+    finally:
+        node.clean()
+
+
+def test_a_block_cut_behind_the_nodes_back_is_told_once_and_counted(tmp_path):
+    node = NodeProcess(tmp_path / "cut", "--accounting-s", "0.05")
+    try:
+        deploy(node, "one", Scale(2.0))
+        victim = max(node.store().iterdir(), key=lambda path: path.stat().st_size)
+        victim.chmod(0o600)
+        os.truncate(victim, 4096)
+        stray = node.store() / ("0" * 64)
+        stray.write_bytes(b"x" * 5000)
+        until(lambda: Samples(node).of("accounting_mismatch_total", kind="files") == 2)
+        assert after_passes(node, 3).of("accounting_mismatch_total", kind="files") == 2
+        said = [line for line in node.said if "do not agree" in line]
+        assert len(said) == 1
+        assert "4096 bytes" in said[0] or "does not know" in said[0]
+        stray.unlink()
+    finally:
+        node.clean()

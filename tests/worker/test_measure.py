@@ -1,0 +1,45 @@
+import torch
+
+from overwinter.model.export import export
+from overwinter.model.program import encode_program
+from overwinter.worker.measure import Gauge, kibibytes
+from overwinter.worker.runner import Prepared, Runner
+
+SMAPS = """\
+7f0000000000-7f0000100000 rw-p 00000000 00:00 0                          [heap]
+Size:               1024 kB
+Rss:                 900 kB
+Shared_Dirty:        300 kB
+Private_Clean:        40 kB
+Private_Dirty:       560 kB
+7f0000200000-7f0004200000 r--s 00000000 00:19 77                         /dev/shm/store/block
+Rss:               65536 kB
+Private_Clean:         0 kB
+Private_Dirty:     65536 kB
+7f0005000000-7f0005100000 rw-s 00000000 00:01 78                         /memfd:overwinter-in-1 (deleted)
+Rss:                  64 kB
+Private_Dirty:        64 kB
+7f0006000000-7f0006100000 r-xp 00000000 08:01 79                         /usr/lib/libtorch_cpu.so
+Rss:                 500 kB
+Private_Clean:       500 kB
+VmFlags: rd ex mr mw me
+"""
+
+
+def test_only_memory_of_its_own_that_it_may_write_to_is_private():
+    assert kibibytes(SMAPS.splitlines()) == (600, 900 + 65536 + 64 + 500)
+
+
+def test_each_layer_is_timed_in_one_run():
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).eval()
+    exported = export(module, {"input": torch.zeros(2, 8)})
+    runner = Runner("f@1", Prepared(encode_program(exported.program)), list(exported.weights), None)
+    ran = []
+    gauge = Gauge.__new__(Gauge)
+    gauge._timed = lambda weights, inputs, marks: ran.append(inputs[0].shape)
+    assert gauge.layer_seconds(runner, 4) == ()
+    assert ran == [(4, 8)]
+    gauge._timed = None
+    seconds = gauge.layer_seconds(runner, 4)
+    assert len(seconds) == len(exported.program.layers) == 3
+    assert all(second >= 0 for second in seconds)
