@@ -18,11 +18,11 @@ from overwinter.core.events import Arrived, BodyReady, Deployed, Event, RunEnded
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FunctionName, RequestId, Seconds, TenantId, function_id
 from overwinter.core.journal import Journal
-from overwinter.node.accounting import Accounting
-from overwinter.node.activity import activity
-from overwinter.node.metrics import render
-from overwinter.node.sources import Sources
-from overwinter.node.statistics import Statistics
+from overwinter.node.insight.accounting import Accounting
+from overwinter.node.insight.activity import activity
+from overwinter.node.insight.metrics import render
+from overwinter.node.insight.sources import Sources
+from overwinter.node.insight.statistics import Statistics
 from overwinter.policy.mind import Mind
 
 SHARED_BLOCKS, OWN_BLOCKS = 50, 4

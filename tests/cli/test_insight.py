@@ -66,4 +66,4 @@ def test_an_explanation_tells_why() -> None:
 
 def test_usage_is_told_in_units_that_people_read() -> None:
     row = text(usage_table([USED])).splitlines()[-1]
-    assert row.split() == "t f 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h".split()
+    assert " ".join(row.split()) == "t f 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h"

@@ -22,7 +22,7 @@ from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.insight import Insight
+from overwinter.node.insight.insight import Insight
 from overwinter.node.loop import Loop
 from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.processes import Processes

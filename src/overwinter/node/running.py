@@ -16,7 +16,7 @@ from overwinter.core.config import MindConfig, NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.journal import Journal
 from overwinter.node.effects import NodeEffects
-from overwinter.node.insight import Insight
+from overwinter.node.insight.insight import Insight
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
 from overwinter.node.pressure import watch_memory

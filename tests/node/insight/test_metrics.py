@@ -9,14 +9,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from overwinter.core.actions import Decide, Refuse, Reply, Run, StartBody
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, BodyReady, Deployed, RunEnded
-from overwinter.node.accounting import Accounting
-from overwinter.node.metrics import render
-from overwinter.node.sources import Sources
-from overwinter.node.statistics import BATCHES, SECONDS, Statistics
+from overwinter.node.insight.accounting import Accounting
+from overwinter.node.insight.metrics import render
+from overwinter.node.insight.sources import Sources
+from overwinter.node.insight.statistics import BATCHES, SECONDS, Statistics
 from overwinter.policy.mind import Mind
 from tests.policy.world import spec
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
 
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from overwinter.node.accounting import SLACK_BYTES, Accounting, Mismatch, WeighedBody
-from overwinter.node.memory import ProcessMemory
-from overwinter.node.statistics import Statistics
+from overwinter.node.insight.accounting import SLACK_BYTES, Accounting, Mismatch, WeighedBody
+from overwinter.node.insight.memory import ProcessMemory
+from overwinter.node.insight.statistics import Statistics
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
 from tests.policy.world import World, spec

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
 from overwinter.node import clock
-from overwinter.node.memory import FileMemory, ProcessMemory, directory_memory, process_memory
+from overwinter.node.insight.memory import FileMemory, ProcessMemory, directory_memory, process_memory
+from overwinter.node.insight.statistics import Statistics
 from overwinter.node.processes import Processes
-from overwinter.node.statistics import Statistics
 from overwinter.policy.state import State
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores

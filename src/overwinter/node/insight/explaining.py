@@ -9,8 +9,8 @@ from overwinter.core.ids import FunctionId, FunctionName, Seconds, StoreName, Te
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.sources import Sources
-from overwinter.node.statistics import FunctionStatistics, Told
+from overwinter.node.insight.sources import Sources
+from overwinter.node.insight.statistics import FunctionStatistics, Told
 from overwinter.policy.scaling.predictors import PREDICTORS
 from overwinter.policy.state import Body, Function
 from overwinter.store.residency import Place, missing_bytes

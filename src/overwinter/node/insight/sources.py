@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from overwinter.core.config import MindConfig
-from overwinter.node.accounting import Accounting
-from overwinter.node.statistics import Statistics
+from overwinter.node.insight.accounting import Accounting
+from overwinter.node.insight.statistics import Statistics
 from overwinter.policy.state import State
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
-from overwinter.node.sources import Sources
-from overwinter.node.statistics import RECENT, Answer, FunctionStatistics
+from overwinter.node.insight.sources import Sources
+from overwinter.node.insight.statistics import RECENT, Answer, FunctionStatistics
 from overwinter.policy.state import Function
 
 WINDOW_S = 60.0

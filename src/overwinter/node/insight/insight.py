@@ -9,15 +9,15 @@ from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.node import clock
-from overwinter.node.accounting import Accounting
-from overwinter.node.activity import NodeActivity, activity
-from overwinter.node.explaining import Explanation, Times, explanation
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.metering import Meter, Usage
-from overwinter.node.metrics import render
+from overwinter.node.insight.accounting import Accounting
+from overwinter.node.insight.activity import NodeActivity, activity
+from overwinter.node.insight.explaining import Explanation, Times, explanation
+from overwinter.node.insight.metering import Meter, Usage
+from overwinter.node.insight.metrics import render
+from overwinter.node.insight.sources import Sources
+from overwinter.node.insight.statistics import Statistics
 from overwinter.node.processes import Processes
-from overwinter.node.sources import Sources
-from overwinter.node.statistics import Statistics
 from overwinter.policy.state import State
 from overwinter.store.hosts import HostStores
 from overwinter.store.ledger import Ledger

@@ -17,9 +17,9 @@ from overwinter.core.actions import Decision
 from overwinter.core.config import MindConfig
 from overwinter.core.ids import Seconds
 from overwinter.node import clock
-from overwinter.node.accounting import KINDS, Accounting
-from overwinter.node.sources import Sources
-from overwinter.node.statistics import FunctionStatistics, Histogram, Statistics
+from overwinter.node.insight.accounting import KINDS, Accounting
+from overwinter.node.insight.sources import Sources
+from overwinter.node.insight.statistics import FunctionStatistics, Histogram, Statistics
 from overwinter.policy.lifecycles import BodyState, FunctionState
 from overwinter.policy.state import Function, State
 

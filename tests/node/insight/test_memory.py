@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overwinter.node.memory import directory_memory, process_memory
+from overwinter.node.insight.memory import directory_memory, process_memory
 
 MIB = 1 << 20
 GROW = f"""

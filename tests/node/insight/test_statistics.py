@@ -18,7 +18,7 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.profile import Point, Profile
-from overwinter.node.statistics import RECENT, TOLD, Statistics
+from overwinter.node.insight.statistics import RECENT, TOLD, Statistics
 from overwinter.policy.speeds import BODY_BYTES
 from tests.policy.test_mind_properties import AnyOrder
 from tests.policy.world import World, spec

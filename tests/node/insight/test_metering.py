@@ -5,8 +5,8 @@ import pytest
 from overwinter.core.actions import Reply, Run, StartBody, StopBody
 from overwinter.core.events import Arrived, BodyExited, BodyReady, Deployed, Removed, RunEnded
 from overwinter.core.profile import Point, Profile
-from overwinter.node.metering import Meter
-from overwinter.node.statistics import Statistics
+from overwinter.node.insight.metering import Meter
+from overwinter.node.insight.statistics import Statistics
 from overwinter.store.ledger import Ledger
 from tests.policy.world import spec
 

@@ -14,7 +14,7 @@ import msgspec
 
 from overwinter.core.errors import StoreError
 from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.node.statistics import FunctionStatistics, Statistics
+from overwinter.node.insight.statistics import FunctionStatistics, Statistics
 from overwinter.store.ledger import Amounts, Ledger
 
 IDLE_PRICE = 0.1

@@ -2,8 +2,8 @@
 
 import pytest
 
-from overwinter.node.activity import WINDOW_S, lately
-from overwinter.node.statistics import RECENT
+from overwinter.node.insight.activity import WINDOW_S, lately
+from overwinter.node.insight.statistics import RECENT
 
 
 def test_nothing_of_late_has_no_latency():
