@@ -7,7 +7,9 @@ HTTP, whether or not earlier ones are answered. Both journals go through the sam
 kernel says, the private memory of the bodies and the pages of the host store.
 
 The simulator knows cores, the zygote, the disk and the profile. It knows nothing of the daemon and the load generator,
-which share this machine's cores with the bodies, nor of other work on it.
+which share this machine's cores with the bodies, nor of other work on it. In it runs wait for cores in turn, where live
+ones share them, so that a short run beside long ones waits too long in it. A body's private memory is the profile's,
+its peak; the live one is what bodies hold when one looks.
 """
 
 import argparse

@@ -24,9 +24,11 @@ SAME_RULES = {"last-value": "mls"}
 RULES = ("batch", "batch+", "mls", "on-demand", "k-last-value", "oracle", "overwinter")
 TOLD = ("batch", "batch+", "mls", "on-demand", "last-value", "k-last-value", "oracle", "overwinter")
 PLAIN = ("on-demand", "last-value", "k-last-value", "oracle")
-PLAIN_MODEL = "vgg16"
+PLAIN_MODEL = "ssd300"
 ALPHA_PLAIN, BETA_PLAIN = 1.0, 0.95
 """Figure 1 compares predictors before there is an alpha: as many bodies as the expected rate fills."""
+NEW_S = 4.0
+"""Until a new process has imported PyTorch and made the network: 3 to 5 s, measured."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -73,6 +75,12 @@ def without_headroom(policy: str) -> Policy:
     return msgspec.structs.replace(POLICIES[policy], alpha=ALPHA_PLAIN, beta=BETA_PLAIN)
 
 
+def in_new_processes(scenario: Scenario) -> Scenario:
+    """The same where no container is prepared."""
+    functions = tuple(msgspec.structs.replace(each, start_s=NEW_S) for each in scenario.functions)
+    return msgspec.structs.replace(scenario, functions=functions)
+
+
 def mean(cells: Mapping[str, Cell], field: str) -> float:
     """Over the models."""
     return fmean(getattr(cell, field) for cell in cells.values())
@@ -106,6 +114,46 @@ def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
     return cells
 
 
+def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
+    """The predictors alone."""
+    print(f"\nfigure 1, {PLAIN_MODEL}, alpha {ALPHA_PLAIN:g} and beta {BETA_PLAIN:g}, bodies in {begun}\n{HEAD}")
+    cells = {policy: simulated(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN}
+    for policy, cell in cells.items():
+        tell(policy, cell)
+    return cells
+
+
+def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], new: Mapping[str, Cell]) -> None:
+    """The paper's claims beside what came out, and why they differ where they do."""
+    saved = {model: 1 - cell.memory / cells["batch"][model].memory for model, cell in cells["mls"].items()}
+    violated = {policy: mean(cells[policy], "violations") for policy in TOLD}
+    utility = {policy: mean(cells[policy], "cpu_utility") for policy in TOLD}
+    ours, theirs = mean(cells["overwinter"], "memory"), mean(cells["mls"], "memory")
+    print(f"""
+The paper and this
+* figure 1: on demand 10.5 % and last value 5.5 % violated, k times the last value 1.3 times the bodies needed. Here
+  {new["on-demand"].violations:.1%} and {new["last-value"].violations:.1%} where a process must be started, \
+{ready["on-demand"].violations:.1%} and {ready["last-value"].violations:.1%} in prepared containers, and \
+{ready["k-last-value"].bodies / ready["oracle"].bodies:.2f} times the
+  oracle's bodies. Loading is what on demand pays for: it takes less than a second here once a container is there, and
+  last value waits for the end of its period all the same. The ratio is 1.5 where bodies are many; the paper's few are
+  rounded up. Its optimum scales at once and so violates nothing; the oracle here knows the mean of the period ahead.
+* with alpha 0.8 last value violates {violated["last-value"]:.1%} and on demand {violated["on-demand"]:.1%}: \
+the headroom takes most bursts.
+* memory of MLS below BATCH's: {min(saved.values()):.0%} to {max(saved.values()):.0%}, \
+mean {fmean(saved.values()):.0%}; the paper's AsyFunc, with shadows, up to 23.4 %.
+  Agrees in kind and for its reasons: BATCH keeps what the last peak needed, and bodies of few cores.
+* CPU utility: the paper has up to 96 % with shadows and 84 % for BATCH. Here MLS {utility["mls"]:.0%}, \
+BATCH {utility["batch"]:.0%}, BATCH+ {utility["batch+"]:.0%}.
+  Without shadows alpha and beta themselves keep it between 60 and 80 %. Adaptive batching adds none, as here batches
+  gain nothing (the paper: 11 % for InceptionV3), but it lowers the violations of BATCH from {violated["batch"]:.1%} \
+to {violated["batch+"]:.1%}.
+* overwinter against MLS: violations {violated["overwinter"]:.2%} and {violated["mls"]:.2%}, \
+CPU utility {utility["overwinter"]:.1%} and {utility["mls"]:.1%}, cores alive
+  {mean(cells["overwinter"], "cores"):.1f} and {mean(cells["mls"], "cores"):.1f}, \
+memory {ours:.0f} and {theirs:.0f} MiB, for its bodies share the weights and it wakes some as soon as requests wait.""")
+
+
 def run(seconds: float | None, seed: int | None) -> None:
     """Print the tables, what agrees with the paper and what does not, and RESULT."""
     began = time.process_time()
@@ -116,12 +164,11 @@ def run(seconds: float | None, seed: int | None) -> None:
     cells = table(scenario)
     print(f"\nmeans over the models\n{HEAD}")
     for policy in TOLD:
-        told = {field: mean(cells[policy], field) for field in Cell.__struct_fields__}
-        tell(policy, msgspec.convert(told | {"requests": 0}, Cell))
-    print(f"\nfigure 1, {PLAIN_MODEL} without headroom (alpha {ALPHA_PLAIN:g}, beta {BETA_PLAIN:g})\n{HEAD}")
-    plain = {policy: simulated(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN}
-    for policy, cell in plain.items():
-        tell(policy, cell)
+        means = {field: mean(cells[policy], field) for field in Cell.__struct_fields__[1:]}
+        tell(policy, Cell(requests=0, **means))
+    ready = figure_1(scenario, "prepared containers")
+    new = figure_1(in_new_processes(scenario), "new processes")
+    compare(cells, ready, new)
     print(f"\n{time.process_time() - began:.0f} s of one core")
     wanted = ("memory", "cpu_utility", "violations")
     print_result(

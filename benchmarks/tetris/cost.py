@@ -2,8 +2,8 @@
 
 A combination of the four applications, a quarter of the requests for each, on nodes with as many cores as they need.
 A node takes up to 1000 requests a second, and beyond it there are several, each with its own blocks. The memory for
-100 requests is what is held while 100 arrive in a second. The paper prices it at $0.0504 an hour, AWS's r6g.medium, and multiplies by GB: 61.5 GB
-less are $0.000861 less only if each GB costs as much as the machine, which has 8. Both reckonings are told.
+100 requests is what is held while 100 arrive in a second. The paper prices it at $0.0504 an hour, AWS's r6g.medium, and
+multiplies by GB: 61.5 GB less are $0.000861 less only if each GB costs as much as the machine, which has 8.
 """
 
 import math
@@ -84,7 +84,9 @@ def report(found: Mapping[int, Mapping[str, float]]) -> None:
     for rate, by_policy in found.items():
         cells = "".join(f"{f'{gb:.2f} GB ${dollars(gb):.7f}':>26}" for gb in by_policy.values())
         print(f"{rate:<12}{cells}")
-    print(f"$ as the paper reckons, ${USD_PER_HOUR}/h for each GB; for a machine of {MACHINE_GB} GB, an eighth of it")
+    print(
+        f"$ as the paper reckons, ${USD_PER_HOUR} an hour for each GB; at so much for {MACHINE_GB} GB it is an eighth"
+    )
     for baseline, claimed in PAPER_GB.items():
         less = ", ".join(f"{rows[baseline] - rows['tetris']:.1f} at {rate}/s" for rate, rows in found.items())
-        print(f"Tetris needs so many GB less for 100 requests than {baseline}: {less}; the paper says {claimed}")
+        print(f"GB less by Tetris than by {baseline}: {less}; the paper says {claimed}, and not at which rate")

@@ -71,6 +71,20 @@ def test_memory_is_summed_over_time_and_shared_blocks_count_once():
     assert [(sample.at_s, sample.bodies) for sample in report.samples][-1] == (pytest.approx(10), 1)
 
 
+def test_a_body_takes_what_its_largest_batch_took():
+    points = tuple(Point(2, nbytes, batch, 1, 0.1) for batch, nbytes in ((4, 160), (1, 100), (2, 120)))
+    deployed = Deployed(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points)))
+    report = read(
+        (0.0, deployed, StartBody(1, "f@1", False, 2)),
+        (2.0, Arrived(1, "f", None, None), Run(1, 1, (1, 2, 3))),
+        (4.0, RunEnded(1, 1), Run(1, 2, (4,))),
+        until=10.0,
+    )
+    assert report.memory.bodies_peak == 160
+    assert report.memory.bodies_mean == pytest.approx((100 * 2 + 160 * 8) / 10)
+    assert report.samples[-1].body_cores == 2
+
+
 def test_a_journal_file_gives_the_same_report_as_the_world():
     file = io.BytesIO()
     scenario = scene(function(variants=2))

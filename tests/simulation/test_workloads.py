@@ -54,6 +54,14 @@ def test_streams_keep_their_rate(tmp_path, table, rate):
     assert count / seconds == pytest.approx(rate, rel=0.12)
 
 
+def test_a_stable_rate_may_rise_first(tmp_path):
+    workload = made({"kind": "stable", "rate": 10.0, "rise_s": 20.0})
+    times = list(takewhile(lambda at: at < 40, arrivals(workload, Random(1), 0, tmp_path)))
+    assert all(before <= after for before, after in pairwise(times))
+    counts = [sum(1 for at in times if begin <= at < begin + 10) for begin in (0, 10, 20, 30)]
+    assert counts == pytest.approx([25, 75, 100, 100], abs=2)
+
+
 def test_recorded_minutes_are_rates(tmp_path):
     npy(tmp_path / "counts.npy", [[600, 0, 60], [30, 30, 30]])
     table = {"kind": "minute-counts", "path": "counts.npy", "scale": 2.0}

@@ -53,6 +53,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("period_s, history, cores_max, batch_max and concurrency_max must be above 0")
 
 
+_OVERWINTER = Policy(alpha=0.85, beta=0.7)
+"""Closer than AsyFunc's 0.8 and 0.6: a body that is missed comes in tens of milliseconds (benchmarks/asyfunc)."""
 _ASYFUNC = Policy(
     scaling="mls",
     rate="last-value",
@@ -66,7 +68,7 @@ _ASYFUNC = Policy(
 _TETRIS = Policy(scaling="dts", rate="last-value", batching="timeout", eager=False, reserves=True, core_mib=0.0)
 
 POLICIES: Mapping[str, Policy] = {
-    "overwinter": Policy(),
+    "overwinter": _OVERWINTER,
     "tetris": _TETRIS,
     "tetris-cores": msgspec.structs.replace(_TETRIS, scaling="dts-cores", core_mib=256.0),
     "tetris-exact": msgspec.structs.replace(_TETRIS, scaling="exact"),
@@ -80,8 +82,8 @@ POLICIES: Mapping[str, Policy] = {
     "oracle": msgspec.structs.replace(_ASYFUNC, rate="oracle"),
     "batch": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", batching="timeout", history=30),
     "batch+": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", history=30),
-    "lru": Policy(eviction="lru"),
-    "fixed": Policy(scaling="overwinter", batching="greedy", eviction="lru"),
+    "lru": msgspec.structs.replace(_OVERWINTER, eviction="lru"),
+    "fixed": msgspec.structs.replace(_OVERWINTER, batching="greedy", eviction="lru"),
 }
 """Named sets of rules. A configuration may also spell a Policy out."""
 

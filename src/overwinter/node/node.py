@@ -1,6 +1,7 @@
 """One machine's node: a mind, its loop and hands, a repository, a host store, and what callers may ask."""
 
 import asyncio
+from collections.abc import Iterable
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import (
@@ -261,17 +262,27 @@ class Node:
             self._broken.set_exception(error)
             self._effects.close()
 
+    def _is_resident(self, function: DeployedFunction) -> bool:
+        host = self.hosts.store(function.store)
+        return all(host.holds(blob.address) for blob in function.blobs)
+
     def _restore(self) -> None:
         """Tell the mind of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
         functions = [DeployedFunction(deployment) for deployment in self.repository.deployments()]
-        live: dict[StoreName, list[Blob]] = {}
-        for function in functions:
-            live.setdefault(function.store, []).extend(function.blobs)
-        self.hosts.sweep(live)
+        self.hosts.sweep(_by_store(functions))
+        # A function that is there in part must be staged as a whole: what no whole one shares of it goes.
+        whole = [function for function in functions if self._is_resident(function)]
+        self.hosts.sweep(_by_store(whole))
         for function in functions:
             function.profile = self.profiler.stored(function)
             self._effects.functions[function.id] = function
-            resident = all(self.hosts.store(function.store).holds(blob.address) for blob in function.blobs)
-            self.post(Deployed(function.spec(), resident=resident))
+            self.post(Deployed(function.spec(), resident=self._is_resident(function)))
         self._pipelines.restore()
+
+
+def _by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:
+    blobs: dict[StoreName, list[Blob]] = {}
+    for function in functions:
+        blobs.setdefault(function.store, []).extend(function.blobs)
+    return blobs

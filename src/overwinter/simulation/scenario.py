@@ -7,6 +7,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -142,7 +143,7 @@ class Application(_Part, frozen=True, kw_only=True):
     """A pipeline of the functions, called as one."""
 
     name: str
-    stages: dict[str, Stage]
+    stages: Annotated[dict[str, Stage], msgspec.Meta(min_length=1)]
     """As in a pipeline's file."""
     slo_ms: float | None = None
     """Of the whole. What it leaves to each stage is for the functions' settings to say."""

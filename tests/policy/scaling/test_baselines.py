@@ -115,6 +115,11 @@ class TestPhotons:
         assert photons(demand(5, points)).start == (Shape(3, 1, 2),)
         assert photons(demand(5, [*points, point(cores=2, concurrency=2, latency_s=0.3)])).start == (Shape(2, 1, 2),)
 
+    def test_each_further_run_brings_the_cores_that_one_needs(self):
+        shapes = [(1, 1, 0.5), (2, 1, 0.35), (2, 2, 0.5), (3, 2, 0.38), (4, 2, 0.36), (5, 3, 0.39), (6, 3, 0.5)]
+        points = [point(cores=cores, concurrency=runs, latency_s=seconds) for cores, runs, seconds in shapes]
+        assert photons(demand(4, points)).start == (Shape(4, 1, 2),)
+
     def test_no_batches(self):
         assert photons(demand(5, [point(batch=8, latency_s=0.01), point(latency_s=0.1)])).start == (Shape(1, 1, 1),)
 

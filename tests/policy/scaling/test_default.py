@@ -19,7 +19,7 @@ def test_many_small_bodies_give_way_to_a_large_one_when_it_is_there():
 
 
 def test_a_large_body_gives_way_to_a_small_one_when_the_rate_fell():
-    nearly = point(mib=120, latency_s=0.1)
+    nearly = point(mib=140, latency_s=0.1)
     assert frugal(demand(1, [nearly, LARGE], bodies=(body(1, LARGE),))).start == ()
     tiny = point(mib=50, latency_s=0.1)
     asked = demand(1, [tiny, LARGE], bodies=(body(1, LARGE),))

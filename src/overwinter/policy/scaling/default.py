@@ -37,8 +37,10 @@ from overwinter.policy.scaling.selection import (
     without_excess,
 )
 
-REPLACE_AT = 0.75
+REPLACE_AT = 0.85
 """Below 1, so that a rate that wanders does not exchange bodies for ever."""
+MERGED_LEAST = 2
+"""One body is merged with nothing."""
 FEWER = 8
 """How many of the best bodies it gives up, at most, for one that serves more."""
 SPARE = 1e-6
@@ -109,6 +111,17 @@ def _choose(demand: Demand, rate: float) -> Points:
     return started
 
 
+def _merge(demand: Demand) -> Points:
+    """A fresh set that costs much less than what came one by one as the rate rose."""
+    if len(demand.bodies) < MERGED_LEAST:
+        return ()
+    most = REPLACE_AT * _total((body.point for body in demand.bodies), weighed(demand))
+    fresh = _fresh(demand)
+    started = _lacking(fresh.chosen, demand)
+    cheaper = not fresh.unserved and _price(demand, fresh.chosen) <= most
+    return started if cheaper and _fits(started, room_of(demand)) else ()
+
+
 def _order(demand: Demand) -> list[Standing]:
     """Bodies that a fresh set would not have go first, least rate for their cost in front; then the least loaded."""
     cost = weighed(demand)
@@ -153,4 +166,4 @@ def _total(points: Iterable[Point], cost: Cost) -> float:
     return sum(cost(point) for point in points)
 
 
-_FRUGAL = Way(queues_in_time, any_of, _choose, _order)
+_FRUGAL = Way(queues_in_time, any_of, _choose, _order, _merge)

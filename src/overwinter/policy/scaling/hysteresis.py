@@ -5,7 +5,8 @@ over the bodies of the most that each can serve within the promise:
 
     R > alpha·R_max      bodies for R/alpha - R_max are chosen and started, as far as there is room
     R < beta·R_max       bodies are released, one after the other, while R < beta·(R_max after) holds
-    between the two      nothing, but bodies that serve nothing within the promise go
+    between the two      nothing, but bodies that serve nothing within the promise go, and an algorithm may start
+                         bodies that take the place of all
 
 A decision that starts a body stops none: what the new ones make superfluous is released at the next, when they are
 there. So a demand that stays the same is settled soon, and what was started is not what is stopped. With R = 0 one
@@ -25,6 +26,11 @@ from overwinter.policy.scaling.selection import EPSILON, ratio, room_of, size, t
 Points = tuple[Point, ...]
 
 
+def nothing(demand: Demand) -> Points:
+    """What serves the rate stays as it is."""
+    return ()
+
+
 class Way(msgspec.Struct, frozen=True):
     """One algorithm. `choose` and `order` are handed a demand that has only the configurations it may choose."""
 
@@ -37,6 +43,8 @@ class Way(msgspec.Struct, frozen=True):
     for a rate above 0 and no body can go: it may start smaller ones, for which the larger will go."""
     order: Callable[[Demand], Sequence[Standing]]
     """The bodies, those to release first in front."""
+    merge: Callable[[Demand], Points] = nothing
+    """Bodies to start between beta and alpha, for which all that are there will go."""
 
 
 def any_of(points: Points) -> Points:
@@ -86,7 +94,7 @@ def _settled(way: Way, demand: Demand, capacities: dict[WorkerId, float]) -> Sca
         left = rate - capacity - math.fsum(point.throughput for point in chosen)
         return Scaled(_shapes(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
     if rate >= demand.beta * capacity and all(capacities.values()):
-        return Scaled()
+        return Scaled(_shapes(way.merge(demand)))
     stop = _superfluous(way.order(demand), capacities, rate, demand.beta) if len(capacities) > 1 else ()
     if stop or rate == 0 or rate >= demand.beta * capacity:
         return Scaled(stop=stop)

@@ -1,0 +1,170 @@
+"""Applications in a scenario: each stage after its needs, nothing lost, one promise for the whole."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.actions import Refuse, Reply
+from overwinter.core.errors import CallerError
+from overwinter.core.events import Arrived, Cancelled
+from overwinter.core.journal import read_journal
+from overwinter.simulation.scenario import read_scenario, scenario_of
+from overwinter.simulation.world import World
+from tests.simulation.scenes import function
+
+TETRIS = sorted((Path(__file__).parent.parent.parent / "scenarios" / "tetris").glob("*.toml"))
+DIAMOND = {
+    "first": {"function": "a", "inputs": {"x": "input:x"}},
+    "left": {"function": "b", "inputs": {"x": "first:y"}},
+    "right": {"function": "b", "inputs": {"x": "first:y"}},
+    "last": {"function": "c", "inputs": {"x": "left:y", "z": "right:y"}},
+}
+
+
+def stage_function(name, **changes):
+    table = function(name, **changes)
+    del table["workload"]
+    return table
+
+
+def application(name="app", rate=4.0, stages=DIAMOND, **changes):
+    return {"name": name, "slo_ms": 2000, "stages": stages, "workload": {"kind": "poisson", "rate": rate}} | changes
+
+
+def diamond(more=(), **changes):
+    given = {"functions": [stage_function(name) for name in "abc"] + list(more), "applications": [application()]}
+    return scenario_of({"duration_s": 30, "node": {"cores": 8}} | given | changes)
+
+
+def steps_of(scenario):
+    file = io.BytesIO()
+    report = World(scenario, journal=file, checked=True).run()
+    file.seek(0)
+    return report, list(read_journal(file)[1])
+
+
+def test_every_stage_comes_once_and_after_all_that_it_needs():
+    report, steps = steps_of(diamond(applications=[application(rate=0.2)], seed=2))
+    order = [step.event.name for step in steps if isinstance(step.event, Arrived)]
+    count = report.applications["app"].requests
+    assert count > 2
+    assert order == ["a", "b", "b", "c"] * count
+    open_ = set()
+    for step in steps:
+        if isinstance(step.event, Arrived):
+            assert not open_ if step.event.name in "ac" else len(open_) <= 1
+            open_.add(step.event.request)
+        open_ -= {action.request for action in step.actions if isinstance(action, Reply)}
+
+
+def test_requests_of_applications_are_counted_and_those_of_their_stages_too():
+    report, _ = steps_of(diamond())
+    whole = report.applications["app"]
+    assert whole.requests == whole.answered > 80
+    assert (whole.lost, whole.refused) == (0, {})
+    assert report.total.requests == report.total.answered == 4 * whole.requests
+    assert whole.attainment > 0.9
+    assert whole.p50_ms > 3 * 50
+
+
+def test_the_promise_is_of_the_whole():
+    report, _ = steps_of(diamond(applications=[application(slo_ms=140)]))
+    assert report.applications["app"].attainment == 0
+    assert report.functions["a"].attainment > 0.9
+
+
+def test_functions_may_have_requests_of_their_own_besides():
+    report, _ = steps_of(diamond([function("d")]))
+    assert report.functions["d"].requests > 20
+    assert report.total.requests == 4 * report.applications["app"].requests + report.functions["d"].requests
+
+
+def test_the_deadline_is_that_of_the_whole():
+    _, steps = steps_of(diamond(applications=[application(timeout_s=7)]))
+    arrived = [step for step in steps if isinstance(step.event, Arrived)]
+    first = {step.event.deadline for step in arrived if step.event.name == "a"}
+    assert {step.event.deadline for step in arrived} == first
+    assert all(step.event.deadline == step.now + 7 for step in arrived if step.event.name == "a")
+
+
+def test_a_refused_stage_ends_the_whole_and_the_others_are_given_up():
+    narrow = stage_function("b", settings={"queue_limit": 1, "max_bodies": 1})
+    stages = {
+        "left": {"function": "a", "inputs": {"x": "input:x"}},
+        "right": {"function": "b", "inputs": {"x": "input:x"}},
+    }
+    app = application(rate=40.0, stages=stages)
+    report, steps = steps_of(diamond(functions=[stage_function("a"), narrow], applications=[app], duration_s=10))
+    whole = report.applications["app"]
+    assert whole.refused["OverloadedError"] > 0
+    assert whole.lost == 0
+    assert whole.answered + sum(whole.refused.values()) == whole.requests
+    assert any(isinstance(step.event, Cancelled) for step in steps)
+    assert report.total.lost == 0
+
+
+def test_what_comes_before_it_has_settled_is_served_and_not_counted():
+    whole, _ = steps_of(diamond())
+    late, _ = steps_of(diamond(settle_s=15))
+    assert 0 < late.applications["app"].requests < whole.applications["app"].requests
+    assert late.total.requests == whole.total.requests
+    assert late.applications["app"].lost == 0
+
+
+def test_the_same_seed_gives_the_same_journal():
+    files = [io.BytesIO(), io.BytesIO()]
+    reports = [World(diamond(), journal=file).run() for file in files]
+    assert files[0].getvalue() == files[1].getvalue()
+    assert reports[0] == reports[1]
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.3]), st.sampled_from([None, 3.0]), st.integers(1, 4))
+def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, bodies_max):
+    faults = {"run_crash_share": crashes, "start_crash_share": crashes}
+    scenario = diamond(
+        seed=seed,
+        duration_s=6,
+        mind={"bodies_max": bodies_max},
+        faults=faults | ({"zygote_life_s": zygote_s} if zygote_s else {}),
+        applications=[application(timeout_s=2)],
+    )
+    report, steps = steps_of(scenario)
+    whole = report.applications["app"]
+    assert whole.lost == report.total.lost == 0
+    assert whole.answered + sum(whole.refused.values()) == whole.requests
+    told = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
+    assert len(told) == len(set(told))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"applications": [application(stages={"s": {"function": "no", "inputs": {"x": "input:x"}}})]}, "no"),
+        ({"applications": [application("a")]}, "name of its own"),
+        ({"applications": []}, "nobody calls a, b, c"),
+        ({"applications": [application(stages={})]}, "length >= 1"),
+        ({"applications": [application(stages={"s": {"function": "a", "inputs": {"x": "s:y"}}})]}, "each other"),
+        ({"applications": [application(stages={"s": {"function": "a", "inputs": {"x": "t:y"}}})]}, "t:y"),
+    ],
+)
+def test_an_application_that_does_not_hold_together_is_refused(changes, word):
+    with pytest.raises(msgspec.ValidationError, match=word):
+        diamond(**changes)
+
+
+def test_copies_of_an_application_are_refused():
+    with pytest.raises(CallerError, match="applications"):
+        diamond().times(2)
+
+
+@pytest.mark.parametrize("path", TETRIS, ids=lambda path: path.stem)
+def test_the_applications_of_tetris_are_served(path):
+    report = World(msgspec.structs.replace(read_scenario(path), duration_s=8.0, settle_s=0.0), checked=True).run()
+    [whole] = report.applications.values()
+    assert whole.requests == whole.answered > 5
+    assert report.samples[-1].body_cores > 0
