@@ -1,8 +1,13 @@
 """One real node for the tests that disturb nothing, and a maker of nodes for those that do."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.system.nodes import NodeProcess
+
+# How fast a machine is proves nothing about the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -64,8 +64,8 @@ def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):
     assert first.added_bytes > 65536
     assert again.added_bytes == 0
     assert 65536 <= sibling.added_bytes < first.nbytes
-    assert ask(node, "variant-b") == [4.0] * 4
-    assert ask(node, "variant-c") == [5.0] * 4
+    assert ask(node, "variant-b") == [14.0] * 4
+    assert ask(node, "variant-c") == [15.0] * 4
 
 
 def test_a_new_version_takes_over_without_a_lost_request_and_the_old_one_answers_by_number(node: NodeProcess):
