@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Decide, StartBody
-from overwinter.core.events import Foretold, Profiled
+from overwinter.core.events import Foretold, Profiled, RunEnded
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile, Shape
 from overwinter.policy.speeds import Speeds
@@ -141,3 +141,64 @@ def test_what_waits_gets_as_many_bodies_at_once_as_it_takes():
     started = [world.mind.state.bodies[worker].point for worker in world.starting]
     assert len(started) > 2
     assert max(point.latency_s for point in started) <= 0.4
+
+
+def test_a_body_older_than_its_profile_is_counted_by_it():
+    world = made(profile=None, max_batch=4, threads=1)
+    play(world, 2, 12)
+    world.send(Profiled("f@1", PROFILE))
+    world.log.clear()
+    play(world, 2, 30)
+    assert not [action for action in world.log if isinstance(action, StartBody)]
+
+
+def test_one_run_that_hangs_costs_the_runs_beside_it_a_retry_and_no_refusal():
+    world = World(cores=4)
+    world.deploy(spec(concurrency=2, max_bodies=1, timeout_s=10.0))
+    world.arrive()
+    world.stage()
+    world.ready()
+    world.now = 9.0
+    world.arrive()
+    assert len(world.running) == 2
+    world.ring()
+    assert world.answers[1].error == "DeadlineError"
+    world.ring()
+    world.settle()
+    world.ring()
+    world.settle()
+    assert type(world.answers[2]).__name__ == "Reply"
+
+
+def test_who_wants_room_no_more_keeps_nobody_waiting():
+    points = {name: (Point(1, size, 1, 1, 0.1),) for name, size in (("big", 200), ("mid", 40), ("low", 90))}
+    profiles = {name: Profile(weight_bytes=30, macs=1, points=known) for name, known in points.items()}
+    world = World(cores=8, memory_bytes=100)
+    for name in ("low", "big", "mid"):
+        world.deploy(spec(name, profile=profiles[name], keep_alive_s=100.0, timeout_s=50.0))
+    world.arrive("low")
+    world.stage()
+    world.ready()
+    world.arrive("big", deadline=1.0)
+    world.stage()
+    world.arrive("mid")
+    world.stage()
+    world.ring()
+    assert world.answers[2].error == "DeadlineError"
+    world.settle()
+    assert type(world.answers[3]).__name__ == "Reply"
+
+
+def test_a_retry_goes_at_once_to_a_body_that_is_idle():
+    world = World(cores=4)
+    world.deploy(spec(max_bodies=2))
+    for _ in range(2):
+        world.arrive()
+    world.stage()
+    world.ready()
+    world.ready()
+    first, second = world.running.values()
+    del world.running[second.run]
+    world.send(RunEnded(second.worker, second.run))
+    world.die(first.worker)
+    assert [run.requests for run in world.running.values()] == [first.requests]

@@ -246,8 +246,10 @@ class Tracker(Generic[T]):
         spec = event.function
         self.specs[spec.id] = spec
         if spec.name not in self.tallies:
-            self.tallies[spec.name] = self._make(spec.name)
-            self.tallies[spec.name].tenant = spec.tenant
+            tally = self._make(spec.name)
+            tally.tenant = spec.tenant
+            # Other threads look at the tallies: they find them whole.
+            self.tallies[spec.name] = tally
             self._versions[spec.name] = {}
         self._versions[spec.name][spec.version] = spec
         if event.on_trial:

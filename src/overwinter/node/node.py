@@ -234,8 +234,11 @@ class Node:
         return bool(self._effects.payloads) or any(body.state != "idle" for body in self._mind.state.bodies.values())
 
     async def wake(self, function: DeployedFunction) -> None:
-        """Bring a function's blocks into memory; raises why not."""
-        await self.load(function.deployment.name, function.deployment.version)
+        """Bring a function's blocks into memory; raises why not, also if it was unloaded: that is not to be undone."""
+        name, version = function.deployment.name, function.deployment.version
+        if self.function(name, version).life == "unloaded":
+            raise ConflictError(f"{function.id} was unloaded meanwhile: load it first")
+        await self.load(name, version)
 
     # Within
 

@@ -175,7 +175,7 @@ class Mind(Serving):
             self._settle(function, "failed" if died else "sleep")
             if died:
                 self._failed(function, event.error, event.reason, now)
-            else:
+            if function.spec.id in self.state.functions:
                 self._serve(function, now)
             self._watch_leave(function)
         self._fill_room(now)
@@ -357,7 +357,9 @@ class Mind(Serving):
         return any(other != body.id and self.state.bodies[other].has_slot for other in function.bodies)
 
     def _hung(self, body: Body, function: Function | None, now: Seconds) -> None:
-        for run in list(body.runs):
+        timeout_s = 0.0 if function is None else function.spec.settings.timeout_s
+        # The runs beside the one that hangs get their retry when the body is gone.
+        for run in [run for run, begun in body.begun.items() if now >= begun + timeout_s]:
             for id_ in self._end_run(body, run):
                 if id_ in self.state.requests:
                     self._refuse(id_, "DeadlineError", f"function {body.function} hung and was stopped")

@@ -92,6 +92,8 @@ class Serving(Sizing):
         slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
         latency = function.speeds.latency_s(step.body.point, step.count) or 0.0
         hopeless = [id_ for id_ in function.queue if now - self.state.requests[id_].arrived + latency > slo_s]
+        if hopeless:
+            self._decide(function, "shed", f"{len(hopeless)} requests could not be in time any more")
         for id_ in hopeless:
             function.queue.remove(id_)
             message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"

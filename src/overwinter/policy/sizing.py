@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from overwinter.core.config import MindConfig
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Shape
+from overwinter.policy.scaling import exact
 from overwinter.policy.scaling.demand import Demand, Scaled, Standing
 from overwinter.policy.scaling.names import SCALERS
 from overwinter.policy.scaling.predictors import PREDICTORS
-from overwinter.policy.state import Function
+from overwinter.policy.state import Body, Function
 from overwinter.policy.waking import Waking
 
 BURST_S = 0.25
@@ -24,6 +25,8 @@ class Sizing(Waking):
 
     def __init__(self, config: MindConfig) -> None:
         super().__init__(config)
+        if self.policy.scaling == "exact":
+            exact.require()
         self._scaler = SCALERS[self.policy.scaling]
         self._predict = None if self.policy.rate == "oracle" else PREDICTORS[self.policy.rate]
 
@@ -55,8 +58,9 @@ class Sizing(Waking):
     def _resize(self, function: Function, scaled: Scaled, now: Seconds) -> None:
         self._tell_effort(function, scaled.best_effort)
         if scaled.start and now >= function.rest_until and function.blocks == "present":
-            self._start(function, scaled.start, now)
-            self._decide(function, "scale-out", self._told(function, f"{len(scaled.start)} more"))
+            started = self._start(function, scaled.start, now)
+            if started:
+                self._decide(function, "scale-out", self._told(function, f"{started} more"))
         for worker in scaled.stop:
             body = self.state.bodies[worker]
             body.retires = True
@@ -128,8 +132,10 @@ class Sizing(Waking):
     def _demand(self, function: Function, rate: float, now: Seconds) -> Demand:
         state, settings, speeds = self.state, function.spec.settings, function.speeds
         alive = [body for worker in function.bodies if (body := state.bodies[worker]).state != "stopping"]
+        # A body may be older than the last measurement of its shape.
+        measured = {point.shape: point for point in speeds.points}
         standing = tuple(
-            Standing(body.id, body.point, len(body.runs) / body.point.concurrency, body.since)
+            Standing(body.id, measured.get(body.point.shape, body.point), _load(body), body.since)
             for body in alive
             if not body.retires
         )
@@ -167,3 +173,8 @@ class Sizing(Waking):
             if body.state in ("idle", "busy") and latency:
                 need -= body.point.concurrency / latency
         return need <= 0
+
+
+def _load(body: Body) -> float:
+    """Share of a body's slots in use."""
+    return len(body.runs) / body.point.concurrency

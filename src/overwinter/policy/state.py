@@ -160,7 +160,7 @@ class State(msgspec.Struct):
 
     def host_bytes(self) -> int:
         """Bytes in all host stores, those on their way included."""
-        return sum(store.nbytes for store in self.stores.values())
+        return sum(store.nbytes for store in list(self.stores.values()))
 
     def open_requests(self, function: Function) -> list[Request]:
         """The function's requests that have no answer yet, waiting or running."""

@@ -126,13 +126,13 @@ class Waking:
 
     # Bodies
 
-    def _start(self, function: Function, shapes: Sequence[Shape], now: Seconds) -> None:
-        """Start bodies of these shapes; where there is no room, the function waits for it."""
-        for shape in shapes:
+    def _start(self, function: Function, shapes: Sequence[Shape], now: Seconds) -> int:
+        """Start bodies of these shapes, and tell how many; where there is no room, the function waits for it."""
+        for started, shape in enumerate(shapes):
             point = function.speeds.point(shape)
             if not self._has_room(point):
                 self._make_room(function, now)
-                return
+                return started
             self._last_worker += 1
             body = Body(WorkerId(self._last_worker), function.spec.id, point, since=now)
             self.state.bodies[body.id] = body
@@ -148,6 +148,7 @@ class Waking:
             # Zeros through a program that has run before tell nothing new.
             rehearse = function.on_trial and not self.state.proven[program]
             self._actions.append(StartBody(body.id, body.function, rehearse, point.cores, point.concurrency))
+        return len(shapes)
 
     def _has_room(self, point: Point) -> bool:
         state, limit = self.state, self.config.memory_bytes
@@ -181,11 +182,12 @@ class Waking:
         """A body is gone: the function that waited longest for its room may start one."""
         for _ in range(len(self.state.wants_room)):
             function = self.state.functions[self.state.wants_room[0]]
-            if not self._has_room(function.speeds.usual):
+            asked = function.on_trial or function.announce
+            wants = asked or wants_body(self.state, function, self.policy, self.cores, now)
+            if wants and not self._has_room(function.speeds.usual):
                 return
             self.state.wants_room.popleft()
-            asked = function.on_trial or function.announce
-            if asked or wants_body(self.state, function, self.policy, self.cores, now):
+            if wants:
                 self._wake(function, now)
 
     def _keep(self, body: Body, function: Function, now: Seconds) -> None:

@@ -93,7 +93,10 @@ class Accounting:
         """Compare for ever."""
         while True:
             await asyncio.sleep(every_s)
-            await self.compare()
+            try:
+                await self.compare()
+            except OSError as error:
+                self._log(f"the mind's bytes were not compared with the kernel's: {error}")
 
     async def compare(self) -> None:
         """One pass."""

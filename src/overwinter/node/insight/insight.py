@@ -61,7 +61,7 @@ class _Disk:
         self._repository = repository
 
     def holds(self, address: Address) -> bool:
-        return not self._repository.missing([address])
+        return self._repository.holds(address)
 
 
 class Insight:

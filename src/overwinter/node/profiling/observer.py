@@ -125,6 +125,9 @@ class Observer:
             self._runs = {number: run for number, run in self._runs.items() if run.body is not body}
 
     def _note(self, id_: FunctionId, what: tuple[int, int, int] | None, seconds: float, now: Seconds) -> None:
+        if self._profile_of(id_) is None:
+            # Gone, or not measured: there is nothing to correct.
+            return
         every = self._seen.setdefault(id_, {})
         seen = every.get(what)
         if seen is None:

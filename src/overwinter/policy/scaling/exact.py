@@ -41,6 +41,11 @@ def exact(demand: Demand) -> Scaled:
     return scale(_EXACT, demand)
 
 
+def require() -> None:
+    """MachineError without scipy: better at the start than under traffic."""
+    _optimize()
+
+
 def solve(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
     """As `select`, for configurations that keep the promise."""
     points = [point for point in points if room.copies(point) > 0]
