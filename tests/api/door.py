@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -235,7 +235,9 @@ def serving(root: Path, drain_s: int = 20) -> Iterator[Served]:
         yield found[0]
     finally:
         if found and thread.is_alive():
-            found[0].stop()
+            # Its loop may have ended between the question and the wish.
+            with suppress(RuntimeError):
+                found[0].stop()
         thread.join()
     assert ended == []
 
