@@ -63,7 +63,7 @@ async def serve_node(
 
 def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None], ready: Callable[[Node], None]) -> None:
     """Run a node in this process until it is told to stop."""
-    # Every body holds three descriptors here, and a fork needs one a block for a moment.
+    # Every body holds a channel and four descriptors for each run at once, and a fork needs one a block for a moment.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     uvloop.run(serve_node(config, listener, log, ready))

@@ -20,7 +20,7 @@ def body(id_: int, batch: int, cores: int = 1, runs: int = 0) -> Body:
 
 
 def waiting(count: int, waited_s: float, slo_s: float = 1.0, each_s: float = 0.1) -> Waiting:
-    return Waiting(count=count, waited_s=waited_s, slo_s=slo_s, latency=lambda body, n: each_s * n, hurried=False)
+    return Waiting(count=count, waited_s=waited_s, slo_s=slo_s, latency=lambda body, n: each_s * n, keeps_up=False)
 
 
 def test_adaptive_waits_as_long_as_one_more_would_still_be_in_time():
@@ -62,9 +62,9 @@ def test_timeout_sends_a_full_batch_or_when_the_time_of_a_full_run_is_left():
 
 
 def test_the_default_says_what_is_late_also_when_it_does_not_wait():
-    hurried = msgspec.structs.replace(waiting(1, 0.95), hurried=True)
-    assert RULES["overwinter"](hurried, [body(1, 4)]) == Send(body(1, 4), 1, late=True)
-    in_time = msgspec.structs.replace(waiting(1, 0.9), hurried=True)
+    keeps_up = msgspec.structs.replace(waiting(1, 0.95), keeps_up=True)
+    assert RULES["overwinter"](keeps_up, [body(1, 4)]) == Send(body(1, 4), 1, late=True)
+    in_time = msgspec.structs.replace(waiting(1, 0.9), keeps_up=True)
     assert RULES["overwinter"](in_time, [body(1, 4)]) == Send(body(1, 4), 1)
 
 
@@ -83,18 +83,18 @@ def test_greedy_prefers_the_body_that_does_least_then_the_one_used_last():
     slo=st.floats(0.001, 2),
     each=st.floats(1e-4, 1),
     batches=st.lists(st.integers(1, 16), min_size=1, max_size=4),
-    hurried=st.booleans(),
+    keeps_up=st.booleans(),
 )
-def test_every_rule_sends_what_fits_or_waits_a_finite_time(rule, count, waited, slo, each, batches, hurried):
+def test_every_rule_sends_what_fits_or_waits_a_finite_time(rule, count, waited, slo, each, batches, keeps_up):
     bodies = [body(id_, batch) for id_, batch in enumerate(batches)]
-    asked = Waiting(count=count, waited_s=waited, slo_s=slo, latency=lambda body, n: each * n, hurried=hurried)
+    asked = Waiting(count=count, waited_s=waited, slo_s=slo, latency=lambda body, n: each * n, keeps_up=keeps_up)
     step = RULES[rule](asked, bodies)
     if isinstance(step, Send):
         assert 1 <= step.count <= min(count, step.body.point.batch)
     else:
         assert 0 < step.seconds <= slo
         later = Waiting(
-            count=count, waited_s=waited + step.seconds, slo_s=slo, latency=asked.latency, hurried=asked.hurried
+            count=count, waited_s=waited + step.seconds, slo_s=slo, latency=asked.latency, keeps_up=asked.keeps_up
         )
         assert isinstance(RULES[rule](later, bodies), Send), "nothing came, and it still waits"
 

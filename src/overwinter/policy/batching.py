@@ -25,7 +25,7 @@ class Waiting(msgspec.Struct, frozen=True):
     """How long the first has waited."""
     slo_s: float
     latency: Latency
-    hurried: bool = True
+    keeps_up: bool = True
     """Whether bodies keep up with what comes even if each request runs alone."""
 
 
@@ -91,7 +91,7 @@ def timeout(waiting: Waiting, bodies: Sequence[Body]) -> Step:
 
 def overwinter(waiting: Waiting, bodies: Sequence[Body]) -> Step:
     """At once while bodies keep up with single requests: waiting buys nothing then. Else adaptive."""
-    if not waiting.hurried:
+    if not waiting.keeps_up:
         return adaptive(waiting, bodies)
     send = greedy(waiting, bodies)
     late = waiting.waited_s + waiting.latency(send.body, send.count) > waiting.slo_s

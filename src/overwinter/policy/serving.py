@@ -81,7 +81,7 @@ class Serving(Sizing):
             waited_s=now - first.arrived,
             slo_s=0.0 if slo_ms is None else slo_ms / 1000,
             latency=lambda body, count: speeds.latency_s(body.point, count) or 0.0,
-            hurried=self._keeps_up(function),
+            keeps_up=self._keeps_up(function),
         )
         if slo_ms is None or (speeds.run_s is None and not speeds.points):
             return batching.greedy(waiting, bodies)
