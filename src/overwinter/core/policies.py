@@ -35,10 +35,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Time between two looks at the number of bodies."""
     history: int = 6
     """Periods that are remembered for the expected rate."""
-    alpha: float = 0.8
+    alpha: float = 0.85
     """More bodies when the rate is above so much of what they can do."""
-    beta: float = 0.6
-    """Fewer when it is below so much."""
+    beta: float = 0.7
+    """Fewer when it is below so much. Both closer than AsyFunc's 0.8 and 0.6: a body that is missed comes in tens of
+    milliseconds (benchmarks/asyfunc)."""
     core_mib: float = 64.0
     """Memory that one core weighs as much as."""
     cores_max: int = 16
@@ -53,8 +54,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("period_s, history, cores_max, batch_max and concurrency_max must be above 0")
 
 
-_OVERWINTER = Policy(alpha=0.85, beta=0.7)
-"""Closer than AsyFunc's 0.8 and 0.6: a body that is missed comes in tens of milliseconds (benchmarks/asyfunc)."""
 _ASYFUNC = Policy(
     scaling="mls",
     rate="last-value",
@@ -62,13 +61,17 @@ _ASYFUNC = Policy(
     eager=False,
     reserves=True,
     shares=False,
+    alpha=0.8,
+    beta=0.6,
     cores_max=16,
     batch_max=8,
 )
-_TETRIS = Policy(scaling="dts", rate="last-value", batching="timeout", eager=False, reserves=True, core_mib=0.0)
+_TETRIS = Policy(
+    scaling="dts", rate="last-value", batching="timeout", eager=False, reserves=True, core_mib=0.0, alpha=0.8, beta=0.6
+)
 
 POLICIES: Mapping[str, Policy] = {
-    "overwinter": _OVERWINTER,
+    "overwinter": Policy(),
     "tetris": _TETRIS,
     "tetris-cores": msgspec.structs.replace(_TETRIS, scaling="dts-cores", core_mib=256.0),
     "tetris-exact": msgspec.structs.replace(_TETRIS, scaling="exact"),
@@ -82,8 +85,8 @@ POLICIES: Mapping[str, Policy] = {
     "oracle": msgspec.structs.replace(_ASYFUNC, rate="oracle"),
     "batch": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", batching="timeout", history=30),
     "batch+": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", history=30),
-    "lru": msgspec.structs.replace(_OVERWINTER, eviction="lru"),
-    "fixed": msgspec.structs.replace(_OVERWINTER, batching="greedy", eviction="lru"),
+    "lru": Policy(eviction="lru"),
+    "fixed": Policy(batching="greedy", eviction="lru"),
 }
 """Named sets of rules. A configuration may also spell a Policy out."""
 
