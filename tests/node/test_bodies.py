@@ -3,12 +3,16 @@
 import asyncio
 import os
 import random
+import resource
 import signal
 
 import pytest
 import torch
 
+from overwinter.node.bodies import BodyProcess
 from overwinter.node.effects import TRAYS_IDLE_S
+from overwinter.worker.channel import Channel, pair
+from overwinter.worker.messages import FromZygote
 from overwinter.worker.tray import KEPT_BYTES
 
 from .rig import Function, Rig, until
@@ -343,3 +347,27 @@ def test_bodies_leave_no_descriptor(rig, wide):
 def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
     load = wide.deployed.load(cores=cores, concurrency=concurrency)
     assert (load.threads, load.concurrency) == (threads, concurrency)
+
+
+def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few():
+    here, there = pair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = os.listdir("/proc/self/fd")
+    failures = 0
+    try:
+        for limit in range(3, soft):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            try:
+                body = BodyProcess(1, Channel(here, FromZygote), concurrency=3)
+            except OSError:
+                failures += 1
+                continue
+            body.there.close()
+            body.close()
+            break
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.listdir("/proc/self/fd") == held
+    assert failures > 2 * 3
+    here.close()
+    there.close()

@@ -130,12 +130,17 @@ class World:
 
     def settle(self) -> None:
         """Let everything that is under way go well."""
-        while self.staging or self.starting or self.running or self.stopping:
+        self.settle_processes()
+        while self.running:
+            self.finish()
+            self.settle_processes()
+
+    def settle_processes(self) -> None:
+        """As `settle`, but runs go on."""
+        while self.staging or self.starting or self.stopping:
             if self.stopping:
                 self.die(min(self.stopping))
             elif self.staging:
                 self.stage()
-            elif self.starting:
-                self.ready()
             else:
-                self.finish()
+                self.ready()

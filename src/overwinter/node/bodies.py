@@ -1,5 +1,6 @@
 """What does the node hold of one body? Its channel, where its runs lie, and what is known of its end."""
 
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
@@ -26,14 +27,16 @@ class BodyProcess:
         self.failure: tuple[str, str] | None = None
         self.ready = False
         self.last_run: RunId | None = None
-        self.slots = [
-            Slot(Tray.make(f"overwinter-in-{worker}"), Tray.make(f"overwinter-out-{worker}"))
-            for _ in range(concurrency)
-        ]
         self._flights: dict[RunId, Flight] = {}
         # The one used last is taken first: its pages are there.
         self._free = list(range(concurrency))
-        here, self.there = pair()
+        with ExitStack() as undo:
+            self.slots = [
+                Slot(_tray(f"overwinter-in-{worker}", undo), _tray(f"overwinter-out-{worker}", undo))
+                for _ in range(concurrency)
+            ]
+            here, self.there = pair()
+            undo.pop_all()
         here.setblocking(False)
         self.channel: Channel[FromBody] = Channel(here, FromBody, takes_fds=False)  # type: ignore[arg-type]
 
@@ -77,3 +80,10 @@ class BodyProcess:
         for slot in self.slots:
             slot.inputs.close()
             slot.outputs.close()
+
+
+def _tray(name: str, undo: ExitStack) -> Tray:
+    """A new tray, closed should another of the same body not come to be."""
+    tray = Tray.make(name)
+    undo.callback(tray.close)
+    return tray

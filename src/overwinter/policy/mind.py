@@ -46,6 +46,7 @@ class Mind(Serving):
         """What should be done about `event`, in order."""
         self._actions = []
         self._step(event, now)
+        self._fill_room(now)
         alarm = self._alarms.due_change()
         if alarm is not None:
             self._actions.append(SetAlarm(alarm))
@@ -178,7 +179,6 @@ class Mind(Serving):
             if function.spec.id in self.state.functions:
                 self._serve(function, now)
             self._watch_leave(function)
-        self._fill_room(now)
         self._fill_bytes(now)
 
     def _retry(self, function: Function, body: Body, event: BodyExited) -> None:

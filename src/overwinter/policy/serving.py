@@ -174,11 +174,10 @@ class Serving(Sizing):
             if not body.runs:
                 self._stop(body, now)
             return
-        # Another function may wait for room: one that is always busy must not keep it out for ever.
-        if self.state.wants_room:
-            self._make_room(self.state.functions[self.state.wants_room[0]], now)
-        elif self.state.wants_bytes:
-            self._free_idle(now)
+        # Another function may wait: one that is always busy must not keep it out for ever.
+        self._fill_room(now)
+        if self.state.wants_bytes:
+            self._free_bytes(now)
         self._serve(function, now)
         self._keep(body, function, now)
 

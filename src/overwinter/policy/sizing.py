@@ -62,10 +62,7 @@ class Sizing(Waking):
             if started:
                 self._decide(function, "scale-out", self._told(function, f"{started} more"))
         for worker in scaled.stop:
-            body = self.state.bodies[worker]
-            body.retires = True
-            if body.state == "idle":
-                self._stop(body, now)
+            self._retire(self.state.bodies[worker], now)
         if scaled.stop:
             self._decide(function, "scale-in", self._told(function, f"{len(scaled.stop)} fewer"))
 

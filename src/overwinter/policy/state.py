@@ -40,11 +40,18 @@ class Body(msgspec.Struct):
     """Gets no more work and goes when it has done what it has."""
     since: Seconds = Seconds(0.0)
     """When it last became what it is."""
+    ready_at: Seconds = Seconds(0.0)
+    """When it could first run something."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it takes work, now or when it has a slot."""
+        return self.state in ("idle", "busy") and not self.retires
 
     @property
     def has_slot(self) -> bool:
         """Whether it can be handed one more run."""
-        return self.state in ("idle", "busy") and not self.retires and len(self.runs) < self.point.concurrency
+        return self.is_serving and len(self.runs) < self.point.concurrency
 
 
 class Function(msgspec.Struct):
@@ -83,6 +90,8 @@ class Function(msgspec.Struct):
     """How long its idle bodies waited for work, the last times."""
     best_effort: bool = False
     """No configuration keeps its promise."""
+    gives_way: bool = False
+    """It has had its turn: when its bodies are gone, others that wait may have its bytes."""
 
 
 class Residents(msgspec.Struct):
@@ -146,7 +155,9 @@ class State(msgspec.Struct):
     proven: Counter[Address] = msgspec.field(default_factory=Counter)
     """How many functions of each program have passed their trial."""
     wants_room: deque[FunctionId] = msgspec.field(default_factory=deque)
-    """Functions that wait for another body to go."""
+    """Functions without a body that wait for others' to go."""
+    wants_more: deque[FunctionId] = msgspec.field(default_factory=deque)
+    """Functions with bodies that wait for room for one more."""
     wants_bytes: deque[FunctionId] = msgspec.field(default_factory=deque)
     """Functions that wait for room in a host store."""
 

@@ -1,8 +1,8 @@
 """How a function gets bodies, keeps them and loses them: the lower part of the mind.
 
 A wake is two steps, each a single flight: Stage when the host store lacks blocks, then StartBody. When the node has
-all the bodies it may have, the one idle longest gives way; when the host store is full, the function least worth its
-bytes does.
+all the bodies it may have, one gives way (turns.py); when the host store is full, the function least worth its bytes
+does.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from overwinter.core.config import MindConfig
 from overwinter.core.ids import Address, RequestId, RunId, Seconds, StoreName, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point, Shape
-from overwinter.policy import keepalive, reclaiming, recovery
+from overwinter.policy import keepalive, reclaiming, recovery, turns
 from overwinter.policy.alarms import Alarms
 from overwinter.policy.lifecycles import step_blocks, step_body, step_function
 from overwinter.policy.scaling.wants import wants_body
@@ -38,6 +38,11 @@ class Waking:
             return
         if function.state == "asleep":
             function.state = step_function(function.state, "wake")
+        if function.gives_way and not turns.has_body(self.state, function):
+            if self.state.wants_bytes and function.blocks == "present":
+                self._release(function)
+                self._fill_bytes(now)
+            function.gives_way = False
         if function.blocks == "absent":
             self._stage(function, now)
         else:
@@ -50,12 +55,18 @@ class Waking:
     # Blocks
 
     def _stage(self, function: Function, now: Seconds) -> None:
-        residents = self.state.residents(function)
+        residents, line = self.state.residents(function), self.state.wants_bytes
         if self.config.host_bytes is not None:
+            if line and line[0] != function.spec.id:
+                self._await_bytes(function, now)
+                return
             short = self.state.host_bytes() + residents.missing(function.sizes) - self.config.host_bytes
             if short > 0 and not self._reclaim(short, function, now):
                 self._await_bytes(function, now)
                 return
+        if function.spec.id in line:
+            line.remove(function.spec.id)
+        turns.leave_line(self.state, function)
         function.blocks = step_blocks(function.blocks, "stage")
         residents.hold(function.sizes)
         self.state.kept[function.spec.id] = None
@@ -77,37 +88,44 @@ class Waking:
     def _await_bytes(self, function: Function, now: Seconds) -> None:
         """Nothing more may leave the host store: an idle body goes, and this function comes after it."""
         self._step_back(function)
-        limit = self.config.host_bytes or 0
+        line, limit = self.state.wants_bytes, self.config.host_bytes or 0
         if not reclaiming.can_ever_fit(self.state, function, limit):
             size = sum(function.sizes.values())
             why = (
                 f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}, some of them "
                 "pinned by others: make it larger, or unpin or remove functions"
             )
+            if function.spec.id in line:
+                line.remove(function.spec.id)
             self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
             self._failed(function, "NoSpaceError", why, now)
             return
-        if function.spec.id not in self.state.wants_bytes:
-            self.state.wants_bytes.append(function.spec.id)
+        if function.spec.id not in line:
+            line.append(function.spec.id)
             self._decide(function, "wait", "the host store is full of what is in use")
-        self._free_idle(now)
+        self._free_bytes(now)
 
-    def _free_idle(self, now: Seconds) -> None:
-        """Stop the body idle longest: its blocks may leave then."""
-        for body in self.state.idle.values():
-            owner = self.state.functions.get(body.function)
-            if not _awaited(owner) and (owner is None or not owner.spec.settings.pinned):
-                self._stop(body, now)
-                return
+    def _free_bytes(self, now: Seconds) -> None:
+        """Let a body go whose blocks may leave then: one that is idle, or else one that has had its turn."""
+        body = turns.idle_longest(self.state, pinned=False)
+        if body is None and not turns.leaving(self.state):
+            body = turns.longest_at_work(self.state, now, turns.TURN_WAKES_BYTES, pinned=False)
+            if body is not None:
+                self.state.functions[body.function].gives_way = True
+        if body is not None:
+            self._retire(body, now)
 
     def _fill_bytes(self, now: Seconds) -> None:
         """Something was given back: the function that waited longest for room in the host store tries again."""
-        for _ in range(len(self.state.wants_bytes)):
-            function = self.state.functions[self.state.wants_bytes.popleft()]
-            if function.on_trial or function.announce or function.queue:
+        line = self.state.wants_bytes
+        while line:
+            function = self.state.functions[line[0]]
+            if self._asks(function, now):
                 self._wake(function, now)
-            if function.spec.id in self.state.wants_bytes:
-                return
+                if line and line[0] == function.spec.id:
+                    return
+            else:
+                line.popleft()
 
     def _release(self, function: Function) -> None:
         """The function's blocks are kept no more: drop those that no other function holds, wherever they came from."""
@@ -130,9 +148,10 @@ class Waking:
         """Start bodies of these shapes, and tell how many; where there is no room, the function waits for it."""
         for started, shape in enumerate(shapes):
             point = function.speeds.point(shape)
-            if not self._has_room(point):
+            if turns.is_behind(self.state, function) or not self._has_room(point):
                 self._make_room(function, now)
                 return started
+            turns.leave_line(self.state, function)
             self._last_worker += 1
             body = Body(WorkerId(self._last_worker), function.spec.id, point, since=now)
             self.state.bodies[body.id] = body
@@ -163,15 +182,28 @@ class Waking:
         return self.state.reserved_cores + point.cores <= self.cores
 
     def _make_room(self, function: Function, now: Seconds) -> None:
-        """The node has all its bodies: the one idle longest goes, and this function comes after it."""
+        """The node has all its bodies: this function waits in line, and one of another goes."""
         self._step_back(function)
-        if function.spec.id not in self.state.wants_room:
-            self.state.wants_room.append(function.spec.id)
-        if self.state.counts["stopping"] < len(self.state.wants_room):
-            idle = self.state.idle.values()
-            body = next((body for body in idle if not _awaited(self.state.functions.get(body.function))), None)
-            if body is not None:
-                self._stop(body, now)
+        turns.line_up(self.state, function)
+        self._let_one_go(now)
+
+    def _let_one_go(self, now: Seconds) -> None:
+        """Have a body leave for whoever waits for room, unless one does for each of them."""
+        state = self.state
+        leave = turns.leaving(state)
+        if leave >= len(state.wants_room) + len(state.wants_more):
+            return
+        body = turns.idle_longest(state)
+        if body is None and leave < len(state.wants_room):
+            body = turns.longest_at_work(state, now)
+        if body is not None:
+            self._retire(body, now)
+
+    def _retire(self, body: Body, now: Seconds) -> None:
+        """It gets no more work, and goes when it has done what it has."""
+        body.retires = True
+        if body.state == "idle":
+            self._stop(body, now)
 
     def _step_back(self, function: Function) -> None:
         """What was to wake must wait for others to go."""
@@ -179,16 +211,24 @@ class Waking:
             function.state = step_function(function.state, "wait")
 
     def _fill_room(self, now: Seconds) -> None:
-        """A body is gone: the function that waited longest for its room may start one."""
-        for _ in range(len(self.state.wants_room)):
-            function = self.state.functions[self.state.wants_room[0]]
-            asked = function.on_trial or function.announce
-            wants = asked or wants_body(self.state, function, self.policy, self.cores, now)
-            if wants and not self._has_room(function.speeds.usual):
+        """Start a body for the first in line, if there is room now; who wants none any more leaves the line."""
+        while (id_ := turns.first_in_line(self.state)) is not None:
+            function = self.state.functions[id_]
+            if not self._asks(function, now):
+                turns.leave_line(self.state, function)
+            elif not self._has_room(function.speeds.usual):
+                self._let_one_go(now)
                 return
-            self.state.wants_room.popleft()
-            if wants:
+            else:
                 self._wake(function, now)
+                if turns.first_in_line(self.state) == id_:
+                    return
+
+    def _asks(self, function: Function, now: Seconds) -> bool:
+        """Whether a function in line still wants what it waits for."""
+        if function.on_trial or function.announce:
+            return function.state != "resting"
+        return wants_body(self.state, function, self.policy, self.cores, now)
 
     def _keep(self, body: Body, function: Function, now: Seconds) -> None:
         """A body with nothing to do stays for the keep-alive, unless another function needs its room."""
@@ -196,10 +236,8 @@ class Waking:
             return
         if body.retires:
             self._stop(body, now)
-        elif self.state.wants_room:
-            self._make_room(self.state.functions[self.state.wants_room[0]], now)
         elif self.state.wants_bytes:
-            self._free_idle(now)
+            self._free_bytes(now)
         else:
             self._alarms.watch(body.id, keepalive.sleep_at(body, function, self.policy))
 
@@ -214,6 +252,8 @@ class Waking:
         state.counts[body.state] += 1
         if before == "idle":
             del state.idle[body.id]
+        if event == "ready":
+            body.ready_at = now
         if body.state == "idle":
             state.idle[body.id] = body
         elif body.state == "stopping":
@@ -260,9 +300,9 @@ class Waking:
     def _let_go(self, function: Function, now: Seconds) -> None:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
-        for waiting in (self.state.wants_room, self.state.wants_bytes):
-            if function.spec.id in waiting:
-                waiting.remove(function.spec.id)
+        turns.leave_line(self.state, function)
+        if function.spec.id in self.state.wants_bytes:
+            self.state.wants_bytes.remove(function.spec.id)
         for worker in list(function.bodies):
             body = self.state.bodies[worker]
             if body.state in ("idle", "starting"):
@@ -313,8 +353,3 @@ class Waking:
     def _refuse_queue(self, function: Function, error: str, message: str, wait: float | None = None) -> None:
         while function.queue:
             self._refuse(function.queue.popleft(), error, message, wait)
-
-
-def _awaited(owner: Function | None) -> bool:
-    """Whether requests wait for company before they go to a body of this function."""
-    return owner is not None and bool(owner.queue)

@@ -39,11 +39,15 @@ class Tray:
 
     @classmethod
     def make(cls, name: str) -> "Tray":
-        """A new tray; the name is for people who look at a process's maps."""
+        """A new tray; the name is for people who look at a process's maps. OSError without descriptors left."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, FIRST_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        return cls(fd, FIRST_BYTES)
+        try:
+            os.ftruncate(fd, FIRST_BYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+            return cls(fd, FIRST_BYTES)
+        except OSError:
+            os.close(fd)
+            raise
 
     @classmethod
     def open(cls, fd: int) -> "Tray":

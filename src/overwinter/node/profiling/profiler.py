@@ -100,12 +100,13 @@ class Profiler:
 
         CallerError for a configuration that cannot be; WorkerError when none of them runs.
         """
-        program = await asyncio.to_thread(self._program, function)
-        limits = Limits(core_count(), batch_limit(program))
+        limits = await asyncio.to_thread(self._limits, function)
         shapes = wanted_shapes(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
         tell(Progress(done=0, total=len(shapes) + len(batches), what="waiting for its turn"))
         async with self._turn:
+            # Read again: many may wait, and a decoded program is large.
+            program = await asyncio.to_thread(self._program, function)
             survey = Survey(self._bench, self._house.wake, function, program, tell)
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
@@ -147,6 +148,9 @@ class Profiler:
         profile = with_points(function.profile, correction.points, correction.wake_s)
         await asyncio.to_thread(self._put, function.subject, profile)
         self._spread(function.subject, profile)
+
+    def _limits(self, function: DeployedFunction) -> Limits:
+        return Limits(core_count(), batch_limit(self._program(function)))
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._house.repository.read(function.manifest.program.address))

@@ -17,6 +17,12 @@ def may_start(function: Function, now: Seconds) -> bool:
     )
 
 
+def wake_s(function: Function) -> Seconds:
+    """How long a wake of the function takes."""
+    profile = function.spec.profile
+    return Seconds(WAKE_S if profile is None or profile.wake_s is None else profile.wake_s)
+
+
 def wants_body(state: State, function: Function, policy: Policy, cores: int, now: Seconds) -> bool:
     """The first body always, when requests wait; another, one at a time, when a core is free for it and those that
     are there would keep the last request waiting longer than its promise, or than a wake takes.
@@ -36,6 +42,4 @@ def wants_body(state: State, function: Function, policy: Policy, cores: int, now
     at_once = sum(body.point.batch * body.point.concurrency for body in ready)
     wait_s = run_s * len(function.queue) / at_once
     slo_ms = function.spec.settings.slo_ms
-    profile = function.spec.profile
-    wake_s = WAKE_S if profile is None or profile.wake_s is None else profile.wake_s
-    return wait_s > wake_s and (slo_ms is None or wait_s + run_s > slo_ms / 1000)
+    return wait_s > wake_s(function) and (slo_ms is None or wait_s + run_s > slo_ms / 1000)

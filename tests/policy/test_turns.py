@@ -1,0 +1,131 @@
+"""Who comes next when room is short: nobody waits for ever behind those that are smaller or always busy."""
+
+import pytest
+
+from overwinter.core.actions import StartBody
+from overwinter.core.profile import Point, Profile
+from tests.policy.world import World, spec
+
+STEPS = 200
+
+
+def profile(memory_bytes: int) -> Profile:
+    return Profile(weight_bytes=30, macs=1, points=(Point(1, memory_bytes, 1, 1, 0.1),))
+
+
+def go_on(world: World, busy: tuple[str, ...], asked: int, steps: int = STEPS) -> int:
+    """Requests for the busy ones come faster than they are run; the steps until `asked` has its answer."""
+    for step in range(steps):
+        if asked in world.answers:
+            return step
+        world.now += 0.1
+        for name in (*busy, *busy):
+            world.arrive(name)
+        if world.running:
+            world.finish()
+        world.settle_processes()
+    return steps
+
+
+def started(world: World) -> list[str]:
+    return [action.function for action in world.log if isinstance(action, StartBody)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_function_that_always_has_work_gives_way_after_its_turn(concurrency):
+    world = World(bodies_max=1, cores=2)
+    for name in "fg":
+        world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
+    world.arrive("f")
+    world.settle_processes()
+    asked = world.arrive("g")
+    assert go_on(world, ("f",), asked) < STEPS
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
+def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request():
+    world = World(bodies_max=1, cores=2)
+    for name in "fg":
+        world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100))
+    go_on(world, ("f", "g"), asked=-1)
+    starts = started(world)
+    assert {"f@1", "g@1"} == set(starts)
+    assert starts.count("f@1") == pytest.approx(starts.count("g@1"), abs=1)
+    assert 5 < len(starts) < len(world.answers) / 2
+
+
+def test_a_large_body_is_not_passed_by_for_ever_by_small_ones():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("large", 80), ("small", 40), ("other", 40)):
+        world.deploy(spec(name, profile=profile(size), queue_limit=10000, timeout_s=1000.0, max_bodies=2))
+    for name in ("small", "other"):
+        world.arrive(name)
+        world.settle_processes()
+    asked = world.arrive("large")
+    assert go_on(world, ("small", "other"), asked) < STEPS
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
+def test_a_small_body_waits_for_the_large_one_that_came_before_it():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("busy", 50), ("large", 80), ("small", 20)):
+        world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    for name in ("large", "small"):
+        world.arrive(name)
+    world.settle_processes()
+    assert started(world) == ["busy@1"]
+    world.finish()
+    world.settle_processes()
+    assert started(world) == ["busy@1", "large@1", "small@1"]
+
+
+def test_those_behind_who_gave_up_are_not_kept_waiting():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("busy", 50), ("large", 80), ("small", 20)):
+        world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    world.arrive("large", deadline=1.0)
+    world.arrive("small")
+    world.settle_processes()
+    world.ring()
+    world.settle_processes()
+    assert started(world) == ["busy@1", "small@1"]
+
+
+def test_many_idle_bodies_go_for_one_large_one():
+    world = World(cores=8, memory_bytes=100)
+    for name in ("one", "two", "three"):
+        world.deploy(spec(name, profile=profile(30), keep_alive_s=1000.0))
+        world.arrive(name)
+        world.settle()
+    world.deploy(spec("large", profile=profile(95), timeout_s=1000.0))
+    asked = world.arrive("large")
+    world.settle()
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
+def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
+    world = World(cores=2, host_bytes=50)
+    for name in "fg":
+        blobs = ((f"{name}-a", 10), (f"{name}-b", 20))
+        world.deploy(spec(name, blobs=blobs, queue_limit=10000, timeout_s=1000.0))
+    world.arrive("f")
+    world.settle_processes()
+    asked = world.arrive("g")
+    assert go_on(world, ("f",), asked) < STEPS
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
+def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
+    world = World(cores=8, host_bytes=100)
+    for name, nbytes in (("large", 80), ("small", 40), ("other", 40)):
+        world.deploy(spec(name, blobs=((f"{name}-a", nbytes),), queue_limit=10000, timeout_s=1000.0))
+    for name in ("small", "other"):
+        world.arrive(name)
+        world.settle_processes()
+    asked = world.arrive("large")
+    assert go_on(world, ("small", "other"), asked) < STEPS
+    assert type(world.answers[asked]).__name__ == "Reply"
