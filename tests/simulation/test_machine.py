@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from overwinter.core.function import BlobSize
 from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
 from overwinter.simulation.timeline import Timeline
 from tests.policy.world import spec
@@ -72,16 +71,27 @@ def test_a_queue_does_one_thing_after_another():
 
 def test_blocks_are_there_when_they_have_come_and_count_once():
     host = HostBlocks(100)
-    mine, theirs = [BlobSize("a", 60), BlobSize("b", 10)], [BlobSize("a", 60), BlobSize("c", 50)]
-    function = spec(blobs=(("a", 60), ("b", 10)))
+    mine, theirs = spec(blobs=(("a", 60), ("b", 10))), spec("g", blobs=(("a", 60), ("c", 50)))
     assert host.missing(mine) == {"a": 60, "b": 10}
-    host.add(host.missing(mine), 5.0)
-    assert not host.holds(function, 4.9)
-    assert host.holds(function, 5.0)
+    host.add(host.missing(mine), mine.store, 5.0)
+    assert not host.holds(mine, 4.9)
+    assert host.ready_at(theirs, 4.9) == 5.0
+    assert host.holds(mine, 5.0)
     assert host.missing(theirs) == {"c": 50}
-    assert host.ready_at(theirs) == 5.0
     assert not host.has_room(host.missing(theirs))
-    host.drop(["b", "nowhere"])
+    host.drop(["b", "nowhere"], mine.store)
     assert host.nbytes == 60
     assert host.has_room({"c": 40})
-    assert not host.holds(function, 9.0)
+    assert not host.holds(mine, 9.0)
+
+
+def test_each_host_store_has_its_own_copy_of_a_block():
+    host = HostBlocks(100)
+    shared, own = spec(blobs=(("a", 40),)), spec("g", blobs=(("a", 40),), tenant="u", dedicated=True)
+    for each in (shared, own):
+        host.add(host.missing(each), each.store, 0.0)
+    assert host.nbytes == 80
+    host.drop(["a"], own.store)
+    assert host.holds(shared, 1.0)
+    assert not host.holds(own, 1.0)
+    assert host.nbytes == 40

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable
 
-from overwinter.core.function import BlobSize, FunctionSpec
-from overwinter.core.ids import Address, FunctionId
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import Address, FunctionId, StoreName
 from overwinter.simulation.timeline import Deed, Timeline
 
 
@@ -84,47 +84,55 @@ class Queue:
 
 
 class HostBlocks:
-    """The blocks in the host store, each once, and those on their way from disk."""
+    """The blocks in the host stores, each once in each store, and those on their way from disk."""
 
     def __init__(self, budget_bytes: float | None) -> None:
         self._budget = budget_bytes
-        self._ready_at: dict[Address, float] = {}
-        self._sizes: dict[Address, int] = {}
+        self._sizes: dict[StoreName, dict[Address, int]] = {}
+        self._coming: dict[StoreName, dict[Address, float]] = {}
+        """When those that were on their way at the last look will be there."""
         self._whole: dict[FunctionId, int] = {}
         """Functions whose blocks were all there after so many drops."""
         self._drops = 0
         self.nbytes = 0
 
-    def missing(self, blobs: Iterable[BlobSize]) -> dict[Address, int]:
-        """The sizes of those that neither lie there nor come."""
-        return {blob.address: blob.nbytes for blob in blobs if blob.address not in self._sizes}
+    def missing(self, spec: FunctionSpec) -> dict[Address, int]:
+        """The sizes of a function's blocks that neither lie in its store nor come."""
+        sizes = self._sizes.setdefault(spec.store, {})
+        return {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in sizes}
 
     def has_room(self, blocks: dict[Address, int]) -> bool:
         """Whether these would fit beside what is there."""
         return self._budget is None or self.nbytes + sum(blocks.values()) <= self._budget
 
-    def add(self, blocks: dict[Address, int], ready_at: float) -> None:
+    def add(self, blocks: dict[Address, int], store: StoreName, ready_at: float) -> None:
         """These are on their way and will be there at `ready_at`."""
-        self._sizes.update(blocks)
-        self._ready_at.update(dict.fromkeys(blocks, ready_at))
+        self._sizes.setdefault(store, {}).update(blocks)
+        self._coming.setdefault(store, {}).update(dict.fromkeys(blocks, ready_at))
         self.nbytes += sum(blocks.values())
 
-    def ready_at(self, blobs: Iterable[BlobSize]) -> float:
-        """When the last of those that are coming will be there."""
-        return max((self._ready_at[blob.address] for blob in blobs if blob.address in self._ready_at), default=0.0)
+    def ready_at(self, spec: FunctionSpec, now: float) -> float:
+        """When the last of a function's blocks that are coming will be there; the past when none is."""
+        coming = self._coming.get(spec.store)
+        if not coming:
+            return now
+        for address in [address for address, at in coming.items() if at <= now]:
+            del coming[address]
+        return max((coming[blob.address] for blob in spec.blobs if blob.address in coming), default=now)
 
     def holds(self, spec: FunctionSpec, now: float) -> bool:
         """Whether all blocks of a function lie there."""
         if self._whole.get(spec.id) == self._drops:
             return True
-        whole = all(self._ready_at.get(blob.address, now + 1) <= now for blob in spec.blobs)
+        whole = not self.missing(spec) and self.ready_at(spec, now) <= now
         if whole:
             self._whole[spec.id] = self._drops
         return whole
 
-    def drop(self, addresses: Iterable[Address]) -> None:
+    def drop(self, addresses: Iterable[Address], store: StoreName) -> None:
         """Forget these, there or on their way."""
         self._drops += 1
+        sizes, coming = self._sizes.setdefault(store, {}), self._coming.get(store, {})
         for address in addresses:
-            self.nbytes -= self._sizes.pop(address, 0)
-            self._ready_at.pop(address, None)
+            self.nbytes -= sizes.pop(address, 0)
+            coming.pop(address, None)

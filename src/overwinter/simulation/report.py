@@ -11,7 +11,7 @@ import msgspec
 from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartBody
 from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, Event, RunEnded, Staged
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, StoreName, WorkerId
 from overwinter.simulation.applications import ApplicationFigures
 from overwinter.simulation.latencies import Latencies
 
@@ -150,7 +150,7 @@ class StepReader:
         self._specs: dict[FunctionId, FunctionSpec] = {}
         self._open: dict[RequestId, OpenRequest] = {}
         self._bodies: dict[WorkerId, LivingBody] = {}
-        self._blocks: dict[Address, int] = {}
+        self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._usage = Usage(duration_s / SAMPLES)
 
     @property
@@ -197,9 +197,10 @@ class StepReader:
                 tally.refused[error] += 1
             case StartBody():
                 self._starts(action, now)
-            case Drop(addresses):
+            case Drop(addresses, store):
                 self._usage.turn(now)
-                self._usage.blocks_bytes -= sum(self._blocks.pop(address, 0) for address in addresses)
+                blocks = self._blocks.get(store, {})
+                self._usage.blocks_bytes -= sum(blocks.pop(address, 0) for address in addresses)
             case _:
                 pass
 
@@ -263,11 +264,12 @@ class StepReader:
         self._hold(spec, now)
 
     def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
-        """All blocks of a function lie in the host store."""
+        """All blocks of a function lie in its host store."""
         if not self._shared:
             return
-        new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in self._blocks}
-        self._blocks.update(new)
+        blocks = self._blocks.setdefault(spec.store, {})
+        new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in blocks}
+        blocks.update(new)
         self._usage.turn(now)
         self._usage.blocks_bytes += sum(new.values())
 

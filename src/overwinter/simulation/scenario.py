@@ -92,6 +92,8 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     body_mib: float = 20.0
     """Private memory of one body."""
     sandboxed: bool = False
+    tenant: TenantId = TenantId("simulated")
+    """Whose it is: with `dedicated` in its settings its blocks are shared with that tenant's functions alone."""
     settings: Settings = Settings()
     workload: Workload | None = None
     """None: its requests come from applications."""
@@ -281,7 +283,7 @@ def _sibling(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
         id=function_id(name, 1),
         name=name,
         version=1,
-        tenant=TenantId("simulated"),
+        tenant=model.tenant,
         settings=model.settings,
         program=_address(model.name, "program"),
         sandboxed=model.sandboxed,

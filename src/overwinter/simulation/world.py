@@ -223,8 +223,8 @@ class World:
                 self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
             case Stage(function):
                 self._stage(self._by_id[function])
-            case Drop(addresses):
-                self._host.drop(addresses)
+            case Drop(addresses, store):
+                self._host.drop(addresses, store)
             case Prepare():
                 self._prepare(action)
             case _:
@@ -254,7 +254,7 @@ class World:
 
     def _stage(self, function: Simulated) -> None:
         now, spec = self._timeline.now, function.spec
-        missing = self._host.missing(spec.blobs)
+        missing = self._host.missing(spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
         if missing and (self._chance.store_full(now) or not self._host.has_room(missing)):
@@ -263,8 +263,8 @@ class World:
             return
         if missing:
             seconds = added / (self._machine.disk_mib_per_s * MIB) * self._chance.slowness()
-            self._host.add(missing, self._disk.take(now, seconds))
-        self._timeline.at(self._host.ready_at(spec.blobs), partial(self._turn, Staged(spec.id, added, addresses)))
+            self._host.add(missing, spec.store, self._disk.take(now, seconds))
+        self._timeline.at(self._host.ready_at(spec, now), partial(self._turn, Staged(spec.id, added, addresses)))
 
     # Bodies
 
