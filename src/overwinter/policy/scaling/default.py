@@ -10,8 +10,9 @@ places:
   best ratio that the best choice uses. Before this algorithm closes with a k, all that it has taken is of no worse
   ratio and serves less than the rate, so it costs less than the best choice; and one k is a body of that.
 * cores. Where they run out before the rate is served, rate for a core decides.
-* what is there. When a fresh set for the whole rate, with the blocks that it misses, costs at most REPLACE_AT of the
-  bodies that are there and those to be added, it is started, and the old bodies go when it has come.
+* what is there. Bodies that came one by one as the rate rose cost more than a set for the whole rate. When such a set,
+  costs at most REPLACE_AT of the bodies that are there and those to be added, what it lacks is started, and the others
+  go when that has come. It is made for a load in the middle between alpha and beta.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from overwinter.core.profile import Point
 from overwinter.policy.scaling.demand import Demand, Scaled, Standing
 from overwinter.policy.scaling.dts import weighed
-from overwinter.policy.scaling.hysteresis import Points, Way, any_of, expected, scale
+from overwinter.policy.scaling.hysteresis import Points, Way, any_of, expected, scale, shapes
 from overwinter.policy.scaling.selection import (
     BOUNDLESS,
     EPSILON,
@@ -39,12 +40,8 @@ from overwinter.policy.scaling.selection import (
 
 REPLACE_AT = 0.85
 """Below 1, so that a rate that wanders does not exchange bodies for ever."""
-MERGED_LEAST = 2
-"""One body is merged with nothing."""
 FEWER = 8
 """How many of the best bodies it gives up, at most, for one that serves more."""
-SPARE = 1e-6
-"""Strictly more than R/beta, which is what releasing asks for."""
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
@@ -101,25 +98,27 @@ def _closed(ordered: Sequence[Point], rate: float, cost: Cost, room: Room) -> It
 def _choose(demand: Demand, rate: float) -> Points:
     cost = weighed(demand)
     added = cheapest(demand.points, rate, cost, room_of(demand)).chosen
-    most = REPLACE_AT * (_total((body.point for body in demand.bodies), cost) + _price(demand, added))
+    most = REPLACE_AT * _total((*(body.point for body in demand.bodies), *added), cost)
     if not demand.bodies or min(map(cost, demand.points), default=0.0) > most:
         return added
     fresh = _fresh(demand)
     started = _lacking(fresh.chosen, demand)
-    if fresh.unserved or _price(demand, fresh.chosen) > most or not _fits(started, room_of(demand)):
+    if fresh.unserved or _total(fresh.chosen, cost) > most or not _fits(started, room_of(demand)):
         return added
     return started
 
 
-def _merge(demand: Demand) -> Points:
-    """A fresh set that costs much less than what came one by one as the rate rose."""
-    if len(demand.bodies) < MERGED_LEAST:
-        return ()
-    most = REPLACE_AT * _total((body.point for body in demand.bodies), weighed(demand))
-    fresh = _fresh(demand)
+def _replace(demand: Demand) -> Scaled:
+    """A fresh set in place of bodies that cost much more: first what it lacks comes, then the others go."""
+    fresh, cost = _fresh(demand), weighed(demand)
+    most = REPLACE_AT * _total((body.point for body in demand.bodies), cost)
     started = _lacking(fresh.chosen, demand)
-    cheaper = not fresh.unserved and _price(demand, fresh.chosen) <= most
-    return started if cheaper and _fits(started, room_of(demand)) else ()
+    missing = demand.missing_bytes if started and demand.shared else 0
+    if not fresh.chosen or fresh.unserved or missing + _total(fresh.chosen, cost) > most:
+        return Scaled()
+    if started:
+        return Scaled(shapes(started) if _fits(started, room_of(demand)) else ())
+    return Scaled(stop=tuple(body.worker for body in _order(demand)[: len(demand.bodies) - len(fresh.chosen)]))
 
 
 def _order(demand: Demand) -> list[Standing]:
@@ -136,11 +135,12 @@ def _order(demand: Demand) -> list[Standing]:
 
 
 def _fresh(demand: Demand) -> Selection:
-    """Bodies for the whole rate, so many that all others can go, in the room with those and without."""
+    """Bodies for the whole rate at a load between alpha and beta, in the room with those that are there and without."""
     room = room_of(demand)
     for body in demand.bodies:
         room = room.less(body.point, -1)
-    return cheapest(demand.points, expected(demand) / demand.beta * (1 + SPARE), weighed(demand), room)
+    load = (demand.alpha + demand.beta) / 2
+    return cheapest(demand.points, expected(demand) / load, weighed(demand), room)
 
 
 def _lacking(points: Points, demand: Demand) -> Points:
@@ -156,14 +156,8 @@ def _fits(points: Points, room: Room) -> bool:
     return True
 
 
-def _price(demand: Demand, chosen: Points) -> float:
-    """What starting these brings into memory."""
-    missing = demand.missing_bytes if chosen and demand.shared else 0
-    return missing + _total(chosen, weighed(demand))
-
-
 def _total(points: Iterable[Point], cost: Cost) -> float:
     return sum(cost(point) for point in points)
 
 
-_FRUGAL = Way(queues_in_time, any_of, _choose, _order, _merge)
+_FRUGAL = Way(queues_in_time, any_of, _choose, _order, _replace)

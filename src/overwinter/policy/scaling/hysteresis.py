@@ -5,8 +5,8 @@ over the bodies of the most that each can serve within the promise:
 
     R > alpha·R_max      bodies for R/alpha - R_max are chosen and started, as far as there is room
     R < beta·R_max       bodies are released, one after the other, while R < beta·(R_max after) holds
-    between the two      nothing, but bodies that serve nothing within the promise go, and an algorithm may start
-                         bodies that take the place of all
+    between the two      nothing, but bodies that serve nothing within the promise go, and an algorithm may have others
+                         take the place of those that are there; also below, where none can go
 
 A decision that starts a body stops none: what the new ones make superfluous is released at the next, when they are
 there. So a demand that stays the same is settled soon, and what was started is not what is stopped. With R = 0 one
@@ -26,9 +26,9 @@ from overwinter.policy.scaling.selection import EPSILON, ratio, room_of, size, t
 Points = tuple[Point, ...]
 
 
-def nothing(demand: Demand) -> Points:
+def nothing(demand: Demand) -> Scaled:
     """What serves the rate stays as it is."""
-    return ()
+    return Scaled()
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -39,12 +39,11 @@ class Way(msgspec.Struct, frozen=True):
     among: Callable[[Points], Points]
     """Which of the configurations that keep the promise the algorithm can use."""
     choose: Callable[[Demand, float], Points]
-    """Bodies to start for so much more rate, within the room of the demand. It is asked for 0 where too much is there
-    for a rate above 0 and no body can go: it may start smaller ones, for which the larger will go."""
+    """Bodies to start for so much more rate, within the room of the demand."""
     order: Callable[[Demand], Sequence[Standing]]
     """The bodies, those to release first in front."""
-    merge: Callable[[Demand], Points] = nothing
-    """Bodies to start between beta and alpha, for which all that are there will go."""
+    replace: Callable[[Demand], Scaled] = nothing
+    """What takes the place of the bodies that are there, though they serve the rate."""
 
 
 def any_of(points: Points) -> Points:
@@ -70,6 +69,11 @@ def expected(demand: Demand) -> float:
     return demand.rate if demand.rate > 0 else 0.0
 
 
+def shapes(points: Points) -> tuple[Shape, ...]:
+    """The shapes of bodies to start."""
+    return tuple(point.shape for point in points)
+
+
 def scale(way: Way, demand: Demand) -> Scaled:
     """What should change, by one algorithm. When no configuration that it can use keeps the promise, the fastest of
     all is used as if nothing were promised, and the answer says so: Tetris's algorithm would never end there.
@@ -92,13 +96,14 @@ def _settled(way: Way, demand: Demand, capacities: dict[WorkerId, float]) -> Sca
     if rate > demand.alpha * capacity * (1 + EPSILON):
         chosen = way.choose(demand, rate / demand.alpha - capacity)
         left = rate - capacity - math.fsum(point.throughput for point in chosen)
-        return Scaled(_shapes(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
-    if rate >= demand.beta * capacity and all(capacities.values()):
-        return Scaled(_shapes(way.merge(demand)))
+        return Scaled(shapes(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
+    instead = way.replace(demand)
+    if instead.stop or (rate >= demand.beta * capacity and all(capacities.values())):
+        return instead
     stop = _superfluous(way.order(demand), capacities, rate, demand.beta) if len(capacities) > 1 else ()
     if stop or rate == 0 or rate >= demand.beta * capacity:
         return Scaled(stop=stop)
-    return Scaled(_shapes(way.choose(demand, 0.0)))
+    return instead
 
 
 def _superfluous(
@@ -138,7 +143,3 @@ def _narrowed(demand: Demand, points: Points) -> Demand:
 
 def _first(demand: Demand, rate: float) -> Points:
     return take(demand.points, rate, room_of(demand)).chosen
-
-
-def _shapes(points: Points) -> tuple[Shape, ...]:
-    return tuple(point.shape for point in points)
