@@ -65,7 +65,8 @@ TOKENS = 16
 PROBE_S = 1.0
 PROBES_MIN = 10
 """Runs and wakes of each model from which their costs are taken: so many at least, for so long."""
-SAMPLED_EVERY_S = 5.0
+SAMPLED_EVERY_S = 30.0
+"""To ask the kernel for the PSS of all bodies takes a core for seconds."""
 PATIENCE_S = 70.0
 """Longer than any function may take: whoever has no answer then never gets one."""
 

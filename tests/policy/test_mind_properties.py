@@ -75,7 +75,7 @@ class AnyOrder(RuleBasedStateMachine):
         slo=st.sampled_from([None, 50.0, 500.0]),
         late=st.sampled_from(["serve", "refuse"]),
         runs=st.integers(1, 2),
-        own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}]),
+        own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"sandboxed": True}]),
         profile=st.sampled_from(PROFILES),
     )
     def deploy(self, name, on_trial, batch, bodies, keep, limit, slo, late, runs, own, profile):
@@ -164,6 +164,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert not world.mind.state.requests
         assert not world.mind.state.bodies
         assert not world.mind.state.wants_room
+        assert not world.mind.state.wants_more
+        assert not world.mind.state.wants_core
+        assert not world.mind.state.late
         assert not world.mind.state.wants_bytes
         needed = {blob.address for f in world.mind.state.functions.values() for blob in f.spec.blobs}
         assert world.resident <= needed, "blocks are kept that no function needs"

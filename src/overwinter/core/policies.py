@@ -10,6 +10,7 @@ Rate = Literal["window", "last-value", "k-last-value", "on-demand", "peak", "ora
 Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
 KeepAlive = Literal["fixed", "history"]
 Eviction = Literal["worth", "lru"]
+Order = Literal["deadline", "any"]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +26,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long an idle body stays: as its settings say, or as its past says."""
     eviction: Eviction = "worth"
     """Which function's blocks leave a host store that is full."""
+    order: Order = "deadline"
+    """Whose request gets the next core that is free; any: the kernel shares the cores among all."""
     eager: bool = True
     """Whether requests that wait may start a body between two periods; the first body is always started so."""
     reserves: bool = False
@@ -58,6 +61,7 @@ _ASYFUNC = Policy(
     scaling="mls",
     rate="last-value",
     batching="adaptive",
+    order="any",
     eager=False,
     reserves=True,
     shares=False,
@@ -67,7 +71,15 @@ _ASYFUNC = Policy(
     batch_max=8,
 )
 _TETRIS = Policy(
-    scaling="dts", rate="last-value", batching="timeout", eager=False, reserves=True, core_mib=0.0, alpha=0.8, beta=0.6
+    scaling="dts",
+    rate="last-value",
+    batching="timeout",
+    order="any",
+    eager=False,
+    reserves=True,
+    core_mib=0.0,
+    alpha=0.8,
+    beta=0.6,
 )
 
 POLICIES: Mapping[str, Policy] = {
@@ -86,7 +98,7 @@ POLICIES: Mapping[str, Policy] = {
     "batch": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", batching="timeout", history=30),
     "batch+": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", history=30),
     "lru": Policy(eviction="lru"),
-    "fixed": Policy(batching="greedy", eviction="lru"),
+    "fixed": Policy(batching="greedy", eviction="lru", order="any"),
 }
 """Named sets of rules. A configuration may also spell a Policy out."""
 

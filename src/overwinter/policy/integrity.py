@@ -35,8 +35,11 @@ def _check_bodies(state: State) -> None:
         owner = state.functions.get(body.function)
         assert owner is None or body.id in owner.bodies, f"body {body.id} is not counted by {body.function}"
     alive = list(state.bodies.values())
+    working = {body.id for body in alive if body.state in ("starting", "busy")}
+    assert set(state.working) == working, "the table of working bodies is wrong"
     assert set(state.idle) == {body.id for body in alive if body.state == "idle"}, "the table of idle bodies is wrong"
     assert +state.counts == Counter(body.state for body in alive), "the counts of bodies are wrong"
+    assert state.leaving == sum(body.leaves for body in alive), "the count of leaving bodies is wrong"
     assert state.reserved_cores == sum(body.point.cores for body in alive if body.state != "stopping")
     assert state.body_bytes == sum(body.point.memory_bytes for body in alive)
     assert state.running_cores == sum(body.point.run_cores * len(body.runs) for body in alive)

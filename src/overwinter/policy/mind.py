@@ -46,7 +46,11 @@ class Mind(Serving):
         """What should be done about `event`, in order."""
         self._actions = []
         self._step(event, now)
-        self._fill_room(now)
+        state = self.state
+        if state.wants_room or state.wants_more:
+            self._fill_room(now)
+        if state.wants_core or state.late:
+            self._fill_cores(now)
         alarm = self._alarms.due_change()
         if alarm is not None:
             self._actions.append(SetAlarm(alarm))
@@ -139,7 +143,8 @@ class Mind(Serving):
             function.state = step_function(function.state, "ready")
         if function.on_trial or function.announce:
             self._prove(function)
-        self._serve(function, now)
+        # The core of its wake is its own still.
+        self._serve(function, now, granted=body.point.run_cores == 1)
         self._keep(body, function, now)
 
     def _prove(self, function: Function) -> None:

@@ -4,7 +4,7 @@ from overwinter.core.actions import Prepare, Reply, Run
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, RunEnded
 from overwinter.core.ids import RequestId, RunId, Seconds, function_id
-from overwinter.policy import batching, keepalive, queueing
+from overwinter.policy import batching, cores, keepalive, queueing
 from overwinter.policy.scaling.wants import wants_body
 from overwinter.policy.sizing import Sizing
 from overwinter.policy.state import Body, Function, Request
@@ -17,7 +17,7 @@ class Serving(Sizing):
 
     def __init__(self, config: MindConfig) -> None:
         super().__init__(config)
-        self._last_run = 0
+        self._last_run = self._core_turns = 0
         self._rule = batching.RULES[self.policy.batching]
 
     def _arrived(self, event: Arrived, now: Seconds) -> None:
@@ -55,8 +55,11 @@ class Serving(Sizing):
             self._refuse(event.request, "NotFoundError", f"no function {asked!r} is deployed here{known}")
         return function
 
-    def _serve(self, function: Function, now: Seconds) -> None:
-        """Hand waiting requests to bodies with a slot, when their rule says so; start a body if that is not enough."""
+    def _serve(self, function: Function, now: Seconds, granted: bool = False) -> None:
+        """Hand waiting requests to bodies with a slot, when their rule says so; start a body if that is not enough.
+
+        `granted`: a core is this function's already.
+        """
         function.batch_at = None
         while function.queue:
             bodies = self.state.slots(function)
@@ -67,11 +70,42 @@ class Serving(Sizing):
                 function.batch_at = Seconds(now + step.seconds)
                 self._alarms.watch(function.spec.id, function.batch_at)
                 return
+            if not self._has_core(function, step.body.point.run_cores, now, granted):
+                return
             if step.late and function.spec.settings.late == "refuse" and not function.best_effort:
                 self._shed(function, step, now)
             self._run(function, step.body, step.count, now)
+            granted = False
         if function.queue and wants_body(self.state, function, self.policy, self.cores, now):
-            self._wake(function, now)
+            self._wake(function, now, granted)
+
+    def _fill_cores(self, now: Seconds) -> None:
+        """Hand free cores to those whose requests wait for one."""
+        state = self.state
+        while function := self._next_up(now):
+            for waiting in (state.wants_core, state.late):
+                waiting.pop(function.spec.id, None)
+            self._serve(function, now, granted=True)
+        if state.wants_core or state.late:
+            # What hangs ends nothing that would be heard of.
+            waits = next(iter(state.wants_core or state.late))
+            self._alarms.watch(waits, cores.next_overdue(state, now))
+
+    def _next_up(self, now: Seconds) -> Function | None:
+        """Whose the next free core is, or None where nobody waits or no core is free."""
+        state = self.state
+        for waiting in (state.wants_core, state.late):
+            for id_ in [id_ for id_ in waiting if not state.functions[id_].queue]:
+                del waiting[id_]
+        if not state.wants_core and not state.late:
+            return None
+        if not cores.is_free(state, self.cores, 1, now):
+            return cores.in_a_hurry(state, self.cores, now)
+        function = cores.next_up(state, self._core_turns + 1, now)
+        if not cores.is_free(state, self.cores, cores.needs(state, function), now):
+            return None
+        self._core_turns += 1
+        return function
 
     def _next_step(self, function: Function, bodies: list[Body], now: Seconds) -> batching.Step:
         slo_ms, speeds = function.spec.settings.slo_ms, function.speeds
@@ -175,7 +209,8 @@ class Serving(Sizing):
                 self._stop(body, now)
             return
         # Another function may wait: one that is always busy must not keep it out for ever.
-        self._fill_room(now)
+        if self.state.wants_room:
+            self._fill_room(now)
         if self.state.wants_bytes:
             self._free_bytes(now)
         self._serve(function, now)

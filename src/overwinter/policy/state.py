@@ -44,6 +44,11 @@ class Body(msgspec.Struct):
     """When it could first run something."""
 
     @property
+    def leaves(self) -> bool:
+        """Whether it will be gone soon."""
+        return self.retires or self.state == "stopping"
+
+    @property
     def is_serving(self) -> bool:
         """Whether it takes work, now or when it has a slot."""
         return self.state in ("idle", "busy") and not self.retires
@@ -138,8 +143,12 @@ class State(msgspec.Struct):
     bodies: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
     idle: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
     """Those with nothing to do, the one idle longest first."""
+    working: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
+    """Those that start or run something."""
     counts: Counter[BodyState] = msgspec.field(default_factory=Counter)
     """Bodies by what they are."""
+    leaving: int = 0
+    """Bodies that will be gone soon."""
     running_cores: int = 0
     """That all runs under way may use."""
     reserved_cores: int = 0
@@ -158,6 +167,10 @@ class State(msgspec.Struct):
     """Functions without a body that wait for others' to go."""
     wants_more: deque[FunctionId] = msgspec.field(default_factory=deque)
     """Functions with bodies that wait for room for one more."""
+    wants_core: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Functions whose requests wait for a core and may be in time, the longest waiting first."""
+    late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Functions whose requests wait for a core and cannot be in time."""
     wants_bytes: deque[FunctionId] = msgspec.field(default_factory=deque)
     """Functions that wait for room in a host store."""
 

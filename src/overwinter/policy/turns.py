@@ -59,11 +59,6 @@ def longest_at_work(state: State, now: Seconds, wakes: int = TURN_WAKES, pinned:
     return min(over, key=lambda body: (body.ready_at, body.id), default=None)
 
 
-def leaving(state: State) -> int:
-    """Bodies that will be gone soon."""
-    return sum(body.retires or body.state == "stopping" for body in state.bodies.values())
-
-
 def has_body(state: State, function: Function) -> bool:
     """Whether the function has a body or gets one."""
     return any(state.bodies[worker].state != "stopping" for worker in function.bodies)

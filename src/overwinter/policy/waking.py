@@ -13,7 +13,7 @@ from overwinter.core.config import MindConfig
 from overwinter.core.ids import Address, RequestId, RunId, Seconds, StoreName, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point, Shape
-from overwinter.policy import keepalive, reclaiming, recovery, turns
+from overwinter.policy import cores, keepalive, reclaiming, recovery, turns
 from overwinter.policy.alarms import Alarms
 from overwinter.policy.lifecycles import step_blocks, step_body, step_function
 from overwinter.policy.scaling.wants import wants_body
@@ -27,13 +27,14 @@ class Waking:
         self.config = config
         self.policy = policy_named(config.policy)
         self.cores = config.cores or 1
+        self._ordered = self.policy.order == "deadline" and config.cores is not None
         self.state = State()
         self._alarms = Alarms()
         self._actions: list[Action] = []
         self._last_worker = 0
 
-    def _wake(self, function: Function, now: Seconds) -> None:
-        """Take the next step towards more bodies."""
+    def _wake(self, function: Function, now: Seconds, granted: bool = False) -> None:
+        """Take the next step towards more bodies; `granted`: a core is this function's already."""
         if function.state == "resting" or function.blocks == "coming":
             return
         if function.state == "asleep":
@@ -45,12 +46,24 @@ class Waking:
             function.gives_way = False
         if function.blocks == "absent":
             self._stage(function, now)
-        else:
+        elif self._has_core(function, 1, now, granted):
             self._start(function, self._wanted_shapes(function, now), now)
 
     def _wanted_shapes(self, function: Function, now: Seconds) -> Sequence[Shape]:
         """In which shapes bodies should be started for what waits."""
         return (function.speeds.usual.shape,)
+
+    def _has_core(self, function: Function, needed: int, now: Seconds, granted: bool) -> bool:
+        """Whether the function may use so many cores now; if not, it waits for them."""
+        state = self.state
+        if not self._ordered or function.spec.sandboxed or function.on_trial or function.announce:
+            return True
+        if granted or (not state.wants_core and not state.late and cores.is_free(state, self.cores, needed, now)):
+            return True
+        if function.spec.id not in state.late:
+            state.wants_core[function.spec.id] = None
+        self._step_back(function)
+        return False
 
     # Blocks
 
@@ -108,7 +121,7 @@ class Waking:
     def _free_bytes(self, now: Seconds) -> None:
         """Let a body go whose blocks may leave then: one that is idle, or else one that has had its turn."""
         body = turns.idle_longest(self.state, pinned=False)
-        if body is None and not turns.leaving(self.state):
+        if body is None and not self.state.leaving:
             body = turns.longest_at_work(self.state, now, turns.TURN_WAKES_BYTES, pinned=False)
             if body is not None:
                 self.state.functions[body.function].gives_way = True
@@ -154,7 +167,7 @@ class Waking:
             turns.leave_line(self.state, function)
             self._last_worker += 1
             body = Body(WorkerId(self._last_worker), function.spec.id, point, since=now)
-            self.state.bodies[body.id] = body
+            self.state.bodies[body.id] = self.state.working[body.id] = body
             self.state.counts["starting"] += 1
             self.state.reserved_cores += point.cores
             self.state.body_bytes += point.memory_bytes
@@ -190,17 +203,17 @@ class Waking:
     def _let_one_go(self, now: Seconds) -> None:
         """Have a body leave for whoever waits for room, unless one does for each of them."""
         state = self.state
-        leave = turns.leaving(state)
-        if leave >= len(state.wants_room) + len(state.wants_more):
+        if state.leaving >= len(state.wants_room) + len(state.wants_more):
             return
         body = turns.idle_longest(state)
-        if body is None and leave < len(state.wants_room):
+        if body is None and state.leaving < len(state.wants_room):
             body = turns.longest_at_work(state, now)
         if body is not None:
             self._retire(body, now)
 
     def _retire(self, body: Body, now: Seconds) -> None:
         """It gets no more work, and goes when it has done what it has."""
+        self.state.leaving += not body.leaves
         body.retires = True
         if body.state == "idle":
             self._stop(body, now)
@@ -250,6 +263,10 @@ class Waking:
         body.since = now
         state.counts[before] -= 1
         state.counts[body.state] += 1
+        if body.state == "busy":
+            state.working[body.id] = body
+        else:
+            state.working.pop(body.id, None)
         if before == "idle":
             del state.idle[body.id]
         if event == "ready":
@@ -257,6 +274,7 @@ class Waking:
         if body.state == "idle":
             state.idle[body.id] = body
         elif body.state == "stopping":
+            state.leaving += not body.retires
             state.reserved_cores -= body.point.cores
 
     def _forget_body(self, body: Body) -> None:
@@ -264,7 +282,9 @@ class Waking:
         state = self.state
         del state.bodies[body.id]
         state.idle.pop(body.id, None)
+        state.working.pop(body.id, None)
         state.counts[body.state] -= 1
+        state.leaving -= body.leaves
         state.body_bytes -= body.point.memory_bytes
         if body.state != "stopping":
             state.reserved_cores -= body.point.cores
@@ -301,6 +321,8 @@ class Waking:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
         turns.leave_line(self.state, function)
+        for waiting in (self.state.wants_core, self.state.late):
+            waiting.pop(function.spec.id, None)
         if function.spec.id in self.state.wants_bytes:
             self.state.wants_bytes.remove(function.spec.id)
         for worker in list(function.bodies):
