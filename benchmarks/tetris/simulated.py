@@ -9,6 +9,7 @@ machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
   tetris      the same with weights shared
   overwinter, same bodies   this project's policy with the paper's bodies: it weighs a core as 64 MiB, and starts a
               body as soon as requests would wait too long, where the others look at the rate every 10 s
+  overwinter, memory alone   the same where a core weighs nothing, as in tetris
   overwinter  the same with this project's bodies, which are forked from one zygote
 
 Memory is, where weights are shared, each block once and what each body has for itself; else, for each body, that and
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.tetris import cost
+from overwinter.core.policies import Policy
 from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import FunctionModel, Scenario, read_scenario
 from overwinter.simulation.workloads import Bursty, Periodic, Stable, Workload
@@ -34,7 +36,16 @@ SCENARIOS = Path(__file__).parent.parent.parent / "scenarios" / "tetris"
 APPLICATIONS = ("svt", "qa-audio", "ss", "qa-text")
 OURS = "overwinter"
 SAME = "overwinter, same bodies"
-POLICIES = ("infless", "photons", "tetris-ro", "tetris", SAME, OURS)
+ALONE = "overwinter, memory alone"
+POLICIES: Mapping[str, str | Policy] = {
+    "infless": "infless",
+    "photons": "photons",
+    "tetris-ro": "tetris-ro",
+    "tetris": "tetris",
+    SAME: "overwinter",
+    ALONE: Policy(core_mib=0.0),
+    OURS: "overwinter",
+}
 COSTED = ("infless", "photons", "tetris", OURS)
 BODY_MIB = 8.0
 """Measured (benchmarks.density): each further idle body 7.9 MiB for BERT, 6.1 for VGG19."""
@@ -85,7 +96,7 @@ def with_policy(scenario: Scenario, policy: str) -> Scenario:
     functions = scenario.functions
     if policy == OURS:
         functions = tuple(own_bodies(function) for function in functions)
-    mind = msgspec.structs.replace(scenario.mind, policy=policy.partition(",")[0])
+    mind = msgspec.structs.replace(scenario.mind, policy=POLICIES[policy])
     return msgspec.structs.replace(scenario, mind=mind, functions=functions)
 
 
@@ -169,12 +180,13 @@ def told(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
 def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
     """Print the paper's claims beside what came of them here."""
     print("Less mean memory under the stable load: at least so much by the paper, and here by Tetris and by Overwinter")
-    print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same bodies':>13}{'overwinter':>12}")
+    print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same bodies':>13}{'memory alone':>14}{'overwinter':>12}")
     short = []
     for name, by_policy in stable.items():
         for baseline, claimed in zip(("infless", "photons"), PAPER[name], strict=True):
-            less = {policy: saved(by_policy, policy, baseline) for policy in ("tetris", SAME, OURS)}
-            print(f"{name:12}{baseline:10}{claimed:8.0%}{less['tetris']:9.1%}{less[SAME]:13.1%}{less[OURS]:12.1%}")
+            less = {policy: saved(by_policy, policy, baseline) for policy in ("tetris", SAME, ALONE, OURS)}
+            print(f"{name:12}{baseline:10}{claimed:8.0%}{less['tetris']:9.1%}{less[SAME]:13.1%}", end="")
+            print(f"{less[ALONE]:14.1%}{less[OURS]:12.1%}")
             short += [(name, baseline, claimed, policy, share) for policy, share in less.items() if share < claimed]
     for name, baseline, claimed, policy, share in short:
         here, theirs = stable[name][policy], stable[name]["tetris"]

@@ -2,6 +2,10 @@
 
 from functools import partial
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
 from overwinter.simulation.timeline import Timeline
 from tests.policy.world import spec
@@ -23,32 +27,68 @@ class Shop:
     def finish(self) -> list[tuple[str, float]]:
         while self.timeline.next_at() < float("inf"):
             self.timeline.step()
-        assert self.cores.free == self.cores.count
+        assert self.cores.asked == 0
         return self.done
 
 
-def test_jobs_wait_for_cores_in_turn():
+def test_more_jobs_than_cores_share_them_equally():
     shop = Shop(2)
-    for name, cores, seconds in (("a", 1, 3), ("b", 1, 1), ("wide", 2, 1), ("small", 1, 1)):
+    for name, cores, seconds in (("a", 1, 3), ("b", 1, 1), ("c", 1, 1)):
         shop.submit(name, cores, seconds)
-    assert shop.finish() == [("b", 1), ("a", 3), ("wide", 4), ("small", 5)]
+    assert shop.finish() == [("b", 1.5), ("c", 1.5), ("a", 3.5)]
+
+
+def test_a_job_that_comes_later_slows_the_others_from_then_on():
+    shop = Shop(1)
+    shop.submit("first", 1, 2)
+    shop.timeline.after(1, lambda: shop.submit("second", 1, 3))
+    assert shop.finish() == [("first", 3), ("second", 5)]
 
 
 def test_a_job_wider_than_the_machine_takes_all_of_it():
     shop = Shop(2)
     shop.submit("wide", 8, 1)
-    shop.submit("next", 1, 1)
-    assert shop.finish() == [("wide", 1), ("next", 2)]
+    assert shop.finish() == [("wide", 1)]
+    shop.submit("wide", 8, 2)
+    shop.submit("narrow", 2, 1)
+    assert shop.finish()[1:] == [("narrow", 3), ("wide", 4)]
 
 
 def test_cancelled_jobs_give_their_cores_back_once():
     shop = Shop(1)
-    running, waiting = shop.submit("running", 1, 5), shop.submit("waiting", 1, 5)
+    running, other = shop.submit("running", 1, 5), shop.submit("other", 1, 5)
     shop.submit("last", 1, 1)
-    shop.cores.cancel(waiting)
-    shop.timeline.after(2, partial(shop.cores.cancel, running))
-    shop.timeline.after(2, partial(shop.cores.cancel, running))
-    assert shop.finish() == [("last", 3)]
+    shop.cores.cancel(other)
+    shop.timeline.after(1, partial(shop.cores.cancel, running))
+    shop.timeline.after(1, partial(shop.cores.cancel, running))
+    assert shop.finish() == [("last", 1.5)]
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=12),
+)
+def test_all_work_is_done_and_cores_are_idle_only_when_nobody_asks(count, jobs):
+    """Against a clock that goes on in small steps."""
+    shop = Shop(count)
+    for number, (at, cores, seconds) in enumerate(jobs):
+        shop.timeline.at(at, partial(shop.submit, str(number), cores, seconds))
+    ended = dict(shop.finish())
+    left = {str(number): float(seconds) for number, (_, _, seconds) in enumerate(jobs)}
+    now, expected = 0.0, {}
+    while left:
+        here = {name for name in left if jobs[int(name)][0] <= now}
+        asked = sum(min(jobs[int(name)][1], count) for name in here)
+        pace = min(1.0, count / asked) if asked else 1.0
+        later = [at for at, _, _ in jobs if at > now]
+        step = min([left[name] / pace for name in here] + [at - now for at in later])
+        now += step
+        for name in here:
+            left[name] -= step * pace
+        for name in [name for name in here if left[name] < 1e-9]:
+            del left[name]
+            expected[name] = now
+    assert ended == pytest.approx(expected)
 
 
 def test_things_at_the_same_time_happen_in_the_order_they_were_said():

@@ -1,70 +1,94 @@
 """What holds work up on a modelled node: cores, the disk, the zygote, the host store's size."""
 
-from collections import deque
 from collections.abc import Iterable
+from functools import partial
+from heapq import heappop, heappush
 
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
 from overwinter.simulation.timeline import Deed, Timeline
 
+SAME_S = 1e-6
+"""Times that differ by less are the same: sums of floats must not keep a job from ending."""
+
 
 class Job:
-    """Work that keeps some cores for some seconds, and what follows it."""
+    """Work that keeps some cores for some seconds, if it has them to itself, and what follows it."""
 
-    __slots__ = ("cores", "done", "gone", "runs", "seconds")
+    __slots__ = ("cores", "done", "ends", "gone", "seconds")
 
     def __init__(self, cores: int, seconds: float, done: Deed) -> None:
         self.cores = cores
         self.seconds = seconds
         self.done = done
-        self.runs = False
+        self.ends = 0.0
         self.gone = False
 
 
 class Cores:
-    """A bounded number of cores: jobs get theirs in the order they came, and keep them until they are done."""
+    """A number of cores that all jobs share as a kernel shares them: where more are asked for than there are, all jobs
+    go on at the same slower pace.
+
+    Work done is told on a clock of its own that runs at that pace; on it each job ends when it said it would.
+    """
 
     def __init__(self, count: int, timeline: Timeline) -> None:
         self.count = count
-        self.free = count
+        self.asked = 0
         self._timeline = timeline
-        self._waiting: deque[Job] = deque()
+        self._work = self._turned = 0.0
+        self._pace = 1.0
+        self._jobs: list[tuple[float, int, Job]] = []
+        self._sequence = 0
 
     def submit(self, job: Job) -> None:
-        """Run a job now, or as soon as those before it leave room."""
+        """Begin a job now."""
         job.cores = min(job.cores, self.count)
-        if self._waiting or job.cores > self.free:
-            self._waiting.append(job)
-        else:
-            self._begin(job)
+        self._turn()
+        job.ends = self._work + job.seconds
+        self._sequence += 1
+        heappush(self._jobs, (job.ends, self._sequence, job))
+        shared = self._pace < 1.0
+        self._ask(job.cores)
+        if not shared and self._pace == 1.0:
+            self._timeline.after(job.seconds, partial(self._look, job))
 
     def cancel(self, job: Job) -> None:
         """Whoever did it died: its cores are free, and nothing follows."""
+        if not job.gone:
+            self._turn()
+            job.gone = True
+            self._ask(-job.cores)
+
+    def _turn(self) -> None:
+        """Account for the work done up to now."""
+        now = self._timeline.now
+        self._work += (now - self._turned) * self._pace
+        self._turned = now
+
+    def _ask(self, cores: int) -> None:
+        """So many more are asked for. At a pace that changes with every job only the next end is looked for."""
+        self.asked += cores
+        while self._jobs and self._jobs[0][2].gone:
+            heappop(self._jobs)
+        before, self._pace = self._pace, min(1.0, self.count / self.asked) if self.asked else 1.0
+        if self._pace < 1.0:
+            next_ends, _, job = self._jobs[0]
+            self._timeline.after(max(0.0, next_ends - self._work) / self._pace, partial(self._look, job))
+        elif before < 1.0:
+            for ends, _, job in sorted(self._jobs):
+                if not job.gone:
+                    self._timeline.after(max(0.0, ends - self._work), partial(self._look, job))
+
+    def _look(self, job: Job) -> None:
+        """End a job, unless it was slower than it seemed."""
         if job.gone:
             return
-        job.gone = True
-        if job.runs:
-            self.free += job.cores
-            self._refill()
-
-    def _begin(self, job: Job) -> None:
-        self.free -= job.cores
-        job.runs = True
-        self._timeline.after(job.seconds, lambda: self._end(job))
-
-    def _end(self, job: Job) -> None:
-        if job.gone:
-            return
-        job.gone = True
-        self.free += job.cores
-        job.done()
-        self._refill()
-
-    def _refill(self) -> None:
-        while self._waiting and (self._waiting[0].gone or self._waiting[0].cores <= self.free):
-            job = self._waiting.popleft()
-            if not job.gone:
-                self._begin(job)
+        self._turn()
+        if job.ends <= self._work + SAME_S:
+            job.gone = True
+            self._ask(-job.cores)
+            job.done()
 
 
 class Queue:
