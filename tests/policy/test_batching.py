@@ -176,3 +176,19 @@ def test_a_body_with_slots_is_handed_as_many_runs_at_once_and_no_more():
     world.ring()
     world.settle()
     assert all(isinstance(world.answers[id_], Reply) for id_ in range(1, 6))
+
+
+def test_an_urgent_request_does_not_hide_how_long_those_behind_it_wait():
+    world = World(policy="batch+")
+    world.deploy(spec(profile=PROFILE, slo_ms=1000, max_batch=4, keep_alive_s=100.0))
+    world.arrive()
+    world.settle()
+    came = world.now
+    first = world.arrive()
+    world.now = world.alarm - 0.01
+    world.arrive(priority=1)
+    while not world.running:
+        world.ring()
+    [run] = world.running.values()
+    assert first in run.requests
+    assert world.now - came <= 1.0 - PROFILE.latency_s(1, len(run.requests), 1)

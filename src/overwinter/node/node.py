@@ -25,7 +25,7 @@ from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.insight import Insight
 from overwinter.node.loop import Loop
-from overwinter.node.pipelines import Pipelines, PipelineView
+from overwinter.node.pipelines import Pipelines, PipelineView, Seen
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
@@ -194,6 +194,10 @@ class Node:
     async def deploy_pipeline(self, pipeline: Pipeline) -> PipelineView:
         """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
         return await self._pipelines.deploy(pipeline)
+
+    def pipelines_seen(self) -> list[Seen]:
+        """What was seen of each pipeline."""
+        return self._pipelines.seen()
 
     def pipelines(self) -> list[PipelineView]:
         """Every pipeline, by name."""

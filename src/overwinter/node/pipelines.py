@@ -6,7 +6,7 @@ is removing one that a pipeline needs.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -15,6 +15,7 @@ from overwinter.core.ids import FunctionName, Seconds
 from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import clock
+from overwinter.node.insight.statistics import SECONDS, Histogram
 from overwinter.node.stages import Functions, Passage
 from overwinter.node.views import Availability, Reply
 from overwinter.store.repository import KeptPipeline
@@ -54,6 +55,16 @@ class Tally(msgspec.Struct):
     """Refused, failed, or given up by the caller."""
 
 
+class Seen(NamedTuple):
+    """What was seen of a pipeline."""
+
+    name: FunctionName
+    slo_ms: float | None
+    tally: Tally
+    durations: Histogram
+    """Of answered requests."""
+
+
 class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline for people and programs that ask about it."""
 
@@ -80,9 +91,9 @@ class PipelineView:
     platform = "overwinter_pipeline"
     latest = True
 
-    def __init__(self, kept: KeptPipeline, tally: Tally, functions: Functions) -> None:
+    def __init__(self, kept: KeptPipeline, seen: Seen, functions: Functions) -> None:
         self._kept = kept
-        self._tally = tally
+        self._tally = seen.tally
         self._functions = functions
         self.name: FunctionName = kept.pipeline.name
         self.version: int = kept.version
@@ -152,13 +163,13 @@ class Pipelines:
         self._functions = functions
         self._kept = kept
         self._now = now
-        self._known: dict[FunctionName, tuple[KeptPipeline, Tally]] = {}
+        self._known: dict[FunctionName, tuple[KeptPipeline, Seen]] = {}
 
     # Coming and going
 
     def restore(self) -> None:
         """Know again what was deployed before the node started."""
-        self._known = {kept.pipeline.name: (kept, Tally()) for kept in self._kept.pipelines()}
+        self._known = {kept.pipeline.name: (kept, _unseen(kept.pipeline)) for kept in self._kept.pipelines()}
 
     async def deploy(self, pipeline: Pipeline) -> PipelineView:
         """Register a pipeline, in place of one of its name; what runs there ends as it began.
@@ -169,7 +180,7 @@ class Pipelines:
         check_pipeline(pipeline)
         signature(pipeline, self._functions.function)
         kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, clock.wall())
-        self._known[pipeline.name] = (kept, Tally())
+        self._known[pipeline.name] = (kept, _unseen(pipeline))
         return self.view(pipeline.name, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
@@ -189,6 +200,10 @@ class Pipelines:
         """All of them, by name."""
         return [PipelineView(*self._known[name], self._functions) for name in sorted(self._known)]
 
+    def seen(self) -> list[Seen]:
+        """What was seen of each."""
+        return [seen for _, seen in self._known.values()]
+
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
         """The stages of one of them; NotFoundError."""
         return self._found(name, version)[0].pipeline.stages
@@ -205,9 +220,9 @@ class Pipelines:
                 raise NotFoundError(f"its function {name!r} would be gone")
             return latest
 
-        for kept, tally in self._known.values():
+        for kept, seen in self._known.values():
             used = any(stage.function == name for stage in kept.pipeline.stages.values())
-            if not used or PipelineView(kept, tally, self._functions).fault is not None:
+            if not used or PipelineView(kept, seen, self._functions).fault is not None:
                 continue
             try:
                 signature(kept.pipeline, find)
@@ -223,7 +238,8 @@ class Pipelines:
 
         `timeout_s` bounds all stages together, at most to the pipeline's own.
         """
-        kept, tally = self._found(name, version)
+        kept, seen = self._found(name, version)
+        tally = seen.tally
         begun = self._now()
         most_s = kept.pipeline.timeout_s if timeout_s is None else min(timeout_s, kept.pipeline.timeout_s)
         passage = Passage(kept.pipeline, self._functions, inputs, Seconds(begun + most_s), priority, self._now)
@@ -237,13 +253,19 @@ class Pipelines:
             tally.running -= 1
         slo_ms = kept.pipeline.slo_ms
         tally.answered += 1
-        tally.in_slo += slo_ms is None or (self._now() - begun) * 1000 <= slo_ms
+        seconds = self._now() - begun
+        tally.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
+        seen.durations.add(seconds)
         return Reply(name, kept.version, outputs, passage.start)
 
-    def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, Tally]:
+    def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, Seen]:
         known = self._known.get(name)
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")
         if version not in (None, known[0].version):
             raise NotFoundError(f"pipeline {name!r} is there as version {known[0].version} only, not as {version}")
         return known
+
+
+def _unseen(pipeline: Pipeline) -> Seen:
+    return Seen(pipeline.name, pipeline.slo_ms, Tally(), Histogram(SECONDS))

@@ -22,7 +22,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     count: int
     waited_s: float
-    """How long the first has waited."""
+    """How long the one that came first has waited."""
     slo_s: float
     latency: Latency
     keeps_up: bool = True

@@ -1,5 +1,7 @@
 """How a request is queued, run and answered: the middle part of the mind."""
 
+from itertools import islice
+
 from overwinter.core.actions import Prepare, Reply, Run
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, RunEnded
@@ -109,10 +111,11 @@ class Serving(Sizing):
 
     def _next_step(self, function: Function, bodies: list[Body], now: Seconds) -> batching.Step:
         slo_ms, speeds = function.spec.settings.slo_ms, function.speeds
-        first = self.state.requests[function.queue[0]]
+        # One of priority may have come after those behind it.
+        next_ones = islice(function.queue, max(body.point.batch for body in bodies))
         waiting = batching.Waiting(
             count=len(function.queue),
-            waited_s=now - first.arrived,
+            waited_s=now - min(self.state.requests[id_].arrived for id_ in next_ones),
             slo_s=0.0 if slo_ms is None else slo_ms / 1000,
             latency=lambda body, count: speeds.latency_s(body.point, count) or 0.0,
             keeps_up=self._keeps_up(function),

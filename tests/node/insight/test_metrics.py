@@ -12,7 +12,8 @@ from overwinter.core.events import Arrived, BodyReady, Deployed, RunEnded
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.metrics import render
 from overwinter.node.insight.sources import Sources
-from overwinter.node.insight.statistics import BATCHES, SECONDS, Statistics
+from overwinter.node.insight.statistics import BATCHES, SECONDS, Histogram, Statistics
+from overwinter.node.pipelines import Seen, Tally
 from overwinter.policy.mind import Mind
 from tests.policy.world import spec
 
@@ -41,6 +42,12 @@ STEPS = (
 )
 
 
+def passed() -> Seen:
+    durations = Histogram(SECONDS)
+    durations.add(0.3)
+    return Seen("p", 500, Tally(running=2, answered=3, in_slo=1, failed=4), durations)
+
+
 @pytest.fixture
 def seen() -> dict:
     return {
@@ -48,7 +55,7 @@ def seen() -> dict:
             sample.name.removeprefix("overwinter_"),
             *(f"{key}={value}" for key, value in sorted(sample.labels.items())),
         ): (sample.value)
-        for family in text_string_to_metric_families(render(sources(*STEPS)).decode())
+        for family in text_string_to_metric_families(render(sources(*STEPS), [passed()]).decode())
         for sample in family.samples
     }
 
@@ -69,6 +76,15 @@ def test_counts_are_what_happened(seen):
     assert (seen["tier_bytes", "tier=host"], seen["tier_bytes", "tier=disk"]) == (30, 30)
     assert (seen["cores",], seen["budget_bytes", "tier=private"]) == (4, 1 << 30)
     assert ("budget_bytes", "tier=host") not in seen
+
+
+def test_a_pipeline_is_told_as_a_whole(seen):
+    assert seen["pipeline_requests_total", "outcome=answered", "pipeline=p"] == 3
+    assert seen["pipeline_requests_total", "outcome=failed", "pipeline=p"] == 4
+    assert (seen["pipeline_slo_seconds", "pipeline=p"], seen["pipeline_slo_met_total", "pipeline=p"]) == (0.5, 1)
+    assert seen["pipeline_requests_running", "pipeline=p"] == 2
+    assert seen["pipeline_duration_seconds_bucket", "le=0.25", "pipeline=p"] == 0
+    assert seen["pipeline_duration_seconds_bucket", "le=0.5", "pipeline=p"] == 1
 
 
 def test_histograms_are_cumulative_and_end_with_their_count(seen):
@@ -94,7 +110,8 @@ def test_histograms_are_cumulative_and_end_with_their_count(seen):
 
 
 def test_the_docs_tell_every_name_its_kind_and_its_labels():
-    families = {family.name: family for family in text_string_to_metric_families(render(sources(*STEPS)).decode())}
+    rendered = render(sources(*STEPS), [passed()]).decode()
+    families = {family.name: family for family in text_string_to_metric_families(rendered)}
     told = {
         name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)
         for name, kind, labels, meaning in ROW.findall(DOCS.read_text())

@@ -1,7 +1,7 @@
 """What can people see of the node? Its one reader of steps, the meter, the accounts, and the answers made of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from overwinter.node.insight.metering import Meter, Usage
 from overwinter.node.insight.metrics import render
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import Statistics
+from overwinter.node.pipelines import Seen
 from overwinter.node.processes import Processes
 from overwinter.policy.state import State
 from overwinter.store.hosts import HostStores
@@ -51,6 +52,10 @@ class House(Protocol):
     @property
     def processes(self) -> Processes:
         """Zygotes and bodies."""
+        ...
+
+    def pipelines_seen(self) -> Sequence[Seen]:
+        """What was seen of each pipeline."""
         ...
 
 
@@ -98,7 +103,7 @@ class Insight:
 
     async def metrics(self) -> bytes:
         """All metrics, in Prometheus's text format."""
-        return await asyncio.to_thread(render, self._sources)
+        return await asyncio.to_thread(render, self._sources, self._house.pipelines_seen())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""

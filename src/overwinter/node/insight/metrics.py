@@ -20,6 +20,7 @@ from overwinter.node import clock
 from overwinter.node.insight.accounting import KINDS, Accounting
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Histogram, Statistics
+from overwinter.node.pipelines import Seen
 from overwinter.policy.lifecycles import BodyState, FunctionState
 from overwinter.policy.state import Function, State
 
@@ -28,17 +29,18 @@ Labels = Sequence[str]
 Sample = tuple[Labels, float]
 
 
-def render(sources: Sources) -> bytes:
+def render(sources: Sources, pipelines: Sequence[Seen] = ()) -> bytes:
     """All metrics in Prometheus's text format. With a thousand functions it takes a while: call it in a thread."""
     registry = CollectorRegistry()
-    registry.register(_Node(sources))
+    registry.register(_Node(sources, pipelines))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _Node(Collector):
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, pipelines: Sequence[Seen]) -> None:
         self._sources = sources
+        self._pipelines = pipelines
 
     def collect(self) -> Iterable[Metric]:
         sources = self._sources
@@ -46,6 +48,7 @@ class _Node(Collector):
         functions = list(sources.state.functions.values())
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
         yield from _requests(seen, functions)
+        yield from _passages(self._pipelines)
         yield from _runs(sources.statistics, seen)
         yield from _bodies(sources.statistics, sources.state, seen)
         yield from _decisions(sources.statistics, seen)
@@ -127,6 +130,22 @@ def _outcomes(each: FunctionStatistics) -> Iterator[Sample]:
     yield (each.name, "cancelled", ""), each.cancelled
     for error, count in list(each.refused.items()):
         yield (each.name, "refused", error), count
+
+
+def _passages(pipelines: Sequence[Seen]) -> Iterator[Metric]:
+    label = ["pipeline"]
+    outcomes = [((each.name, "answered"), each.tally.answered) for each in pipelines]
+    outcomes += [((each.name, "failed"), each.tally.failed) for each in pipelines]
+    yield counter("pipeline_requests", "Requests for pipelines that ended.", [*label, "outcome"], outcomes)
+    running = (((each.name,), each.tally.running) for each in pipelines)
+    yield gauge("pipeline_requests_running", "Requests that pass through pipelines.", label, running)
+    durations = (((each.name,), each.durations) for each in pipelines)
+    yield histogram("pipeline_duration_seconds", "From a request's arrival to the last answer.", label, durations)
+    promised = [each for each in pipelines if each.slo_ms is not None]
+    slo_s = (((each.name,), (each.slo_ms or 0.0) / 1000) for each in promised)
+    yield gauge("pipeline_slo_seconds", "Promised latency of the whole.", label, slo_s)
+    met = (((each.name,), each.tally.in_slo) for each in promised)
+    yield counter("pipeline_slo_met", "Requests answered within the promise.", label, met)
 
 
 def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
