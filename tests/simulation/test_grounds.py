@@ -9,7 +9,7 @@ import pytest
 
 from overwinter.core.policies import Policy
 from overwinter.simulation.report import Report
-from overwinter.simulation.scenario import Scenario, read_scenario
+from overwinter.simulation.scenario import Scenario, read_scenario, scenario_of
 from overwinter.simulation.world import World
 
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
@@ -45,3 +45,33 @@ def test_no_more_broken_promises_than_mls_and_no_worse_use_of_cores(model):
     assert ours.attainment >= theirs.attainment
     assert ours.busy_core_s / ours.body_core_s >= theirs.busy_core_s / theirs.body_core_s
     assert ours.lost == theirs.lost == 0
+
+
+@pytest.mark.parametrize("rate", [4.0, 6.0, 7.0])
+def test_more_promises_are_kept_than_where_a_kernel_shares_the_cores(rate):
+    table = {
+        "duration_s": 120,
+        "node": {"cores": 2},
+        "functions": [
+            function("short", rate, 0.01, slo_ms=100),
+            function("middle", rate, 0.06, slo_ms=250),
+            function("long", rate, 0.15, slo_ms=400),
+        ],
+    }
+    scenario = scenario_of(table)
+    ours, shared = run(scenario, "overwinter").total, run(scenario, Policy(order="any")).total
+    assert ours.attainment > shared.attainment
+    assert ours.answered == shared.answered == ours.requests
+
+
+def function(name: str, rate: float, run_s: float, slo_ms: float) -> dict:
+    """Four siblings, which wake for most of their requests."""
+    return {
+        "name": name,
+        "variants": 4,
+        "blocks": [{"mib": 1}],
+        "latency_ms": {"1": run_s * 1000},
+        "start_s": 0.02,
+        "settings": {"slo_ms": slo_ms, "keep_alive_s": 0.1},
+        "workload": {"kind": "poisson", "rate": rate / 4 * 1.2},
+    }
