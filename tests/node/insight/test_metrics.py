@@ -70,6 +70,7 @@ def test_counts_are_what_happened(seen):
     assert seen["wake_seconds_total", "function=f", "start=host"] == 1.5
     assert seen["decisions_total", "decision=scale-out"] == 1
     assert seen["functions", "state=asleep"] == 2
+    assert [seen["functions_waiting", f"wants={wants}"] for wants in ("core", "body", "store")] == [0, 0, 0]
     assert seen["function_bytes", "function=f", "sharing=shared", "tier=host", "version=1"] == 10
     assert seen["function_bytes", "function=f", "sharing=exclusive", "tier=host", "version=1"] == 20
     assert seen["function_bytes", "function=g", "sharing=shared", "tier=disk", "version=1"] == 10

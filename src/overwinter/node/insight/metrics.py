@@ -207,6 +207,13 @@ def _functions(state: State, functions: Sequence[Function]) -> Iterator[Metric]:
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
     hopeless = sum(function.best_effort for function in functions)
     yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
+    lines = {
+        "core": len(state.wants_core) + len(state.late),
+        "body": len(state.wants_room) + len(state.wants_more),
+        "store": len(state.wants_bytes),
+    }
+    told = "Of these, those that wait for a core, for room for a body, or for room in a host store."
+    yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in lines.items()))
 
 
 def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
