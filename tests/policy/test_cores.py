@@ -87,6 +87,34 @@ def test_what_is_late_is_not_kept_out_for_ever():
         assert ended <= 2 * LATE_TURN
 
 
+def test_new_requests_of_a_function_go_before_those_that_are_late():
+    world = awake("a", slo_ms=200)
+    old = [world.arrive("a") for _ in range(8)]
+    for _ in range(4):
+        world.now += RUN_S
+        world.finish()
+    new = [world.arrive("a") for _ in range(2)]
+    for _ in range(3):
+        world.now += RUN_S
+        world.finish()
+    assert list(world.answers) == [*old[:5], *new]
+    world.settle()
+    assert list(world.answers)[-3:] == old[5:]
+
+
+def test_of_one_function_too_the_late_are_answered_now_and_then():
+    world = awake("a", slo_ms=200, queue_limit=1000)
+    late = [world.arrive("a") for _ in range(8)][-1]
+    ended = 0
+    while late not in world.answers:
+        world.arrive("a")
+        world.now += RUN_S
+        world.finish()
+        ended += 1
+        assert ended <= 8 * LATE_TURN
+    assert ended > 8
+
+
 def test_a_priority_goes_before_a_promise():
     world = awake("abc", slo_ms=500)
     world.arrive("a")

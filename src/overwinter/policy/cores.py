@@ -3,8 +3,8 @@
 More runs at once than there are cores make all of them late, for the kernel shares the cores out equally. So runs and
 wakes wait for a core here, and get it by their promises: of those that can still be in time the one due first, then
 those that are late, in the order in which they came. Every LATE_TURN-th core goes to one that is late, so that none
-stays unanswered. One run more than there are cores may go on for a request that would be late otherwise and is not at
-the slower pace: short ones need not wait for the end of long ones.
+stays unanswered. Among the requests of one function it is the same. One run more than there are cores may go on for a
+request that would be late otherwise and is not at the slower pace: short ones need not wait for the end of long ones.
 
 What takes much longer than it should keeps its core no more: nothing that hangs keeps others out. Code of users may
 wait for other things than a core, so functions with a handler wait for none here, and keep none.
@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from overwinter.core.ids import Seconds
-from overwinter.policy.queueing import ORDINARY
+from overwinter.policy.queueing import ORDINARY, late_last
 from overwinter.policy.scaling.wants import wake_s
 from overwinter.policy.state import Body, Function, State
 
@@ -40,6 +40,19 @@ class Hold(NamedTuple):
     """When it should end."""
     until: float
     """When it is not taken to keep them any more."""
+
+
+def is_late(state: State, function: Function, now: Seconds) -> bool:
+    """Whether the function's first request cannot be in time any more."""
+    return now + _needed_s(state, function) > _due(state, function)
+
+
+def put_late_last(state: State, function: Function, now: Seconds, turned: bool = False) -> None:
+    """Let the requests that can be in time go before those that cannot; `turned`: behind them."""
+    slo_ms = function.spec.settings.slo_ms
+    if slo_ms is not None and len(function.queue) > 1 and (turned or is_late(state, function, now)):
+        before = now + _needed_s(state, function) - slo_ms / 1000
+        late_last(function.queue, state.requests, before, turned)
 
 
 def is_free(state: State, cores: int, needed: int, now: Seconds) -> bool:
@@ -89,7 +102,8 @@ def _hopeful(state: State, now: Seconds) -> list[Function]:
     hopeful = []
     for id_ in list(islice(state.wants_core, CANDIDATES)):
         function = state.functions[id_]
-        if _level(state, function) < ORDINARY or now + _needed_s(state, function) <= _due(state, function):
+        put_late_last(state, function, now)
+        if _level(state, function) < ORDINARY or not is_late(state, function, now):
             hopeful.append(function)
         else:
             del state.wants_core[id_]

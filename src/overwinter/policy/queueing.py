@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import takewhile
 
 from overwinter.core.ids import RequestId, Seconds
 from overwinter.policy.state import Function, Request
@@ -26,6 +27,24 @@ def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestI
     while at and requests[queue[at - 1]].level > request.level:
         at -= 1
     queue.insert(at, request.id)
+
+
+def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, turned: bool) -> None:
+    """Of the first level those that came before a time, and so are late, go behind the others; `turned`: before them.
+
+    AsyFunc refuses them then (alg. 3, lines 16-18); here they are answered when nothing can be won by going first.
+    """
+    if not queue or len(queue) == 1:
+        return
+    first = requests[queue[0]].level
+    own = list(takewhile(lambda id_: requests[id_].level == first, queue))
+    late = [id_ for id_ in own if requests[id_].arrived < before]
+    if not late or len(late) == len(own):
+        return
+    in_time = [id_ for id_ in own if requests[id_].arrived >= before]
+    for _ in own:
+        queue.popleft()
+    queue.extendleft(reversed(late + in_time if turned else in_time + late))
 
 
 def take(

@@ -67,6 +67,9 @@ class Serving(Sizing):
             bodies = self.state.slots(function)
             if not bodies:
                 break
+            if self.policy.order == "deadline":
+                turned = (function.turns + 1) % cores.LATE_TURN == 0
+                cores.put_late_last(self.state, function, now, turned)
             step = self._next_step(function, bodies, now)
             if isinstance(step, batching.Wait):
                 function.batch_at = Seconds(now + step.seconds)
@@ -143,6 +146,7 @@ class Serving(Sizing):
         if not taken:
             return
         self._last_run += 1
+        function.turns += 1
         run = RunId(self._last_run)
         if self.policy.keep_alive == "history":
             keepalive.remember(function.gaps, now - function.used)

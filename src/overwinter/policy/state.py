@@ -95,6 +95,8 @@ class Function(msgspec.Struct):
     """How long its idle bodies waited for work, the last times."""
     best_effort: bool = False
     """No configuration keeps its promise."""
+    turns: int = 0
+    """Runs that its requests went into."""
     gives_way: bool = False
     """It has had its turn: when its bodies are gone, others that wait may have its bytes."""
 

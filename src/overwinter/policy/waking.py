@@ -60,7 +60,8 @@ class Waking:
             return True
         if granted or (not state.wants_core and not state.late and cores.is_free(state, self.cores, needed, now)):
             return True
-        if function.spec.id not in state.late:
+        if function.spec.id not in state.late or not cores.is_late(state, function, now):
+            state.late.pop(function.spec.id, None)
             state.wants_core[function.spec.id] = None
         self._step_back(function)
         return False
