@@ -154,6 +154,8 @@ class AnyOrder(RuleBasedStateMachine):
         world = getattr(self, "world", None)
         if world is None:
             return
+        for function in list(world.mind.state.functions):
+            world.send(Foretold(function, 0.0))
         for _ in range(10_000):
             world.settle()
             if world.alarm is None:

@@ -104,6 +104,10 @@ def test_in_use_is_waited_for_and_then_everyone_is_served():
     world.ready()
     world.arrive("g")
     assert not world.staging, "f runs: nothing may leave"
+    world.finish()
+    assert not world.staging, "f has just come"
+    world.ring()
+    assert world.now < 1.0
     world.settle()
     assert all(isinstance(answer, Reply) for answer in world.answers.values())
     assert len(world.answers) == 2
@@ -116,10 +120,22 @@ def test_an_idle_body_gives_way_to_whom_needs_the_bytes():
     world.arrive("f")
     world.settle()
     world.deploy(spec("g", blobs=(("y", 20),)))
+    world.now = 1.0
     world.arrive("g")
     world.settle()
     assert isinstance(world.answers[2], Reply)
-    assert world.now == 0.0
+    assert world.now == 1.0
+
+
+def test_those_that_share_every_block_leave_one_after_the_other():
+    world = World(host_bytes=20)
+    for name in "fg":
+        world.deploy(spec(name, keep_alive_s=0.0, blobs=(("x", 20),)))
+        use(world, name)
+    world.deploy(spec("h", keep_alive_s=0.0, blobs=(("y", 20),)))
+    use(world, "h")
+    assert isinstance(world.answers[3], Reply)
+    assert dropped(world) == ["x"]
 
 
 def test_what_can_never_fit_is_refused_clearly_and_disturbs_nobody():

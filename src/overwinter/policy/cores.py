@@ -30,6 +30,8 @@ OVERDUE = 4.0
 OVERDUE_LEAST_S = 0.2
 UNKNOWN_S = 1.0
 """Of a run about which nothing is known."""
+UNPROMISED_S = 2.0
+"""When a request is due to which no latency was promised."""
 
 
 class Hold(NamedTuple):
@@ -99,6 +101,11 @@ def in_a_hurry(state: State, cores: int, now: Seconds) -> Function | None:
 
 def _hopeful(state: State, now: Seconds) -> list[Function]:
     """Those that wait and can be in time. Whoever cannot any more is late from now on, but a request of priority."""
+    for id_ in list(islice(state.late, CANDIDATES)):
+        # What was late may have been answered, or given up.
+        if not is_late(state, state.functions[id_], now):
+            del state.late[id_]
+            state.wants_core[id_] = None
     hopeful = []
     for id_ in list(islice(state.wants_core, CANDIDATES)):
         function = state.functions[id_]
@@ -116,8 +123,8 @@ def _level(state: State, function: Function) -> int:
 
 
 def _due(state: State, function: Function) -> float:
-    request, slo_ms = state.requests[function.queue[0]], function.spec.settings.slo_ms
-    return request.deadline if slo_ms is None else request.arrived + slo_ms / 1000
+    slo_ms = function.spec.settings.slo_ms
+    return state.requests[function.queue[0]].arrived + (UNPROMISED_S if slo_ms is None else slo_ms / 1000)
 
 
 def _needed_s(state: State, function: Function) -> float:

@@ -62,13 +62,15 @@ class Mind(Serving):
                 self._arrived(event, now)
             case RunEnded():
                 self._run_ended(event, now)
-            case Cancelled(request):
-                self._cancelled(request)
-                self._fill_bytes(now)
+            case Alarm():
+                self._alarm(now)
             case BodyReady(worker):
                 self._body_ready(worker, now)
             case BodyExited():
                 self._body_exited(event, now)
+            case Cancelled(request):
+                self._cancelled(request)
+                self._fill_bytes(now)
             case Staged():
                 self._staged(event, now)
             case StageFailed():
@@ -90,8 +92,6 @@ class Mind(Serving):
                     self.state.functions[function].foretold = rate
             case Pressed(nbytes):
                 self._give_back(nbytes, now)
-            case Alarm():
-                self._alarm(now)
             case _:
                 assert_never(event)
 
@@ -104,6 +104,7 @@ class Mind(Serving):
             self._drop_unshared(event.addresses, event.store)
             return
         function.blocks = step_blocks(function.blocks, "staged")
+        function.blocks_at = now
         function.restage = False
         if event.added:
             for request in function.queue:
@@ -181,6 +182,7 @@ class Mind(Serving):
             self._settle(function, "failed" if died else "sleep")
             if died:
                 self._failed(function, event.error, event.reason, now)
+            self._yield_bytes(function, now)
             if function.spec.id in self.state.functions:
                 self._serve(function, now)
             self._watch_leave(function)
@@ -222,6 +224,7 @@ class Mind(Serving):
         function.used = now
         if resident:
             function.blocks = step_blocks(step_blocks(function.blocks, "stage"), "staged")
+            function.blocks_at = now
             self.state.residents(function).hold(function.sizes)
             self.state.kept[function.spec.id] = None
         if function.on_trial:

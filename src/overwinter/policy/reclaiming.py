@@ -29,14 +29,17 @@ def may_leave(function: Function) -> bool:
 
 
 def next_victim(state: State, rule: Eviction, now: Seconds, keep: Function | None) -> Function | None:
-    """The function whose blocks should leave next, or None. One that shares every block gives nothing back."""
-    candidates = islice(_candidates(state, keep), 1 if rule == "lru" else CANDIDATES)
-    return min(candidates, key=lambda function: _worth(state, function, now), default=None)
+    """The function whose blocks should leave next, or None. One that shares every block gives nothing back: it goes
+    when nobody else may, so that the last of its sharers gives them back.
+    """
+    giving = (each for each in _leaving(state, keep) if state.residents(each).exclusive(each.sizes))
+    candidates = islice(giving, 1 if rule == "lru" else CANDIDATES)
+    victim = min(candidates, key=lambda function: _worth(state, function, now), default=None)
+    return next(_leaving(state, keep), None) if victim is None else victim
 
 
-def can_ever_fit(state: State, function: Function, host_bytes: int) -> bool:
-    """Whether the function would fit if all that may leave some day had left."""
-    nbytes = sum(function.sizes.values())
+def pinned_bytes(state: State, function: Function) -> int:
+    """What others have pinned of the host stores, the blocks that this function shares with them apart."""
     pinned = {
         (other.spec.store, address): size
         for other in state.functions.values()
@@ -44,13 +47,13 @@ def can_ever_fit(state: State, function: Function, host_bytes: int) -> bool:
         for address, size in other.sizes.items()
         if other.spec.store != function.spec.store or address not in function.sizes
     }
-    return nbytes + sum(pinned.values()) <= host_bytes
+    return sum(pinned.values())
 
 
-def _candidates(state: State, keep: Function | None) -> Iterator[Function]:
+def _leaving(state: State, keep: Function | None) -> Iterator[Function]:
     for id_ in state.kept:
         function = state.functions[id_]
-        if function is not keep and may_leave(function) and state.residents(function).exclusive(function.sizes):
+        if function is not keep and may_leave(function):
             yield function
 
 

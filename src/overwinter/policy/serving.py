@@ -88,8 +88,7 @@ class Serving(Sizing):
         """Hand free cores to those whose requests wait for one."""
         state = self.state
         while function := self._next_up(now):
-            for waiting in (state.wants_core, state.late):
-                waiting.pop(function.spec.id, None)
+            self._leave_cores(function)
             self._serve(function, now, granted=True)
         if state.wants_core or state.late:
             # What hangs ends nothing that would be heard of.
@@ -218,8 +217,7 @@ class Serving(Sizing):
         # Another function may wait: one that is always busy must not keep it out for ever.
         if self.state.wants_room:
             self._fill_room(now)
-        if self.state.wants_bytes:
-            self._free_bytes(now)
+        self._free_bytes(now)
         self._serve(function, now)
         self._keep(body, function, now)
 

@@ -51,9 +51,9 @@ class Sizing(Waking):
             function.tick_at = Seconds(now + self.policy.period_s)
 
     def _expected(self, function: Function) -> float:
-        if function.foretold is not None:
-            return function.foretold
-        return self._predict(function.rates) if self._predict is not None and function.rates else 0.0
+        if self._predict is None:
+            return function.foretold or 0.0
+        return self._predict(function.rates) if function.rates else 0.0
 
     def _resize(self, function: Function, scaled: Scaled, now: Seconds) -> None:
         self._tell_effort(function, scaled.best_effort)

@@ -97,8 +97,8 @@ class Function(msgspec.Struct):
     """No configuration keeps its promise."""
     turns: int = 0
     """Runs that its requests went into."""
-    gives_way: bool = False
-    """It has had its turn: when its bodies are gone, others that wait may have its bytes."""
+    blocks_at: Seconds = Seconds(0.0)
+    """When its blocks came into the host store."""
 
 
 class Residents(msgspec.Struct):
@@ -175,6 +175,8 @@ class State(msgspec.Struct):
     """Functions whose requests wait for a core and cannot be in time."""
     wants_bytes: deque[FunctionId] = msgspec.field(default_factory=deque)
     """Functions that wait for room in a host store."""
+    yields: FunctionId | None = None
+    """Gets no more bodies: when those that it has are gone, its blocks may go, for others wait for the room."""
 
     def residents(self, function: Function) -> Residents:
         """The store in which a function's blocks lie."""

@@ -1,10 +1,15 @@
-"""Who comes next when there is no room for one more body, and which body gives way?
+"""Who comes next when there is no room for one more body, or for one more's blocks, and who gives way?
 
 Nobody is passed by: what becomes free is the first one's in line, also where it is too little for that one and enough
 for a smaller one. First in line are those without any body. For them a body gives way that is idle, the one idle
 longest, or else one that was busy for its turn: a function that always has work would keep others out for ever. A turn
-is many wakes long, so that changing places costs a small share of the time; longer where blocks must come from disk.
+is many wakes long, so that changing places costs a small share of the time.
+
+For bytes a whole function gives way, and its turn counts from when its blocks came. It is longer, for they come from
+disk. One that is idle goes sooner, unless it is used so often that it would be back at once, or has just come.
 """
+
+from math import inf
 
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.policy.scaling.wants import wake_s
@@ -13,7 +18,9 @@ from overwinter.policy.state import Body, Function, State
 TURN_WAKES = 10
 """How long a body may stay at work when others wait for room, in wakes of its function."""
 TURN_WAKES_BYTES = 100
-"""The same when they wait for room in a host store."""
+"""How long a function may keep its blocks when others wait for room in a host store."""
+OFTEN = 4.0
+"""An idle function stays for so many times the time that usually lies between two uses, if that is less than a turn."""
 
 
 def is_behind(state: State, function: Function) -> bool:
@@ -44,19 +51,31 @@ def first_in_line(state: State) -> FunctionId | None:
     return line[0] if line else None
 
 
-def idle_longest(state: State, pinned: bool = True) -> Body | None:
-    """Of the bodies that nobody needs now the first to go; those of pinned functions only if asked for."""
+def idle_longest(state: State) -> Body | None:
+    """Of the bodies that nobody needs now the first to go."""
     for body in state.idle.values():
         owner = state.functions.get(body.function)
-        if owner is None or (not owner.queue and (pinned or not owner.spec.settings.pinned)):
+        if owner is None or not owner.queue:
             return body
     return None
 
 
-def longest_at_work(state: State, now: Seconds, wakes: int = TURN_WAKES, pinned: bool = True) -> Body | None:
-    """Of the bodies that have had a turn of so many wakes the one that became ready first."""
-    over = (body for body in state.bodies.values() if body.is_serving and _had_turn(state, body, now, wakes, pinned))
+def longest_at_work(state: State, now: Seconds) -> Body | None:
+    """Of the bodies that have had their turn the one that became ready first."""
+    over = (body for body in state.bodies.values() if body.is_serving and _had_turn(state, body, now))
     return min(over, key=lambda body: (body.ready_at, body.id), default=None)
+
+
+def next_to_yield(state: State, now: Seconds) -> tuple[Function | None, float]:
+    """Of the functions in use the one whose blocks go next; where none may go yet, when to look again."""
+    using = dict.fromkeys(body.function for body in state.bodies.values())
+    using |= dict.fromkeys((*state.wants_room, *state.wants_core, *state.late))
+    holding = [function for id_ in using if (function := state.functions.get(id_)) is not None and _may_yield(function)]
+    yields = min(holding, key=lambda function: (_yields_at(state, function), function.used), default=None)
+    if yields is None:
+        return None, inf
+    at = _yields_at(state, yields)
+    return (yields if at <= now else None), at
 
 
 def has_body(state: State, function: Function) -> bool:
@@ -64,8 +83,21 @@ def has_body(state: State, function: Function) -> bool:
     return any(state.bodies[worker].state != "stopping" for worker in function.bodies)
 
 
-def _had_turn(state: State, body: Body, now: Seconds, wakes: int, pinned: bool) -> bool:
+def _had_turn(state: State, body: Body, now: Seconds) -> bool:
     function = state.functions.get(body.function)
-    if function is None or (function.spec.settings.pinned and not pinned):
-        return False
-    return now >= body.ready_at + wakes * wake_s(function)
+    return function is not None and now >= body.ready_at + TURN_WAKES * wake_s(function)
+
+
+def _may_yield(function: Function) -> bool:
+    return function.blocks == "present" and not (
+        function.spec.settings.pinned or function.on_trial or function.announce
+    )
+
+
+def _yields_at(state: State, function: Function) -> float:
+    turn_s, least_s = TURN_WAKES_BYTES * wake_s(function), TURN_WAKES * wake_s(function)
+    turned = function.blocks_at + turn_s
+    if function.queue or any(state.bodies[worker].state in ("starting", "busy") for worker in function.bodies):
+        return turned
+    often = OFTEN * function.every_s
+    return min(turned, max(function.blocks_at + least_s, function.used + (often if often < turn_s else 0.0)))

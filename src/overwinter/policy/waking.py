@@ -7,6 +7,7 @@ does.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from overwinter.core.actions import Action, Announce, Decide, Decision, Drop, Refuse, Stage, StartBody, StopBody
 from overwinter.core.config import MindConfig
@@ -35,15 +36,10 @@ class Waking:
 
     def _wake(self, function: Function, now: Seconds, granted: bool = False) -> None:
         """Take the next step towards more bodies; `granted`: a core is this function's already."""
-        if function.state == "resting" or function.blocks == "coming":
+        if function.state == "resting" or function.blocks == "coming" or function.spec.id == self.state.yields:
             return
         if function.state == "asleep":
             function.state = step_function(function.state, "wake")
-        if function.gives_way and not turns.has_body(self.state, function):
-            if self.state.wants_bytes and function.blocks == "present":
-                self._release(function)
-                self._fill_bytes(now)
-            function.gives_way = False
         if function.blocks == "absent":
             self._stage(function, now)
         elif self._has_core(function, 1, now, granted):
@@ -65,6 +61,11 @@ class Waking:
             state.wants_core[function.spec.id] = None
         self._step_back(function)
         return False
+
+    def _leave_cores(self, function: Function) -> None:
+        """Wait for a core no more."""
+        for waiting in (self.state.wants_core, self.state.late):
+            waiting.pop(function.spec.id, None)
 
     # Blocks
 
@@ -100,15 +101,15 @@ class Waking:
         return True
 
     def _await_bytes(self, function: Function, now: Seconds) -> None:
-        """Nothing more may leave the host store: an idle body goes, and this function comes after it."""
+        """Nothing more may leave the host store: this function waits in line, and another gives way."""
         self._step_back(function)
+        turns.leave_line(self.state, function)
+        self._leave_cores(function)
         line, limit = self.state.wants_bytes, self.config.host_bytes or 0
-        if not reclaiming.can_ever_fit(self.state, function, limit):
-            size = sum(function.sizes.values())
-            why = (
-                f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}, some of them "
-                "pinned by others: make it larger, or unpin or remove functions"
-            )
+        size, pinned = sum(function.sizes.values()), reclaiming.pinned_bytes(self.state, function)
+        if size + pinned > limit:
+            beside = f", {pinned} of them pinned by others: make it larger, or unpin" if pinned else ": make it larger"
+            why = f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}{beside}"
             if function.spec.id in line:
                 line.remove(function.spec.id)
             self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
@@ -120,14 +121,32 @@ class Waking:
         self._free_bytes(now)
 
     def _free_bytes(self, now: Seconds) -> None:
-        """Let a body go whose blocks may leave then: one that is idle, or else one that has had its turn."""
-        body = turns.idle_longest(self.state, pinned=False)
-        if body is None and not self.state.leaving:
-            body = turns.longest_at_work(self.state, now, turns.TURN_WAKES_BYTES, pinned=False)
-            if body is not None:
-                self.state.functions[body.function].gives_way = True
-        if body is not None:
-            self._retire(body, now)
+        """Have a function give its bytes to those that wait, one at a time."""
+        state = self.state
+        if state.yields is not None or not state.wants_bytes:
+            return
+        function, at = turns.next_to_yield(state, now)
+        if function is None:
+            if at < inf:
+                self._alarms.watch(state.wants_bytes[0], Seconds(at))
+            return
+        state.yields = function.spec.id
+        for worker in list(function.bodies):
+            if not state.bodies[worker].leaves:
+                self._retire(state.bodies[worker], now)
+        self._yield_bytes(function, now)
+
+    def _yield_bytes(self, function: Function, now: Seconds) -> None:
+        """The function's last body may be gone: its blocks go too, if that was what it was to go for."""
+        if self.state.yields != function.spec.id or function.bodies:
+            return
+        self.state.yields = None
+        if self.state.wants_bytes and function.blocks == "present":
+            self._decide(function, "evict", "others wait for room in the host store, and it has had its turn")
+            self._release(function)
+            self._fill_bytes(now)
+        if function.queue and wants_body(self.state, function, self.policy, self.cores, now):
+            self._wake(function, now)
 
     def _fill_bytes(self, now: Seconds) -> None:
         """Something was given back: the function that waited longest for room in the host store tries again."""
@@ -160,6 +179,8 @@ class Waking:
 
     def _start(self, function: Function, shapes: Sequence[Shape], now: Seconds) -> int:
         """Start bodies of these shapes, and tell how many; where there is no room, the function waits for it."""
+        if function.spec.id == self.state.yields:
+            return 0
         for started, shape in enumerate(shapes):
             point = function.speeds.point(shape)
             if turns.is_behind(self.state, function) or not self._has_room(point):
@@ -196,10 +217,11 @@ class Waking:
         return self.state.reserved_cores + point.cores <= self.cores
 
     def _make_room(self, function: Function, now: Seconds) -> None:
-        """The node has all its bodies: this function waits in line, and one of another goes."""
+        """There is no room, or others come first: this function waits in line, and a body of another goes."""
         self._step_back(function)
         turns.line_up(self.state, function)
-        self._let_one_go(now)
+        if not self._has_room(function.speeds.usual):
+            self._let_one_go(now)
 
     def _let_one_go(self, now: Seconds) -> None:
         """Have a body leave for whoever waits for room, unless one does for each of them."""
@@ -250,10 +272,9 @@ class Waking:
             return
         if body.retires:
             self._stop(body, now)
-        elif self.state.wants_bytes:
-            self._free_bytes(now)
-        else:
-            self._alarms.watch(body.id, keepalive.sleep_at(body, function, self.policy))
+            return
+        self._alarms.watch(body.id, keepalive.sleep_at(body, function, self.policy))
+        self._free_bytes(now)
 
     def _step_body(self, body: Body, event: str, now: Seconds) -> None:
         """The body's next state, in all tables that count it."""
@@ -322,10 +343,11 @@ class Waking:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
         turns.leave_line(self.state, function)
-        for waiting in (self.state.wants_core, self.state.late):
-            waiting.pop(function.spec.id, None)
+        self._leave_cores(function)
         if function.spec.id in self.state.wants_bytes:
             self.state.wants_bytes.remove(function.spec.id)
+        if function.spec.id == self.state.yields:
+            self.state.yields = None
         for worker in list(function.bodies):
             body = self.state.bodies[worker]
             if body.state in ("idle", "starting"):

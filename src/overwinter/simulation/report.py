@@ -4,7 +4,8 @@ The reader knows nothing of the world: events and actions are enough, and what o
 """
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -152,6 +153,21 @@ class StepReader:
         self._bodies: dict[WorkerId, LivingBody] = {}
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._usage = Usage(duration_s / SAMPLES)
+        self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
+            Arrived: self._arrived,
+            RunEnded: self._ended,
+            BodyExited: self._exited,
+            Staged: self._staged,
+            Cancelled: self._cancelled,
+            Deployed: self._deployed,
+        }
+        self._sees: dict[type[Action], Callable[[Any, Seconds], None]] = {
+            Run: self._ran,
+            Reply: self._replied,
+            Refuse: self._refused,
+            StartBody: self._starts,
+            Drop: self._dropped,
+        }
 
     @property
     def open_requests(self) -> int:
@@ -160,49 +176,43 @@ class StepReader:
 
     def observe(self, now: Seconds, event: Event, actions: list[Action]) -> None:
         """Take in one step."""
-        match event:
-            case Arrived(request, name):
-                tally = self._tally(name)
-                tally.requests += 1
-                self._open[request] = OpenRequest(tally, now)
-            case RunEnded(worker, run):
-                self._ended(worker, run, now)
-            case BodyExited(worker):
-                self._exited(worker, now)
-            case Staged(function, added):
-                self._staged(function, added, now)
-            case Cancelled(request) if request in self._open:
-                self._open.pop(request).tally.cancelled += 1
-            case Deployed(spec):
-                self._specs[spec.id] = spec
-                self._tally(spec.name, spec)
-                if event.resident:
-                    self._hold(spec, now)
-            case _:
-                pass
+        hear = self._hears.get(type(event))
+        if hear is not None:
+            hear(event, now)
         for action in actions:
-            self._did(action, now)
+            see = self._sees.get(type(action))
+            if see is not None:
+                see(action, now)
 
-    def _did(self, action: Action, now: Seconds) -> None:
-        match action:
-            case Reply(request, _, start):
-                self._replied(request, start, now)
-            case Run(worker, run, requests):
-                body = self._bodies[worker]
-                body.runs[run] = now
-                if len(requests) > body.batch:
-                    self._grow(body, len(requests), now)
-            case Refuse(request, error):
-                tally, _ = self._open.pop(request)
-                tally.refused[error] += 1
-            case StartBody():
-                self._starts(action, now)
-            case Drop(addresses, store):
-                self._usage.turn(now)
-                blocks = self._blocks.get(store, {})
-                self._usage.blocks_bytes -= sum(blocks.pop(address, 0) for address in addresses)
-            case _:
-                pass
+    def _arrived(self, event: Arrived, now: Seconds) -> None:
+        tally = self._tally(event.name)
+        tally.requests += 1
+        self._open[event.request] = OpenRequest(tally, now)
+
+    def _cancelled(self, event: Cancelled, now: Seconds) -> None:
+        if event.request in self._open:
+            self._open.pop(event.request).tally.cancelled += 1
+
+    def _deployed(self, event: Deployed, now: Seconds) -> None:
+        spec = event.function
+        self._specs[spec.id] = spec
+        self._tally(spec.name, spec)
+        if event.resident:
+            self._hold(spec, now)
+
+    def _ran(self, action: Run, now: Seconds) -> None:
+        body = self._bodies[action.worker]
+        body.runs[action.run] = now
+        if len(action.requests) > body.batch:
+            self._grow(body, len(action.requests), now)
+
+    def _refused(self, action: Refuse, now: Seconds) -> None:
+        self._open.pop(action.request).tally.refused[action.error] += 1
+
+    def _dropped(self, action: Drop, now: Seconds) -> None:
+        self._usage.turn(now)
+        blocks = self._blocks.get(action.store, {})
+        self._usage.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
 
     def _tally(self, name: FunctionName, spec: FunctionSpec | None = None) -> Tally:
         tally = self._tallies.get(name)
@@ -211,11 +221,11 @@ class StepReader:
             tally = self._tallies[name] = Tally(None if slo_ms is None else slo_ms / 1000)
         return tally
 
-    def _replied(self, request: RequestId, start: str, now: Seconds) -> None:
-        tally, arrived = self._open.pop(request)
+    def _replied(self, action: Reply, now: Seconds) -> None:
+        tally, arrived = self._open.pop(action.request)
         seconds = now - arrived
         tally.answered += 1
-        tally.started[start] += 1
+        tally.started[action.start] += 1
         tally.latencies.add(seconds)
         if tally.slo_s is not None and seconds <= tally.slo_s:
             tally.within += 1
@@ -239,15 +249,15 @@ class StepReader:
         self._usage.bodies_bytes += needed - body.nbytes
         body.nbytes = needed
 
-    def _ended(self, worker: WorkerId, run: RunId, now: Seconds) -> None:
-        body = self._bodies.get(worker)
-        since = None if body is None else body.runs.pop(run, None)
+    def _ended(self, event: RunEnded, now: Seconds) -> None:
+        body = self._bodies.get(event.worker)
+        since = None if body is None else body.runs.pop(event.run, None)
         if body is not None and since is not None:
             body.tally.busy_seconds += now - since
             body.tally.busy_core_s += (now - since) * body.run_cores
 
-    def _exited(self, worker: WorkerId, now: Seconds) -> None:
-        body = self._bodies.pop(worker, None)
+    def _exited(self, event: BodyExited, now: Seconds) -> None:
+        body = self._bodies.pop(event.worker, None)
         if body is None:
             return
         _count_life(body, now)
@@ -256,11 +266,11 @@ class StepReader:
         self._usage.body_cores -= body.cores
         self._usage.bodies_bytes -= body.nbytes
 
-    def _staged(self, id_: FunctionId, added: int, now: Seconds) -> None:
-        spec = self._specs[id_]
+    def _staged(self, event: Staged, now: Seconds) -> None:
+        spec = self._specs[event.function]
         tally = self._tally(spec.name)
-        tally.staged_bytes += added
-        tally.from_disk = added > 0
+        tally.staged_bytes += event.added
+        tally.from_disk = event.added > 0
         self._hold(spec, now)
 
     def _hold(self, spec: FunctionSpec, now: Seconds) -> None:

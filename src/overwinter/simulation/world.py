@@ -57,8 +57,8 @@ from overwinter.simulation.scenario import MIB, Scenario, Simulated
 from overwinter.simulation.timeline import Timeline
 from overwinter.simulation.workloads import Workload, arrivals
 
-RING = 16
-"""Steps that the journal keeps: whoever wants them all asks for a file."""
+RING = 1
+"""Steps that the journal keeps beside its file."""
 DRAIN_TIMEOUTS = 10
 """How many of the longest timeouts the world goes on after the last arrival, at most, while requests are open."""
 PROGRESS_EVERY = 1024
@@ -108,7 +108,7 @@ class World:
         config = scenario.bounded_mind()
         self._policy = policy_named(config.policy)
         self._mind = Mind(config)
-        self._journal = Journal(config, RING, journal)
+        self._journal = None if journal is None else Journal(config, RING, journal)
         self._reader = StepReader(scenario.duration_s, self._policy.shares)
         self._ids = count(1)
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s)
@@ -194,7 +194,8 @@ class World:
     def _turn(self, event: Event) -> None:
         now = Seconds(self._timeline.now)
         actions = self._mind.handle(event, now)
-        self._journal.record(now, event, actions)
+        if self._journal is not None:
+            self._journal.record(now, event, actions)
         self._reader.observe(now, event, actions)
         self._turns += 1
         if self._checked and self._turns % CHECK_EVERY == 0:
@@ -208,12 +209,10 @@ class World:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Announce() | Decide():
-                pass
-            case Reply() | Refuse():
-                self._go_on(action)
             case Run():
                 self._run(action)
+            case Reply() | Refuse():
+                self._go_on(action)
             case SetAlarm(at):
                 self._alarm_at = at
                 self._timeline.at(at, partial(self._ring, at))
@@ -227,6 +226,8 @@ class World:
                 self._host.drop(addresses, store)
             case Prepare():
                 self._prepare(action)
+            case Announce() | Decide():
+                pass
             case _:
                 assert_never(action)
 

@@ -128,7 +128,7 @@ def explanation(
     bodies = [body for worker in list(state.bodies) if (body := sources.state.bodies.get(worker)) is not None]
     rates = list(state.rates)
     predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
-    expected = state.foretold if predict is None or state.foretold is not None else predict(rates)
+    expected = state.foretold if predict is None else predict(rates)
     return Explanation(
         name=spec.name,
         version=spec.version,
