@@ -124,6 +124,16 @@ def test_load_wakes_all_its_functions(street, triton):
         triton.unload_model("street")
 
 
+def test_who_asks_why_is_sent_to_its_functions(street):
+    with pytest.raises(NotFoundError, match="'street' is a pipeline .* its functions: p-cars, p-detect, p-people"):
+        street.client.explain("street")
+
+
+def test_it_is_told_in_the_metrics(street):
+    street.client.infer("street", {"picture": PICTURE})
+    assert 'pipeline_requests_total{outcome="answered",pipeline="street"}' in street.client.metrics()
+
+
 def test_both_classifiers_are_asked_before_either_answers(street):
     before = len(street.steps())
     street.client.infer("street", {"picture": PICTURE})
@@ -184,7 +194,7 @@ def test_what_does_not_fit_is_refused_by_name(street):
     with pytest.raises(CallerError, match=r"'first:y' is FP32 .*, and input 'rows' takes INT64"):
         street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}, outputs={"l": "second:label"}))
     stage = Stage(function="chain", inputs={"x": "first:y"})
-    with pytest.raises(NotFoundError, match="no function 'chain' here"):
+    with pytest.raises(NotFoundError, match="'chain' is a pipeline and no function"):
         street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}))
     with pytest.raises(ConflictError, match="'p-double' is a function"):
         street.client.deploy_pipeline(msgspec.structs.replace(CHAIN, name="p-double"))

@@ -106,7 +106,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
     return {
         "function": f"{explained['name']}@{explained['version']}{'' if explained['latest'] else ' (old)'}",
         "tenant": explained["tenant"],
-        "state": f"{state}, {len(explained['bodies'])} bodies, {explained['queued']} requests waiting",
+        "state": f"{state}, {_count(explained['bodies'], 'body', 'bodies')}, {explained['queued']} waiting",
         "promise": promise,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
@@ -114,10 +114,15 @@ def _facts_of(explained: Description) -> dict[str, str]:
     }
 
 
+def _count(things: Sequence[object], one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"
+
+
 def _profile_text(profile: Description) -> str:
     age_s = profile["age_s"]
     age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
-    text = f"{len(profile['points'])} configurations{age}; in service {profile['pace']:.2f} of what was measured"
+    known = _count(profile["points"], "configuration", "configurations")
+    text = f"{known}{age}; in service {profile['pace']:.2f} of what was measured"
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (

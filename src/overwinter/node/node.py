@@ -215,6 +215,9 @@ class Node:
         versions = self._mind.state.versions.get(name, [])
         asked = version if version is not None else (versions[-1] if versions else None)
         function = None if asked is None else self._effects.functions.get(function_id(name, asked))
+        if function is None and name in self._pipelines:
+            its = ", ".join(sorted({stage.function for stage in self._pipelines.stages(name, None).values()}))
+            raise NotFoundError(f"{name!r} is a pipeline and no function; ask about its functions: {its}")
         if function is None:
             known = f"; its versions: {versions}" if versions else ""
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{known}")
