@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -136,7 +137,11 @@ def test_what_cannot_be_deployed(run: Run, arguments: list[str], words: str) -> 
 def test_a_deploy_shows_what_it_does_and_can_be_interrupted(node: Serving, workshop: Path) -> None:
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "overwinter", "deploy", "cli_scale:waiting", "--name", "never", "--url", node.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True, cwd=workshop) as process:
+    # Whoever runs the tests in the background ignores interrupts, and so would this.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=terminal, text=True, cwd=workshop, preexec_fn=heeds
+    ) as process:
         os.close(terminal)
         shown = read_until(screen, "waiting here")
         process.send_signal(signal.SIGINT)

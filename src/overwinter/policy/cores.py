@@ -57,6 +57,12 @@ def put_late_last(state: State, function: Function, now: Seconds, turned: bool =
         late_last(function.queue, state.requests, before, turned)
 
 
+def leave_line(state: State, function: Function) -> None:
+    """Wait for a core no more."""
+    for waiting in (state.wants_core, state.late):
+        waiting.pop(function.spec.id, None)
+
+
 def is_free(state: State, cores: int, needed: int, now: Seconds) -> bool:
     """Whether so many cores are free; to whoever needs more than there are, all of them."""
     if state.running_cores + state.counts["starting"] + needed <= cores:

@@ -88,7 +88,7 @@ class Serving(Sizing):
         """Hand free cores to those whose requests wait for one."""
         state = self.state
         while function := self._next_up(now):
-            self._leave_cores(function)
+            cores.leave_line(state, function)
             self._serve(function, now, granted=True)
         if state.wants_core or state.late:
             # What hangs ends nothing that would be heard of.

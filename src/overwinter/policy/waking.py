@@ -42,7 +42,12 @@ class Waking:
             function.state = step_function(function.state, "wake")
         if function.blocks == "absent":
             self._stage(function, now)
-        elif self._has_core(function, 1, now, granted):
+        elif not self._has_core(function, 1, now, granted):
+            return
+        elif turns.is_behind(self.state, function) or len(self.state.bodies) >= self.config.bodies_max:
+            # Without asking in which shapes.
+            self._make_room(function, now)
+        else:
             self._start(function, self._wanted_shapes(function, now), now)
 
     def _wanted_shapes(self, function: Function, now: Seconds) -> Sequence[Shape]:
@@ -61,11 +66,6 @@ class Waking:
             state.wants_core[function.spec.id] = None
         self._step_back(function)
         return False
-
-    def _leave_cores(self, function: Function) -> None:
-        """Wait for a core no more."""
-        for waiting in (self.state.wants_core, self.state.late):
-            waiting.pop(function.spec.id, None)
 
     # Blocks
 
@@ -104,7 +104,7 @@ class Waking:
         """Nothing more may leave the host store: this function waits in line, and another gives way."""
         self._step_back(function)
         turns.leave_line(self.state, function)
-        self._leave_cores(function)
+        cores.leave_line(self.state, function)
         line, limit = self.state.wants_bytes, self.config.host_bytes or 0
         size, pinned = sum(function.sizes.values()), reclaiming.pinned_bytes(self.state, function)
         if size + pinned > limit:
@@ -343,7 +343,7 @@ class Waking:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
         turns.leave_line(self.state, function)
-        self._leave_cores(function)
+        cores.leave_line(self.state, function)
         if function.spec.id in self.state.wants_bytes:
             self.state.wants_bytes.remove(function.spec.id)
         if function.spec.id == self.state.yields:
