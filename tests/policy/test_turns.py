@@ -27,6 +27,16 @@ def go_on(world: World, busy: tuple[str, ...], asked: int, steps: int = STEPS) -
     return steps
 
 
+def check_is_answered(world: World, name: str, beside: tuple[str, ...]) -> None:
+    """One request, though others that were there before always have work."""
+    for busy in beside:
+        world.arrive(busy)
+        world.settle_processes()
+    asked = world.arrive(name)
+    assert go_on(world, beside, asked) < STEPS
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
 def started(world: World) -> list[str]:
     return [action.function for action in world.log if isinstance(action, StartBody)]
 
@@ -36,11 +46,7 @@ def test_a_function_that_always_has_work_gives_way_after_its_turn(concurrency):
     world = World(bodies_max=1, cores=2)
     for name in "fg":
         world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
-    world.arrive("f")
-    world.settle_processes()
-    asked = world.arrive("g")
-    assert go_on(world, ("f",), asked) < STEPS
-    assert type(world.answers[asked]).__name__ == "Reply"
+    check_is_answered(world, "g", beside=("f",))
 
 
 def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request():
@@ -58,12 +64,7 @@ def test_a_large_body_is_not_passed_by_for_ever_by_small_ones():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("large", 80), ("small", 40), ("other", 40)):
         world.deploy(spec(name, profile=profile(size), queue_limit=10000, timeout_s=1000.0, max_bodies=2))
-    for name in ("small", "other"):
-        world.arrive(name)
-        world.settle_processes()
-    asked = world.arrive("large")
-    assert go_on(world, ("small", "other"), asked) < STEPS
-    assert type(world.answers[asked]).__name__ == "Reply"
+    check_is_answered(world, "large", beside=("small", "other"))
 
 
 def test_a_small_body_waits_for_the_large_one_that_came_before_it():
@@ -112,20 +113,11 @@ def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
     for name in "fg":
         blobs = ((f"{name}-a", 10), (f"{name}-b", 20))
         world.deploy(spec(name, blobs=blobs, queue_limit=10000, timeout_s=1000.0))
-    world.arrive("f")
-    world.settle_processes()
-    asked = world.arrive("g")
-    assert go_on(world, ("f",), asked) < STEPS
-    assert type(world.answers[asked]).__name__ == "Reply"
+    check_is_answered(world, "g", beside=("f",))
 
 
 def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
     world = World(cores=8, host_bytes=100)
     for name, nbytes in (("large", 80), ("small", 40), ("other", 40)):
         world.deploy(spec(name, blobs=((f"{name}-a", nbytes),), queue_limit=10000, timeout_s=1000.0))
-    for name in ("small", "other"):
-        world.arrive(name)
-        world.settle_processes()
-    asked = world.arrive("large")
-    assert go_on(world, ("small", "other"), asked) < STEPS
-    assert type(world.answers[asked]).__name__ == "Reply"
+    check_is_answered(world, "large", beside=("small", "other"))

@@ -26,14 +26,14 @@ OFTEN = 4.0
 def is_behind(state: State, function: Function) -> bool:
     """Whether others come before this function."""
     first = state.wants_room[0] if state.wants_room else None
-    if first is None and has_body(state, function):
+    if first is None and _has_body(state, function):
         first = state.wants_more[0] if state.wants_more else None
     return first is not None and first != function.spec.id
 
 
 def line_up(state: State, function: Function) -> None:
     """Wait for room, behind those who do already."""
-    line = state.wants_more if has_body(state, function) else state.wants_room
+    line = state.wants_more if _has_body(state, function) else state.wants_room
     if function.spec.id not in line:
         line.append(function.spec.id)
 
@@ -43,6 +43,12 @@ def leave_line(state: State, function: Function) -> None:
     for line in (state.wants_room, state.wants_more):
         if function.spec.id in line:
             line.remove(function.spec.id)
+
+
+def leave_bytes_line(state: State, function: Function) -> None:
+    """Wait for room in a host store no more."""
+    if function.spec.id in state.wants_bytes:
+        state.wants_bytes.remove(function.spec.id)
 
 
 def first_in_line(state: State) -> FunctionId | None:
@@ -78,8 +84,7 @@ def next_to_yield(state: State, now: Seconds) -> tuple[Function | None, float]:
     return (yields if at <= now else None), at
 
 
-def has_body(state: State, function: Function) -> bool:
-    """Whether the function has a body or gets one."""
+def _has_body(state: State, function: Function) -> bool:
     return any(state.bodies[worker].state != "stopping" for worker in function.bodies)
 
 

@@ -79,8 +79,7 @@ class Waking:
             if short > 0 and not self._reclaim(short, function, now):
                 self._await_bytes(function, now)
                 return
-        if function.spec.id in line:
-            line.remove(function.spec.id)
+        turns.leave_bytes_line(self.state, function)
         turns.leave_line(self.state, function)
         function.blocks = step_blocks(function.blocks, "stage")
         residents.hold(function.sizes)
@@ -110,8 +109,7 @@ class Waking:
         if size + pinned > limit:
             beside = f", {pinned} of them pinned by others: make it larger, or unpin" if pinned else ": make it larger"
             why = f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}{beside}"
-            if function.spec.id in line:
-                line.remove(function.spec.id)
+            turns.leave_bytes_line(self.state, function)
             self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
             self._failed(function, "NoSpaceError", why, now)
             return
@@ -344,8 +342,7 @@ class Waking:
         self._alarms.forget(function.spec.id)
         turns.leave_line(self.state, function)
         cores.leave_line(self.state, function)
-        if function.spec.id in self.state.wants_bytes:
-            self.state.wants_bytes.remove(function.spec.id)
+        turns.leave_bytes_line(self.state, function)
         if function.spec.id == self.state.yields:
             self.state.yields = None
         for worker in list(function.bodies):
