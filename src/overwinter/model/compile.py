@@ -14,8 +14,8 @@ import torch
 from overwinter.core.errors import ProgramError
 from overwinter.model.aliasing import check_span
 from overwinter.model.liveness import live_in, live_out, span
-from overwinter.model.operators import MUTATING, SYMBOLIC
-from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot
+from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, NUMBER_CHECKS, SYMBOLIC, is_symbolic
+from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot, slots_of
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
 """Takes the program's weights and the span's live-in values, gives its live-out values."""
@@ -25,25 +25,32 @@ Timed = Callable[[Sequence[torch.Tensor], Sequence[Any], list[float]], tuple[Any
 
 
 def compile_program(
-    program: Program, start: int = 0, stop: int | None = None, device: torch.device | str = "cpu"
+    program: Program,
+    start: int = 0,
+    stop: int | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    checks_values: bool = True,
 ) -> Compiled:
     """A function that runs calls `start` to `stop` (all, if not given) of a validated program on `device`.
 
     It takes all the weights and the values of `live_in(program, start, stop)`, for a whole program the inputs, and
     returns those of `live_out(program, stop, start)`, for a whole program the outputs. Values worked out from sizes are
-    ints. To be called under `torch.inference_mode()`; what an operator raises passes through. ProgramError if this
-    PyTorch lacks an operator or an argument, or if the span cannot run apart.
+    ints. To be called under `torch.inference_mode()`; what an operator raises passes through, and a check that fails
+    raises RuntimeError. Without `checks_values` what tensors hold is not checked, so that zeros can be run.
+    ProgramError if this PyTorch lacks an operator or an argument, or if the span cannot run apart.
     """
     start, end = span(program, start, stop)
     check_span(program, start, end)
-    writer = _Writer(program, torch.device(device))
+    left_out = frozenset() if checks_values else value_checks(program)
+    writer = _Writer(program, torch.device(device), left_out)
     taken = live_in(program, start, end)
     given = live_out(program, end, start)
     lines = ["def run(weights, inputs):"]
     if taken:
         lines.append(f"    {''.join(f'v{slot}, ' for slot in taken)}= inputs")
     for index in range(start, end):
-        lines.extend(writer.lines(program.calls[index]))
+        lines.extend(writer.lines(index))
     lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in given)})")
     exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
     run: Compiled = writer.names["run"]
@@ -51,15 +58,18 @@ def compile_program(
 
 
 def compile_timed(program: Program, clock: Callable[[], float], device: torch.device | str = "cpu") -> Timed:
-    """As `compile_program` for the whole program, with a look at `clock` after each of its layers."""
-    writer = _Writer(program, torch.device(device))
+    """As `compile_program` for the whole program, with a look at `clock` after each of its layers.
+
+    What tensors hold is not checked: what is timed is zeros.
+    """
+    writer = _Writer(program, torch.device(device), value_checks(program))
     writer.names["clock"] = clock
     lines = ["def run(weights, inputs, marks):"]
     if program.inputs:
         lines.append(f"    {''.join(f'v{slot}, ' for slot in live_in(program))}= inputs")
     for layer in program.layers:
-        for call in program.calls[layer.start : layer.stop]:
-            lines.extend(writer.lines(call))
+        for index in range(layer.start, layer.stop):
+            lines.extend(writer.lines(index))
         lines.append("    marks.append(clock())")
     lines.append(f"    return ({''.join(f'{writer.slot(slot)}, ' for slot in program.output_slots)})")
     exec(compile("\n".join(lines), "<program>", "exec"), writer.names)
@@ -67,25 +77,43 @@ def compile_timed(program: Program, clock: Callable[[], float], device: torch.de
     return run
 
 
+def value_checks(program: Program) -> frozenset[int]:
+    """The calls, by number, that check what tensors hold, not only how large they are."""
+    found: set[int] = set()
+    read: set[int] = set()
+    for index, call in enumerate(program.calls):
+        depends = call.operator in ITEM_OPERATORS or not read.isdisjoint(slots_of(call))
+        if call.operator in CHECKS and (depends or call.operator not in NUMBER_CHECKS):
+            found.add(index)
+        elif depends and is_symbolic(call.operator):
+            read.update(call.outputs)
+    return frozenset(found)
+
+
 class _Writer:
     """Writes the source of calls, and keeps what the names in it stand for."""
 
-    def __init__(self, program: Program, device: torch.device) -> None:
+    def __init__(self, program: Program, device: torch.device, left_out: frozenset[int]) -> None:
         self.program = program
+        self.left_out = left_out
         self.names: dict[str, Any] = {"device": device}
         self._known: dict[object, str] = {}
         self._signatures: dict[str, _Signature] = {}
 
-    def lines(self, call: Call) -> list[str]:
-        """The call, and the letting go of what dies after it."""
-        function, unpack = self._function(call)
-        arguments = [self._written(argument) for argument in call.args]
-        arguments += [f"{key}={self._written(argument)}" for key, argument in call.kwargs.items()]
-        targets = ", ".join(f"v{slot}" for slot in call.outputs) + (", " if unpack else " ")
-        lines = [f"    {targets}= {function}({', '.join(arguments)})"]
+    def lines(self, index: int) -> list[str]:
+        """The call, unless it is left out, and the letting go of what dies after it."""
+        call = self.program.calls[index]
+        lines = [] if index in self.left_out else [self._line(call)]
         if call.frees:
             lines.append(f"    del {', '.join(f'v{slot}' for slot in call.frees)}")
         return lines
+
+    def _line(self, call: Call) -> str:
+        function, unpack = self._function(call)
+        arguments = [self._written(argument) for argument in call.args]
+        arguments += [f"{key}={self._written(argument)}" for key, argument in call.kwargs.items()]
+        targets = ", ".join(f"v{slot}" for slot in call.outputs) + (", = " if unpack else " = ")
+        return f"    {targets if call.outputs else ''}{function}({', '.join(arguments)})"
 
     def slot(self, number: int) -> str:
         """What a slot is called in the source."""
@@ -95,8 +123,8 @@ class _Writer:
         """The name of what a call runs, and whether it gives several results."""
         if call.operator in SYMBOLIC:
             return self._named("f", call.operator, SYMBOLIC[call.operator]), False
-        if call.operator in _SIZES:
-            return self._named("f", call.operator, _SIZES[call.operator]), False
+        if call.operator in _DIRECT:
+            return self._named("f", call.operator, _DIRECT[call.operator]), False
         if call.operator not in self._signatures:
             self._signatures[call.operator] = _Signature(call.operator, resolve(call.operator))
         signature = self._signatures[call.operator]
@@ -127,11 +155,19 @@ class _Writer:
         return self._known[key]
 
 
-_SIZES: dict[str, Callable[..., int]] = {
+def _check_number(truth: object, message: str) -> None:
+    if not truth:
+        raise RuntimeError(message)
+
+
+_DIRECT: dict[str, Callable[..., Any]] = {
+    "aten._assert_scalar.default": _check_number,
+    "aten._local_scalar_dense.default": torch.Tensor.item,
+    "aten.item.default": torch.Tensor.item,
     "aten.sym_numel.default": torch.Tensor.numel,
     "aten.sym_size.int": torch.Tensor.size,
 }
-"""Faster ways to read a number from a shape than through the operator."""
+"""Faster ways to read a number from a tensor, and to check one, than through the operator."""
 
 
 def resolve(operator: str) -> torch._ops.OpOverload:

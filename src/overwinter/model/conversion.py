@@ -4,6 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
@@ -12,13 +13,14 @@ from torch.utils import _pytree as pytree
 
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
+from overwinter.model.checks import Condition, kind_of, number
 from overwinter.model.dtypes import DATATYPES, ITEM_BYTES
 from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, simplify, source_line
 from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
 from overwinter.model.macs import macs
-from overwinter.model.operators import is_allowed
-from overwinter.model.program import validate
+from overwinter.model.operators import CHECKS, is_allowed
+from overwinter.model.program import MAX_TEXT, validate
 from overwinter.model.sizes import Sizes, symbolic_kind
 from overwinter.model.structure import (
     Argument,
@@ -33,18 +35,27 @@ from overwinter.model.structure import (
     Weight,
     evaluate,
 )
+from overwinter.model.tracing import Words
 
 
 class Exported(NamedTuple):
-    """A program and its weights: contiguous CPU tensors in the program's order."""
+    """A program and its weights: dense CPU tensors in the program's order, each in the order of its `Weight`."""
 
     program: Program
     weights: list[torch.Tensor]
 
 
-def convert(exported: ExportedProgram, labels: Sequence[str], sizes: Sizes) -> Exported:
-    """The program of an exported graph whose inputs are called `labels`; the graph is changed in place.
+def convert(
+    exported: ExportedProgram,
+    labels: Sequence[str],
+    shapes: Sequence[tuple[int | str, ...]],
+    sizes: Sizes,
+    checks: Sequence[Condition],
+    words: Words,
+) -> Exported:
+    """The program of an exported graph whose inputs have these labels and shapes; the graph is changed in place.
 
+    It begins with the `checks`; where one of the graph's own fails, the request is told the author's `words` for it.
     ProgramError, naming the operator and the line that called it, for what a program cannot hold.
     """
     nodes = simplify(exported.graph_module)
@@ -52,9 +63,10 @@ def convert(exported: ExportedProgram, labels: Sequence[str], sizes: Sizes) -> E
         name = operator_name(node.target)
         if node.target is not operator.getitem and not is_allowed(name):
             raise ProgramError(f"{name} is not an operator that a program may call; called at {source_line(node)}")
-    conversion = _Conversion(exported, labels, sizes)
+    conversion = _Conversion(exported, sizes, words)
     conversion.number_weights(nodes)
-    conversion.number_inputs()
+    conversion.number_inputs(labels, shapes)
+    conversion.require(checks)
     for node in nodes:
         conversion.add(node)
     program = conversion.finish()
@@ -65,10 +77,10 @@ def convert(exported: ExportedProgram, labels: Sequence[str], sizes: Sizes) -> E
 class _Conversion:
     """The slots given out so far, and the parts of the program made so far."""
 
-    def __init__(self, exported: ExportedProgram, labels: Sequence[str], sizes: Sizes) -> None:
+    def __init__(self, exported: ExportedProgram, sizes: Sizes, words: Words) -> None:
         self.exported = exported
-        self.labels = labels
         self.sizes = sizes
+        self.words = words
         self.graph = exported.graph_module.graph
         self.holes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         self.slots: dict[Node, int] = {}
@@ -77,7 +89,7 @@ class _Conversion:
         self.owners: dict[int, int] = {}
         """The slot that first held each piece of memory."""
         self.weights: list[torch.Tensor] = []
-        self.names: list[str] = []
+        self.described: list[Weight] = []
         self.inputs: list[TensorSpec] = []
         self.calls: list[Call] = []
         self.values: list[Value] = []
@@ -99,16 +111,44 @@ class _Conversion:
                     self._add_weight(name, tensor)
                 self._place(hole, slot)
 
-    def number_inputs(self) -> None:
+    def number_inputs(self, labels: Sequence[str], shapes: Sequence[tuple[int | str, ...]]) -> None:
         """Give the next slots to the inputs."""
         signature = self.exported.graph_signature
         specs = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        for label, spec in zip(self.labels, specs, strict=True):
+        for label, shape, spec in zip(labels, shapes, specs, strict=True):
             if not isinstance(spec.arg, TensorArgument):
                 raise ProgramError(f"input {label!r} must be a tensor; wrap the model to fix other arguments")
             hole = self.holes[spec.arg.name]
             self._place(hole, len(self.weights) + len(self.inputs))
-            self.inputs.append(self._spec(label, hole.meta["val"]))
+            self.inputs.append(_spec(label, hole.meta["val"], shape))
+
+    def require(self, checks: Sequence[Condition]) -> None:
+        """Append calls that fail unless the conditions hold."""
+        known: dict[tuple[str, tuple[Scalar, ...]], Slot] = {}
+
+        def size_of(name: str) -> Slot:
+            at, dim = next((at, spec.shape.index(name)) for at, spec in enumerate(self.inputs) if name in spec.shape)
+            return call("aten.sym_size.int", (Slot(len(self.weights) + at), dim))
+
+        def call(function: str, args: tuple[Scalar, ...]) -> Slot:
+            if (function, args) not in known:
+                slot = self._next_slot()
+                self.values.append(Value(kind_of(function)))
+                self._append(Call(function, args, {}, (slot,)))
+                known[function, args] = Slot(slot)
+            return known[function, args]
+
+        for check in checks:
+            truth = number(check.tree, size_of, call)
+            self._append(Call("aten._assert_scalar.default", (truth, _message(check.message)), {}, ()))
+
+    def _append(self, call: Call, path: str | None = None, macs: int = 0) -> None:
+        self.calls.append(call)
+        self.paths.append(path)
+        self.macs.append(macs)
+
+    def _next_slot(self) -> int:
+        return len(self.weights) + len(self.inputs) + len(self.values)
 
     def add(self, node: Node) -> None:
         """Append a call."""
@@ -118,10 +158,13 @@ class _Conversion:
             assert isinstance(index, int)
             self._place(node, self.results[source][index])
             return
+        if operator_name(node.target) in CHECKS:
+            self._add_check(node)
+            return
         value = node.meta.get("val")
         if value is None:
             raise ProgramError(f"{operator_name(node.target)} gives no tensor; called at {source_line(node)}")
-        first = len(self.weights) + len(self.inputs) + len(self.values)
+        first = self._next_slot()
         parts = list(value) if isinstance(value, tuple | list) else [value]
         slots = tuple(range(first, first + len(parts)))
         for slot, part in zip(slots, parts, strict=True):
@@ -131,9 +174,30 @@ class _Conversion:
         else:
             self._place(node, first)
         args = tuple(self._argument(argument, node) for argument in node.args)
-        self.calls.append(Call(operator_name(node.target), args, self._kwargs(node), slots))
-        self.paths.append(module_path(node))
-        self.macs.append(self._macs(node, parts[0]))
+        call = Call(operator_name(node.target), args, self._kwargs(node), slots)
+        self._append(call, module_path(node), self._macs(node, parts[0]))
+
+    def _add_check(self, node: Node) -> None:
+        """Append a check; of a number it says what was asked of it, and in the author's words if there are any."""
+        name = operator_name(node.target)
+        args = [self._argument(argument, node) for argument in node.args]
+        if name == "aten._assert_scalar.default":
+            args[1] = self._words(node)
+        args = [_message(argument) if isinstance(argument, str) else argument for argument in args]
+        self._append(Call(name, tuple(args), self._kwargs(node), ()), module_path(node))
+
+    def _words(self, node: Node) -> str:
+        """What to say when the number of an assertion is not as it should be."""
+        truth = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+        if not isinstance(truth, torch.SymBool):
+            return str(node.args[1])
+        asked = truth.node.expr
+        if asked in self.words:
+            said = [self.words[asked]]
+        else:
+            said = [words for known, words in self.words.items() if known.free_symbols & asked.free_symbols]
+        text = asked.xreplace(self.sizes.meanings)
+        return "; ".join(words for words in said if words) or f"the model needs {text}, at {source_line(node)}"
 
     def finish(self) -> Program:
         """The program, with liveness, outputs and layers."""
@@ -146,15 +210,13 @@ class _Conversion:
                 continue
             if not isinstance(result, Node) or not isinstance(result.meta.get("val"), torch.Tensor):
                 raise ProgramError(f"output {name!r} must be a tensor, not {result}")
-            outputs.append(self._spec(name, result.meta["val"]))
+            outputs.append(_spec(name, result.meta["val"], self.sizes.shape(result.meta["val"])))
             output_slots.append(self.slots[result])
         first_value = len(self.weights) + len(self.inputs)
-        shapes = [tuple(tensor.shape) for tensor in self.weights]
-        dtypes = [_name(tensor.dtype) for tensor in self.weights]
         program = Program(
             inputs=tuple(self.inputs),
             outputs=tuple(outputs),
-            weights=tuple(Weight(*weight) for weight in zip(self.names, dtypes, shapes, strict=True)),
+            weights=tuple(self.described),
             calls=with_frees(self.calls, first_value, output_slots),
             values=tuple(self.values),
             output_slots=tuple(output_slots),
@@ -164,8 +226,7 @@ class _Conversion:
         )
         sizes = self.sizes.example
         held = {first_value + at: evaluate(value.nbytes, sizes) for at, value in enumerate(self.values)}
-        layers = layer_table(program, self.paths, self.macs, held)
-        return Program(**{name: getattr(program, name) for name in program.__struct_fields__} | {"layers": layers})
+        return msgspec.structs.replace(program, layers=layer_table(program, self.paths, self.macs, held))
 
     def _weight_sources(self) -> dict[str, tuple[str, torch.Tensor]]:
         """Each placeholder that is no input: its name in the model and its tensor."""
@@ -188,8 +249,9 @@ class _Conversion:
             raise ProgramError(
                 f"weight {name!r} is {tensor.layout} of {tensor.dtype}; only dense plain tensors are supported"
             )
-        self.names.append(name)
-        self.weights.append(tensor.detach().cpu().contiguous())
+        stored, order = _dense(tensor.detach().cpu())
+        self.described.append(Weight(name, _name(tensor.dtype), tuple(tensor.shape), order))
+        self.weights.append(stored)
 
     def _place(self, node: Node, slot: int) -> None:
         """Let a node's value be in a slot, and what shares its memory be known as the slot's."""
@@ -200,12 +262,6 @@ class _Conversion:
         owner = self.owners.setdefault(value.untyped_storage()._cdata, slot)
         for same in node.meta.get(SAME_MEMORY, ()):
             self.owners.setdefault(same.untyped_storage()._cdata, owner)
-
-    def _spec(self, name: str, tensor: torch.Tensor) -> TensorSpec:
-        datatype = DATATYPES.get(_name(tensor.dtype))
-        if datatype is None:
-            raise ProgramError(f"{name!r} is of {tensor.dtype}, which the wire does not know")
-        return TensorSpec(name, datatype, self.sizes.shape(tensor))
 
     def _value(self, slot: int, value: Any, node: Node) -> Value:
         if not isinstance(value, torch.Tensor):
@@ -275,6 +331,31 @@ def _identity(tensor: torch.Tensor, name: str) -> object:
     if not tensor.numel():
         return name
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """A weight without gaps between its elements, and the order of its dimensions in memory if not the shape's.
+
+    Where it has gaps, or elements at one place, it becomes a copy with its dimensions in the order that they had.
+    """
+    steps = [step if size > 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    if tensor.is_contiguous() or 0 in steps:
+        return tensor.contiguous(), ()
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
+    stored = tensor.permute(order).contiguous()
+    return stored.permute([order.index(dim) for dim in range(len(order))]), tuple(order)
+
+
+def _message(text: str) -> str:
+    """Words that a program may hold."""
+    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:MAX_TEXT]
+
+
+def _spec(name: str, tensor: torch.Tensor, shape: tuple[int | str, ...]) -> TensorSpec:
+    datatype = DATATYPES.get(_name(tensor.dtype))
+    if datatype is None:
+        raise ProgramError(f"{name!r} is of {tensor.dtype}, which the wire does not know")
+    return TensorSpec(name, datatype, shape)
 
 
 def _name(thing: torch.dtype | torch.memory_format) -> str:

@@ -3,70 +3,71 @@
 For the deployer's side only: the model's own code runs here.
 """
 
-import re
-import traceback
-import warnings
-from collections.abc import Mapping
-from inspect import BoundArguments, Parameter, signature
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import sympy  # type: ignore[import-untyped]
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from overwinter.core.errors import ProgramError
+from overwinter.model.arguments import BATCH, Bounds, Dynamic, Example, Input, arguments_of
+from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, convert
-from overwinter.model.sizes import Sizes, names_of_symbols, sizes_of
+from overwinter.model.liveness import peak_activation_bytes
+from overwinter.model.sizes import Sizes, meanings_of, sizes_of
+from overwinter.model.structure import Program
+from overwinter.model.tracing import Words, border, fixing_line, trace
 
 __all__ = ["Exported", "export", "export_saved"]
 
-BATCH = "batch"
 LARGEST_BATCH = 1024
-LARGEST_SIZE = 4096
-"""Largest value of a dynamic size that is not the batch, unless the model itself allows less."""
-_ATTEMPTS = 6
-"""How often an export may be tried again with the narrower sizes that the model was found to need."""
+LARGEST_SIZE = 1 << 20
+"""Largest value of any other dynamic size, unless the author, the model or the memory that it takes says less."""
+SMALLEST_LIMIT = 4096
+"""No limit for the sake of memory is smaller."""
+MEMORY_BYTES = 4 << 30
+"""What the activations of one request may take at the largest sizes, as far as nobody said how large these are."""
+Constraints = dict[sympy.Expr, ValueRanges[sympy.Expr]]
 
-Example = tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
-Dynamic = Mapping[str, Mapping[int, str]]
-Ranges = dict[str, tuple[int, int]]
-
-
-class _Input(NamedTuple):
-    name: str
-    tensor: torch.Tensor
-    dynamic: dict[int, str]
+_ASSUMED = 2
+"""The exporter takes every dynamic size to be at least 2; whether 1 does as well is for a comparison to say."""
 
 
 def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None = None) -> Exported:
-    """The program and the weights of a model, which is put in evaluation mode.
+    """The program and the weights of a model, which is put in evaluation mode and is otherwise left as it was.
 
-    `example_inputs` are the arguments of `module.forward`, all tensors, in order or by name. `dynamic` names the sizes
-    that may vary: `{"input_ids": {0: "batch", 1: "sequence"}}`; sizes of one name vary together. Without it,
-    dimension 0 of every input is "batch"; `{}` fixes all sizes. Where an example has 1 for a size that may vary, it is
-    doubled, since an export takes a 1 for fixed. ProgramError if the model cannot become a program.
+    `example_inputs` are the arguments of `module.forward`, all tensors, in order or by name; the model gets them
+    contiguous, as requests come. `dynamic` names the sizes that may vary: `{"input_ids": {0: "batch", 1: "sequence"}}`,
+    or with the smallest and the largest, `("sequence", 1, 8192)` or a `torch.export.Dim`; sizes of one name vary
+    together. Without it, dimension 0 of every input is "batch"; `{}` fixes all sizes. Where an example has 1 for a size
+    that may vary, it is doubled: an export takes a 1 for fixed. ProgramError if the model cannot become a program.
     """
     module.eval()
-    arguments = example_inputs if isinstance(example_inputs, tuple) else ()
-    named = {} if isinstance(example_inputs, tuple) else dict(example_inputs)
-    try:
-        bound = signature(module.forward).bind(*arguments, **named)
-    except TypeError as error:
-        raise ProgramError(f"the example inputs do not fit the model's forward(): {error}") from error
-    inputs = [
-        _Input(name, _widened(name, tensor, dims), dims)
-        for name, tensor in _leaves(bound)
-        for dims in [_dimensions_of(name, tensor, dynamic)]
-    ]
-    _check_names(inputs, dynamic)
-    exported = _attempt(module, bound, inputs)
-    labels = [name for name, _, _ in inputs]
-    holes = _input_values(exported)
-    names = names_of_symbols(holes, [dims for _, _, dims in inputs], labels)
-    example = {
-        name: 1 if name == BATCH else tensor.shape[dim] for _, tensor, dims in inputs for dim, name in dims.items()
+    arguments = arguments_of(module, example_inputs, dynamic)
+    named = {label for _, _, dims in arguments.inputs for label in dims.values()}
+    bounds = {label: _default(label) for label in sorted(named)} | arguments.bounds
+    exported, words = trace(module, arguments, bounds)
+    _check_free(exported, arguments.inputs)
+    constraints = {
+        symbol: ValueRanges(1 if found.lower == _ASSUMED else found.lower, found.upper)
+        for symbol, found in exported.range_constraints.items()
     }
-    return convert(exported, labels, Sizes(names, _ranges(exported, names), example))
+    return _converted(
+        _Graph(
+            exported,
+            labels=[name for name, _, _ in arguments.inputs],
+            names=[dims for _, _, dims in arguments.inputs],
+            shapes=[tuple(tensor.shape) for _, tensor, _ in arguments.inputs],
+            bounds=bounds,
+            constraints=constraints,
+            unbounded=named - arguments.bounds.keys(),
+            words=words,
+        )
+    )
 
 
 def export_saved(path: Path) -> Exported:
@@ -75,165 +76,125 @@ def export_saved(path: Path) -> Exported:
     Opening such a file can execute code that it contains: only for files of one's own, on the deployer's side. The
     first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
     """
-    with _border(f"cannot open {path.name}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with border(f"cannot open {path.name}"):
         exported = torch.export.load(path)
-    signature_inputs = exported.graph_signature.user_inputs
-    names: dict[Any, str] = {}
-    example: dict[str, int] = {}
-    given = torch.utils._pytree.tree_leaves(exported.example_inputs) if exported.example_inputs else []
-    for at, tensor in enumerate(_input_values(exported)):
+    known: dict[sympy.Expr, str] = {}
+    names: list[dict[int, str]] = []
+    for tensor in _input_values(exported):
+        names.append({})
         for dim, size in enumerate(sizes_of(tensor)):
-            if isinstance(size, int) or size.node.expr in names:
-                continue
-            name = BATCH if dim == 0 and BATCH not in example else f"size_{len(names)}"
-            names[size.node.expr] = name
-            example[name] = 1 if name == BATCH or at >= len(given) else given[at].shape[dim]
-    ranges = _ranges(exported, names)
-    example = {name: max(size, ranges[name][0]) for name, size in example.items()}
-    return convert(exported, [str(name) for name in signature_inputs], Sizes(names, ranges, example))
-
-
-def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
-    """Each argument with its name, in the order of the signature."""
-    found: list[tuple[str, Any]] = []
-    for name, value in bound.arguments.items():
-        match bound.signature.parameters[name].kind:
-            case Parameter.VAR_POSITIONAL:
-                found.extend((f"{name}_{index}", part) for index, part in enumerate(value))
-            case Parameter.VAR_KEYWORD:
-                raise ProgramError(f"inputs {sorted(value)} go to **{name}; name them in the model's forward()")
-            case _:
-                found.append((name, value))
-    for name, value in found:
-        if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-            raise ProgramError(
-                f"example input {name!r} is a {kind}; inputs must be tensors, so fix it in a wrapping module"
-            )
-    return found
-
-
-def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None) -> dict[int, str]:
-    if dynamic is None:
-        return {0: BATCH} if tensor.dim() else {}
-    dims: dict[int, str] = {}
-    for dim, label in dynamic.get(name, {}).items():
-        if not -tensor.dim() <= dim < tensor.dim():
-            raise ProgramError(f"input {name!r} has {tensor.dim()} dimensions, so {dim} cannot be dynamic")
-        if not label.isidentifier():
-            raise ProgramError(f"the dynamic size {label!r} of input {name!r} must be named like a variable")
-        dims[dim % tensor.dim()] = label
-    return dims
-
-
-def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
-    for dim in dims:
-        if tensor.shape[dim] == 0:
-            raise ProgramError(f"example input {name!r} has no elements along dynamic dimension {dim}")
-        if tensor.shape[dim] == 1:
-            tensor = torch.cat([tensor, tensor], dim)
-    return tensor
-
-
-def _check_names(inputs: list[_Input], dynamic: Dynamic | None) -> None:
-    unknown = set(dynamic or {}) - {name for name, _, _ in inputs}
-    if unknown:
-        raise ProgramError(
-            f"dynamic names {sorted(unknown)[0]!r}; the inputs: {', '.join(name for name, _, _ in inputs)}"
+            if not isinstance(size, int):
+                new = BATCH if dim == 0 and BATCH not in known.values() else f"size_{len(known)}"
+                names[-1][dim] = known.setdefault(size.node.expr, new)
+    leaves = torch.utils._pytree.tree_leaves(exported.example_inputs) if exported.example_inputs else []
+    return _converted(
+        _Graph(
+            exported,
+            labels=[str(name) for name in exported.graph_signature.user_inputs],
+            names=names,
+            shapes=[tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)],
+            bounds={name: _default(name) for name in known.values()},
+            constraints=dict(exported.range_constraints),
+            unbounded={name for size, name in known.items() if not _range(size, exported.range_constraints)[1]},
+            words={},
         )
-    sizes: dict[str, int] = {}
-    for name, tensor, dims in inputs:
-        for dim, label in dims.items():
-            if sizes.setdefault(label, tensor.shape[dim]) != tensor.shape[dim]:
-                raise ProgramError(
-                    f"dynamic size {label!r} is {sizes[label]} in one example input, {tensor.shape[dim]} in {name!r}; "
-                    "give them equal examples, or different names"
-                )
-
-
-def _attempt(module: torch.nn.Module, bound: BoundArguments, inputs: list[_Input]) -> ExportedProgram:
-    """Export, narrowing the ranges of the dynamic sizes as far as the model turns out to need."""
-    labels = {label for _, _, dims in inputs for label in dims.values()}
-    ranges = {label: (1, LARGEST_BATCH if label == BATCH else LARGEST_SIZE) for label in labels}
-    tensors = {name: tensor for name, tensor, _ in inputs}
-    args, kwargs = _filled(bound, tensors)
-    for _ in range(_ATTEMPTS):
-        dims = {label: Dim(label, min=low, max=high) for label, (low, high) in ranges.items()}
-        shapes = {name: {dim: dims[label] for dim, label in named.items()} for name, _, named in inputs}
-        try:
-            with _border("the model cannot be exported"), warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")
-                return torch.export.export(module, args, kwargs, dynamic_shapes=_arranged(bound, shapes), strict=False)
-        except ProgramError as error:
-            message = str(error.__cause__)
-            narrower = _narrowed(ranges, message) or _raised(ranges, message, inputs)
-            if narrower is None:
-                raise ProgramError(_with_condition(str(error), message)) from error.__cause__
-            ranges = narrower
-    raise ProgramError(
-        f"the model puts ever new conditions on the dynamic sizes {sorted(labels)}; leave one of them fixed"
     )
 
 
-def _with_condition(error: str, message: str) -> str:
-    """The error, and the condition on a dynamic size that the exporter could not meet, if it names one."""
-    condition = _CONDITION.search(message)
-    return error if condition is None else f"{error} {condition[0]}; narrow the size in the model with torch._check"
+class _Graph(NamedTuple):
+    """An exported graph, and what is known of its inputs and their sizes."""
+
+    exported: ExportedProgram
+    labels: list[str]
+    """Names of the inputs."""
+    names: list[dict[int, str]]
+    """For each input, names of its dynamic sizes by dimension."""
+    shapes: list[tuple[int, ...]]
+    """Of the example inputs; none if there are no such."""
+    bounds: Bounds
+    """The smallest and largest value that each size is to have at most."""
+    constraints: Constraints
+    """What the export says of the values of sizes."""
+    unbounded: set[str]
+    """Sizes for whose largest value nobody gave a number."""
+    words: Words
 
 
-def _arranged(bound: BoundArguments, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Something for each input, in the nesting of the bound arguments."""
-    arranged: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        match bound.signature.parameters[name].kind:
-            case Parameter.VAR_POSITIONAL:
-                arranged[name] = tuple(leaves[f"{name}_{index}"] for index in range(len(value)))
-            case _:
-                arranged[name] = leaves[name]
-    return arranged
+def _converted(graph: _Graph) -> Exported:
+    tensors = _input_values(graph.exported)
+    placed = [(name, at, dim) for at, dims in enumerate(graph.names) for dim, name in dims.items()]
+    sized = [(name, sizes_of(tensors[at])[dim]) for name, at, dim in placed]
+    meanings, ties = meanings_of([(name, size) for name, size in sized if isinstance(size, torch.SymInt)])
+    ranges = dict(graph.bounds)
+    for name, size in sized:
+        assert isinstance(size, torch.SymInt)
+        low, high = _range(size.node.expr, graph.constraints)
+        ranges[name] = (max(low, ranges[name][0]), min(high or ranges[name][1], ranges[name][1]))
+    shapes = [
+        tuple(dims.get(dim, size) for dim, size in enumerate(Sizes(meanings, ranges, {}).shape(tensor)))
+        for dims, tensor in zip(graph.names, tensors, strict=True)
+    ]
+    conditions = _conditions(graph, shapes, meanings, ties)
+    ranges, checks = narrowed(ranges, conditions)
+    example = _example(graph, ranges, conditions)
+    converted = convert(graph.exported, graph.labels, shapes, Sizes(meanings, ranges, example), checks, graph.words)
+    return converted._replace(program=_limited(converted.program, graph.unbounded - {BATCH}))
 
 
-def _filled(bound: BoundArguments, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    filled = BoundArguments(bound.signature, _arranged(bound, tensors))
-    return filled.args, filled.kwargs
+def _conditions(
+    graph: _Graph, shapes: Sequence[Sequence[int | str]], meanings: Mapping[sympy.Symbol, sympy.Expr], ties: list[Any]
+) -> list[Condition]:
+    """All that must hold of the named sizes, what the author has words for first."""
+    guards = getattr(graph.exported, "_guards_code", [])
+    found = [each for tie in ties for each in condition(tie)] + conditions_of(guards, graph.labels, shapes)
+    for expression, words in graph.words.items():
+        if expression.free_symbols <= meanings.keys():
+            found += condition(expression.xreplace(dict(meanings)), words)
+    return sorted(distinct(found), key=lambda each: each.words is None)
 
 
-_UNSUITABLE = re.compile(r"Not all values of (?P<name>\w+) = ")
-_CONDITION = re.compile(r"Not all values of .+")
-_SUGGESTION = re.compile(r"^  (?P<name>\w+) = (?P<fix>.+)$", re.MULTILINE)
-_RANGE = re.compile(r"Dim\('\w+'(?:, min=(?P<low>\d+))?(?:, max=(?P<high>\d+))?\)")
+def _example(graph: _Graph, ranges: Bounds, conditions: Sequence[Condition]) -> dict[str, int]:
+    """Sizes at which the program is measured: the example's, but the smallest batch where it is allowed."""
+    seen = {
+        name: shape[dim] for dims, shape in zip(graph.names, graph.shapes, strict=False) for dim, name in dims.items()
+    }
+    given = {name: min(max(seen.get(name, low), low), high) for name, (low, high) in ranges.items()}
+    alone = {name: ranges[name][0] if name == BATCH else size for name, size in given.items()}
+    return alone if is_satisfied(conditions, alone) else given
 
 
-def _narrowed(ranges: Ranges, message: str) -> Ranges | None:
-    """The ranges that the exporter suggests, None if none; ProgramError if a size cannot be dynamic at all."""
-    _, found, fixes = message.partition("Suggested fixes:")
-    if not found:
-        return None
-    narrower = dict(ranges)
-    for match in _SUGGESTION.finditer(fixes):
-        name, fix = match["name"], match["fix"]
-        bounds = _RANGE.fullmatch(fix.strip())
-        if name not in ranges or bounds is None:
-            raise ProgramError(
-                f"dimension {name!r} cannot vary freely: the model needs {name} = {fix}; leave it out of `dynamic` "
-                "to fix it to the example's size, or change the model"
-            )
-        low, high = ranges[name]
-        narrower[name] = (max(low, int(bounds["low"] or 0)), min(high, int(bounds["high"] or high)))
-    return narrower if narrower != ranges else None
+def _limited(program: Program, unbounded: set[str]) -> Program:
+    """The program with smaller largest sizes, where nobody gave any, so that one request's memory is bounded."""
+    largest = {name: program.dimensions[name][1] for name in unbounded}
+    while max(largest.values(), default=0) > SMALLEST_LIMIT and peak_activation_bytes(program, largest) > MEMORY_BYTES:
+        largest = {name: max(size // 2, min(size, SMALLEST_LIMIT)) for name, size in largest.items()}
+    dimensions = {name: (low, largest.get(name, high)) for name, (low, high) in program.dimensions.items()}
+    return msgspec.structs.replace(program, dimensions=dimensions)
 
 
-def _raised(ranges: Ranges, message: str, inputs: list[_Input]) -> Ranges | None:
-    """The ranges with a larger minimum where the exporter names none but needs one; never for the batch."""
-    found = _UNSUITABLE.search(message)
-    name = found["name"] if found else BATCH
-    if name == BATCH or name not in ranges:
-        return None
-    low, high = ranges[name]
-    example = next(tensor.shape[dim] for _, tensor, dims in inputs for dim, label in dims.items() if label == name)
-    raised = max(2, 2 * low - 1)
-    return {**ranges, name: (raised, high)} if raised <= example else None
+def _default(name: str) -> tuple[int, int]:
+    return 1, LARGEST_BATCH if name == BATCH else LARGEST_SIZE
+
+
+def _range(size: sympy.Expr, constraints: Constraints) -> tuple[int, int | None]:
+    """The smallest and largest value of a size in the export, None if it has no largest."""
+    found = bound_sympy(size, constraints)
+    found = found & constraints.get(size, found)
+    return max(1, int(found.lower)), int(found.upper) if found.upper.is_Integer else None
+
+
+def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
+    """ProgramError if a size that is to vary became fixed."""
+    for tensor, (label, _, dims) in zip(_input_values(exported), inputs, strict=True):
+        for dim, name in dims.items():
+            size = sizes_of(tensor)[dim]
+            low, high = (size, size) if isinstance(size, int) else _range(size.node.expr, exported.range_constraints)
+            if low == high:
+                raise ProgramError(
+                    f"dimension {name!r} cannot vary freely: the model needs {name} = {low}"
+                    f"{fixing_line(tensor, label, dim)}; leave it out of `dynamic` to fix it to the example's size, or "
+                    "change the model"
+                )
 
 
 def _input_values(exported: ExportedProgram) -> list[torch.Tensor]:
@@ -241,44 +202,3 @@ def _input_values(exported: ExportedProgram) -> list[torch.Tensor]:
     holes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     values = [holes[name].meta["val"] for name in exported.graph_signature.user_inputs if isinstance(name, str)]
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _ranges(exported: ExportedProgram, names: Mapping[Any, str]) -> Ranges:
-    """The smallest and largest value of each dynamic size, by name."""
-    ranges: Ranges = {}
-    for symbol, name in names.items():
-        bounds = exported.range_constraints[symbol]
-        largest = LARGEST_BATCH if name == BATCH else LARGEST_SIZE
-        high = min(int(bounds.upper), largest) if bounds.upper.is_Integer else largest
-        ranges[name] = (max(1, int(bounds.lower)), high)
-    return ranges
-
-
-class _border:  # noqa: N801
-    """Here the model's own code runs, or a file's: whatever it raises becomes a ProgramError with the line at fault."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ProgramError):
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            details = [line.strip() for line in lines[1:] if line.startswith("  - ")]
-            raise ProgramError(f"{self.what}: {' '.join([lines[0], *details])}{_user_line(error)}") from error
-
-
-def _user_line(error: Exception) -> str:
-    """The innermost line outside PyTorch and outside this package that led to the error."""
-    ours = (
-        str(Path(torch.__file__).parent),
-        str(Path(__file__).parent),
-        str(Path(traceback.__file__).parent / "contextlib"),
-    )
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    if not frames:
-        return ""
-    frame = frames[-1]
-    return f" ({frame.filename}:{frame.lineno}, in {frame.name}: {frame.line})"

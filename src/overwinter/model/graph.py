@@ -1,6 +1,7 @@
 """What is left of an exported graph when all that a program does not need is taken out?
 
-Gradient switches are inlined; assertions, copies of nothing, and calls whose results nobody reads are dropped.
+Gradient switches are inlined; copies of nothing and calls whose results nobody reads are dropped. Assertions stay, but
+those on what cannot differ from one run to the next; what depends on sizes only is asserted before all else.
 """
 
 import operator
@@ -12,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.operators import MUTATING
+from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_symbolic
 
 SAME_MEMORY = "overwinter_same_memory"
 """Under this key a node's metadata lists the values of dropped calls that gave the node's own value."""
@@ -30,7 +31,14 @@ _IDENTITIES = frozenset(
 _DROPOUTS = frozenset(
     f"aten.{kind}{suffix}.default" for kind in ("dropout", "feature_dropout", "alpha_dropout") for suffix in ("", "_")
 )
-_ASSERTION_PREFIXES = ("aten._assert", "aten.sym_constrain_range", "aten._functional_assert")
+_METADATA_CHECK = "aten._assert_tensor_metadata.default"
+_FUNCTIONAL_CHECKS = {
+    "aten._functional_assert_async.msg": "aten._assert_async.msg",
+    "aten._functional_assert_scalar.default": "aten._assert_scalar.default",
+    "aten._functional_sym_constrain_range.default": "aten.sym_constrain_range.default",
+    "aten._functional_sym_constrain_range_for_size.default": "aten.sym_constrain_range_for_size.default",
+}
+"""Checks that take a token last and give it back, so that they keep their place, and what they check with."""
 
 
 def operator_name(target: object) -> str:
@@ -47,8 +55,10 @@ def simplify(module: GraphModule) -> list[Node]:
     written = {_storage(node.args[0]) for node in _calls(module) if operator_name(node.target) in MUTATING}
     for node in _calls(module):
         name = operator_name(node.target)
-        if name.startswith(_ASSERTION_PREFIXES):
+        if name == _METADATA_CHECK:
             module.graph.erase_node(node)
+        elif name in _FUNCTIONAL_CHECKS:
+            _without_token(node, _FUNCTIONAL_CHECKS[name])
         elif name == _FRESH_COPY and _storage(node) in written:
             node.target = torch.ops.aten.clone.default
         elif _is_identity(name, node):
@@ -57,7 +67,7 @@ def simplify(module: GraphModule) -> list[Node]:
             node.replace_all_uses_with(source)
             source.meta.setdefault(SAME_MEMORY, []).append(node.meta["val"])
             module.graph.erase_node(node)
-    return _needed(module)
+    return _checks_first(_needed(module))
 
 
 def source_line(node: Node) -> str:
@@ -98,17 +108,48 @@ def _is_identity(name: str, node: Node) -> bool:
     return name in _IDENTITIES
 
 
+def _without_token(node: Node, check: str) -> None:
+    """Make a check of the kind that gives a token one that gives nothing."""
+    *args, token = node.args
+    node.replace_all_uses_with(token)  # type: ignore[arg-type]
+    _, packet, overload = check.split(".")
+    node.target = getattr(getattr(torch.ops.aten, packet), overload)
+    if packet.startswith("sym_constrain"):
+        node.args, node.kwargs = (args[0],), dict(zip(("min", "max"), args[1:], strict=False))
+    else:
+        node.args = tuple(args)
+    node.meta.pop("val", None)
+
+
 def _needed(module: GraphModule) -> list[Node]:
-    """The calls whose results reach an output, and every call that writes in place."""
+    """The calls whose results reach an output or a check, every check, and every call that writes in place."""
     wanted: set[Node] = set()
     needed: list[Node] = []
     for node in reversed(list(module.graph.nodes)):
+        name = operator_name(node.target)
         if node.op == "output":
             wanted.update(node.all_input_nodes)
-        elif node.op == "call_function" and (node in wanted or operator_name(node.target) in MUTATING):
+        elif node.op == "call_function" and (node in wanted or name in MUTATING or name in CHECKS):
             wanted.update(node.all_input_nodes)
             needed.append(node)
     return needed[::-1]
+
+
+def _checks_first(nodes: list[Node]) -> list[Node]:
+    """The calls with those in front that check nothing but the sizes of inputs, and what these need."""
+    sized: set[Node] = set()
+    for node in nodes:
+        name = operator_name(node.target)
+        is_number = is_symbolic(name) and name not in ITEM_OPERATORS
+        if (is_number or name in CHECKS) and all(
+            source in sized or (source.op == "placeholder" and is_number) for source in node.all_input_nodes
+        ):
+            sized.add(node)
+    first: set[Node] = set()
+    for node in reversed(nodes):
+        if node in sized and (operator_name(node.target) in CHECKS or any(user in first for user in node.users)):
+            first.add(node)
+    return [node for node in nodes if node in first] + [node for node in nodes if node not in first]
 
 
 def _inline_switches(module: GraphModule) -> None:

@@ -2,7 +2,7 @@
 
 The lists are explicit: the `aten` namespace also holds operators that read files, resize, alias foreign memory
 or show memory that nobody wrote (`from_file`, `set_`, `resize_`, `as_strided`, `empty`), and operators that draw random
-numbers. None of these is listed. An operator is in exactly one of three lists:
+numbers. None of these is listed. An operator on tensors is in exactly one of three lists:
 
 * FRESH      its results share no memory with its arguments;
 * VIEWS      its results may share memory with any of its tensor arguments;
@@ -122,24 +122,51 @@ TENSOR_OPERATORS: frozenset[str] = FRESH | VIEWS | MUTATING
 SIZE_OPERATORS: frozenset[str] = frozenset({"aten.sym_size.int", "aten.sym_numel.default"})
 """Operators that read a whole number out of a tensor's shape."""
 
+ITEM_OPERATORS: frozenset[str] = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+"""Operators that read the number in a tensor of one element."""
+
+CHECKS: frozenset[str] = frozenset(
+    {
+        "aten._assert_async.default",
+        "aten._assert_async.msg",
+        "aten._assert_scalar.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+"""Operators that give nothing and fail the run unless their first argument is as it should be."""
+
+NUMBER_CHECKS: frozenset[str] = frozenset(name for name in CHECKS if not name.startswith("aten._assert_async"))
+"""Those of them that look at a number; the others look at a tensor."""
+
 SYMBOLIC: dict[str, Callable[..., Any]] = {
     "math.ceil": math.ceil,
     "math.floor": math.floor,
     "math.trunc": math.trunc,
     "operator.add": operator.add,
+    "operator.and_": operator.and_,
+    "operator.eq": operator.eq,
     "operator.floordiv": operator.floordiv,
+    "operator.ge": operator.ge,
+    "operator.gt": operator.gt,
+    "operator.le": operator.le,
+    "operator.lt": operator.lt,
     "operator.mod": operator.mod,
     "operator.mul": operator.mul,
+    "operator.ne": operator.ne,
     "operator.neg": operator.neg,
+    "operator.or_": operator.or_,
     "operator.sub": operator.sub,
     "operator.truediv": operator.truediv,
     "torch.sym_float": float,
     "torch.sym_int": int,
+    "torch.sym_ite": lambda truth, first, second: first if truth else second,
     "torch.sym_max": max,
     "torch.sym_min": min,
+    "torch.sym_not": operator.not_,
     "torch.sym_sqrt": math.sqrt,
 }
-"""Functions over the numbers that come from shapes, with what computes them at run time."""
+"""Functions over the numbers that come from shapes or tensors, with what computes them at run time."""
 
 
 class Requirement(NamedTuple):
@@ -166,9 +193,9 @@ REQUIRED: dict[str, tuple[Requirement, ...]] = {
 
 def is_allowed(name: str) -> bool:
     """Whether a program may call this operator or symbolic function."""
-    return name in TENSOR_OPERATORS or name in SIZE_OPERATORS or name in SYMBOLIC
+    return name in TENSOR_OPERATORS or is_symbolic(name) or name in CHECKS
 
 
 def is_symbolic(name: str) -> bool:
     """Whether its result is a Python number rather than tensors."""
-    return name in SIZE_OPERATORS or name in SYMBOLIC
+    return name in SIZE_OPERATORS or name in ITEM_OPERATORS or name in SYMBOLIC

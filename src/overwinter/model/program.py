@@ -16,7 +16,15 @@ from overwinter.core.tensor import ITEM_BYTES as DATATYPE_BYTES
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.aliasing import check_writes
 from overwinter.model.dtypes import INTERNAL_BYTES, ITEM_BYTES, MEMORY_FORMATS, SYMBOLIC_KINDS
-from overwinter.model.operators import REQUIRED, SYMBOLIC, is_allowed, is_symbolic
+from overwinter.model.operators import (
+    CHECKS,
+    ITEM_OPERATORS,
+    NUMBER_CHECKS,
+    REQUIRED,
+    SIZE_OPERATORS,
+    is_allowed,
+    is_symbolic,
+)
 from overwinter.model.structure import (
     FORMAT_VERSION,
     Argument,
@@ -65,6 +73,9 @@ MAX_DEGREE = 16
 MAX_COEFFICIENT = float(1 << 60)
 MAX_NUMBER_BITS = 1 << 16
 """Widest number that a program may work out from sizes: repeated squaring must not fill the memory."""
+
+ITEM_BITS = 1 << 10
+"""Widest number that an element of a tensor is as a Python number: the largest float64 is an integer, too."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -148,6 +159,8 @@ def _check_weights(weights: tuple[Weight, ...]) -> None:
         _require(weight.dtype in ITEM_BYTES, f"weight {weight.name!r} has unknown type {weight.dtype[:80]!r}")
         sized = len(weight.shape) <= MAX_RANK and all(0 <= size <= MAX_SIZE for size in weight.shape)
         _require(sized and weight.nbytes <= MAX_SIZE, f"weight {weight.name!r} has an impossible shape")
+        ordered = not weight.order or sorted(weight.order) == list(range(len(weight.shape)))
+        _require(ordered, f"weight {weight.name!r} has {len(weight.shape)} dimensions, which its order does not list")
 
 
 def _check_values(program: Program) -> None:
@@ -235,6 +248,9 @@ class _Walk:
 
     def _check_outputs(self, call: Call, first: int, where: str) -> None:
         count = len(call.outputs)
+        if call.operator in CHECKS:
+            self._check_check(call, where)
+            return
         _require(0 < count <= MAX_ARGUMENTS, f"{where}: a call must give 1 to {MAX_ARGUMENTS} results, not {count}")
         _require(call.outputs == tuple(range(first, first + count)), f"{where}: results must take the next free slots")
         symbolic = is_symbolic(call.operator)
@@ -247,9 +263,23 @@ class _Walk:
             _require(count == 1, f"{where}: gives one number")
         self.alive.update(call.outputs)
 
+    def _check_check(self, call: Call, where: str) -> None:
+        _require(not call.outputs, f"{where}: a check gives nothing, not {len(call.outputs)} results")
+        match call.args[:1]:
+            case (Slot(number),):
+                is_number = number in self.bits
+            case (bool() | int() | float(),):
+                is_number = True
+            case _:
+                raise ProgramError(f"{where}: has nothing to check")
+        if is_number != (call.operator in NUMBER_CHECKS):
+            raise ProgramError(f"{where}: cannot check a {'number' if is_number else 'tensor'}")
+
     def _number_bits(self, call: Call, where: str) -> int:
         """Bits that the call's result can need at most, taking every function for a product."""
-        if call.operator not in SYMBOLIC:
+        if call.operator in ITEM_OPERATORS:
+            return ITEM_BITS
+        if call.operator in SIZE_OPERATORS:
             return MAX_SIZE.bit_length()
         bits = 1
         _require(not call.kwargs, f"{where}: takes no named arguments")

@@ -16,17 +16,20 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.dtypes import INTERNAL_BYTES
 from overwinter.model.structure import Term
 
+_LARGE = 4096
+"""No size counts for more where bytes cannot be written as a polynomial."""
+
 
 class Sizes:
-    """The dynamic dimensions of one exported graph: symbols, names, ranges, and what follows for sizes."""
+    """The dynamic sizes of one exported graph: what its symbols mean in names, ranges, and what follows for shapes."""
 
     def __init__(
-        self, names: dict[sympy.Symbol, str], ranges: dict[str, tuple[int, int]], example: dict[str, int]
+        self, meanings: dict[sympy.Symbol, sympy.Expr], ranges: dict[str, tuple[int, int]], example: dict[str, int]
     ) -> None:
-        self.names = names
+        self.meanings = meanings
         self.ranges = ranges
         self.example = example
-        self._symbols = {name: [symbol for symbol in names if names[symbol] == name] for name in ranges}
+        self._names = [named(name) for name in ranges]
         self._terms: dict[sympy.Expr, tuple[Term, ...]] = {}
 
     def shape(self, tensor: torch.Tensor) -> tuple[int | str, ...]:
@@ -35,9 +38,9 @@ class Sizes:
 
     def shape_at_example(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """The shape at the example's sizes."""
-        sizes = {symbol: self.example[name] for symbol, name in self.names.items()}
+        sizes = {named(name): size for name, size in self.example.items()}
         return tuple(
-            size if isinstance(size, int) else int(self._expression(size).subs(sizes)) for size in sizes_of(tensor)
+            size if isinstance(size, int) else int(self.expression(size).subs(sizes)) for size in sizes_of(tensor)
         )
 
     def nbytes(self, tensor: torch.Tensor) -> tuple[Term, ...]:
@@ -46,38 +49,33 @@ class Sizes:
         expression = sympy.Integer(fixed)
         for size in sizes_of(tensor):
             if not isinstance(size, int):
-                expression = expression * self._expression(size)
+                expression = expression * self.expression(size)
         if expression not in self._terms:
             self._terms[expression] = self._polynomial(expression)
         return self._terms[expression]
 
-    def _spoken(self, size: int | torch.SymInt) -> int | str:
-        if isinstance(size, int):
-            return size
-        expression = self._expression(size)
-        return str(expression.xreplace({symbol: sympy.Symbol(name) for symbol, name in self.names.items()}))
-
-    def _expression(self, size: torch.SymInt) -> sympy.Expr:
-        expression = size.node.expr
-        strange = expression.free_symbols - self.names.keys()
+    def expression(self, number: torch.SymInt | torch.SymBool) -> sympy.Expr:
+        """A symbolic number of the graph over the names of sizes."""
+        strange = number.node.expr.free_symbols - self.meanings.keys()
         if strange:
             raise ProgramError(
                 f"a size depends on the values of a tensor ({strange.pop()}), not on the inputs' sizes alone"
             )
-        return expression
+        return number.node.expr.xreplace(self.meanings)
+
+    def _spoken(self, size: int | torch.SymInt) -> int | str:
+        return size if isinstance(size, int) else str(self.expression(size))
 
     def _polynomial(self, expression: sympy.Expr) -> tuple[Term, ...]:
-        merged = {symbol: self._symbols[name][0] for symbol, name in self.names.items()}
-        relaxed = sympy.expand(sympy.cancel(_without_rounding(expression.xreplace(merged))))
-        symbols = [symbols[0] for symbols in self._symbols.values()]
-        if not relaxed.is_polynomial(*symbols):
-            largest = {symbol: self.ranges[name][1] for symbol, name in self.names.items()}
+        relaxed = sympy.expand(sympy.cancel(_without_rounding(expression)))
+        if not relaxed.is_polynomial(*self._names):
+            largest = {named(name): min(high, _LARGE) for name, (_, high) in self.ranges.items()}
             relaxed = sympy.Integer(int(expression.subs(largest)))
-        if not symbols:
+        if not self._names:
             return (Term(float(relaxed), ()),)
         return tuple(
             Term(float(coefficient), tuple(int(power) for power in powers))
-            for powers, coefficient in sympy.Poly(relaxed, *symbols).terms()
+            for powers, coefficient in sympy.Poly(relaxed, *self._names).terms()
         )
 
 
@@ -136,17 +134,41 @@ def symbolic_kind(number: object) -> str:
             return "symfloat"
 
 
-def names_of_symbols(
-    tensors: Sequence[torch.Tensor], dynamic: Sequence[dict[int, str]], labels: Sequence[str]
-) -> dict[sympy.Symbol, str]:
-    """Which name each symbol in the inputs' shapes stands for; ProgramError if a dynamic size became fixed."""
-    names: dict[sympy.Symbol, str] = {}
-    for tensor, dims, label in zip(tensors, dynamic, labels, strict=True):
-        for dim, name in dims.items():
-            size = sizes_of(tensor)[dim]
-            if isinstance(size, int) or not isinstance(size.node.expr, sympy.Symbol):
-                raise ProgramError(
-                    f"dimension {dim} of input {label!r}, {name!r}, is not free: the model fixes it to {size}"
-                )
-            names[size.node.expr] = name
-    return names
+def named(name: str) -> sympy.Symbol:
+    """The symbol for a dynamic size."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def meanings_of(sizes: Sequence[tuple[str, torch.SymInt]]) -> tuple[dict[sympy.Symbol, sympy.Expr], list[sympy.Expr]]:
+    """What the symbols in the inputs' sizes mean, given each dynamic size with its name, and what must hold of names.
+
+    Where the export ties one size to another (equal, or twice as large), each keeps its name and the tie must hold.
+    ProgramError for a size that is worked out from others in a way that cannot be undone.
+    """
+    meanings: dict[sympy.Symbol, sympy.Expr] = {}
+    ties: list[sympy.Expr] = []
+    for name, size in sizes:
+        expression = size.node.expr
+        if isinstance(expression, sympy.Symbol):
+            ties.append(sympy.Eq(named(name), meanings.setdefault(expression, named(name)), evaluate=False))
+    for name, size in sizes:
+        expression = size.node.expr.xreplace(meanings)
+        unknown = size.node.expr.free_symbols - meanings.keys()
+        if unknown:
+            multiple, rest = _linear(name, expression, unknown)
+            meanings[unknown.pop()] = FloorDiv(named(name) - rest, multiple)
+            ties.append(sympy.Eq(Mod(named(name) - rest, multiple), 0, evaluate=False))
+        elif not isinstance(size.node.expr, sympy.Symbol):
+            ties.append(sympy.Eq(named(name), expression, evaluate=False))
+    return meanings, ties
+
+
+def _linear(name: str, expression: sympy.Expr, unknown: set[sympy.Symbol]) -> tuple[sympy.Integer, sympy.Expr]:
+    """A whole multiple of the one unknown symbol, and the rest."""
+    if len(unknown) == 1:
+        (symbol,) = unknown
+        multiple = expression.coeff(symbol)
+        rest = sympy.expand(expression - multiple * symbol)
+        if multiple.is_Integer and multiple > 0 and symbol not in rest.free_symbols:
+            return multiple, rest
+    raise ProgramError(f"size {name!r} is {expression} in the export; make it a size of its own, or a multiple of one")

@@ -43,11 +43,17 @@ Argument = Scalar | tuple[Scalar, ...]
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One parameter, buffer or constant, contiguous, by its module path."""
+    """One parameter, buffer or constant, by its module path.
+
+    `order` lists its dimensions from the outermost to the innermost in memory, where they are not stored in the order
+    of the shape (channels last, transposed): some operators give other last bits for another order, and some views
+    need it. Its elements lie without gaps in any order.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    order: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

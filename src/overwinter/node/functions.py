@@ -74,9 +74,9 @@ class DeployedFunction:
         )
 
     def program_load(self, cores: int, concurrency: int) -> Load:
-        """As `load`, without the handler; its descriptors are those of `program_files`."""
+        """As `load` for a body that is measured, without the handler; its descriptors are those of `program_files`."""
         load = self.load(cores=cores, concurrency=concurrency)
-        return msgspec.structs.replace(load, source_bytes=None, assets=(), outputs=())
+        return msgspec.structs.replace(load, measured=True, source_bytes=None, assets=(), outputs=())
 
     def program_files(self) -> list[Address]:
         """The blobs of the program and its weights."""

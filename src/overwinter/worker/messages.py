@@ -53,6 +53,8 @@ class Load(_Message, frozen=True):
     concurrency: int = 1
     """Most runs at once."""
     on_trial: bool = False
+    measured: bool = False
+    """What runs is zeros."""
     source_bytes: int | None = None
     """None: no handler."""
     assets: tuple[tuple[str, int], ...] = ()

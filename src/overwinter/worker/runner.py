@@ -14,7 +14,7 @@ import torch
 from overwinter.core.errors import CallerError, HandlerError, OverwinterError
 from overwinter.core.ids import Address
 from overwinter.core.tensor import TensorSpec
-from overwinter.model.compile import compile_program
+from overwinter.model.compile import compile_program, value_checks
 from overwinter.model.program import Program, decode_program
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure, Load
@@ -36,6 +36,10 @@ class Prepared:
         self.program: Program = decode_program(content)
         self.run: Compiled = compile_program(self.program)
 
+    def unchecked(self) -> Compiled:
+        """The same for zeros: what the program checks of tensors need not hold of them."""
+        return compile_program(self.program, checks_values=False) if value_checks(self.program) else self.run
+
 
 class Runner:
     """A function in this process: a program over its weights, and a handler if there is one."""
@@ -47,12 +51,14 @@ class Runner:
         weights: list[torch.Tensor],
         handler: Handler | None,
         outputs: tuple[TensorSpec, ...] = (),
+        measured: bool = False,
     ) -> None:
-        """`outputs` is what a handler promised to give."""
+        """`outputs` is what a handler promised to give; who is `measured` runs zeros."""
         self.function = function
         self._promised = outputs
         self.program = prepared.program
-        self._run = prepared.run
+        self._prepared = prepared
+        self._run = prepared.unchecked() if measured else prepared.run
         self.weights = weights
         self._handler = handler
         self._handling = threading.Lock()
@@ -61,8 +67,9 @@ class Runner:
 
     def rehearse(self) -> None:
         """Run the program once on zeros of its example sizes; ProgramError or the operator's own error if it fails."""
+        run = self._prepared.unchecked()
         with torch.inference_mode():
-            self._run(self.weights, self.zeros())
+            run(self.weights, self.zeros())
 
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
         """Inputs of the program's example sizes, and of its least batch unless told."""
@@ -163,7 +170,7 @@ class Runner:
     def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
             outputs = self._run(self.weights, inputs)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        except (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError) as error:
             shapes = [list(tensor.shape) for tensor in inputs]
             raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
         return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
@@ -219,4 +226,4 @@ def load(message: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]
         source = read_all(rest[0], message.source_bytes).decode()
         assets = {name: read_all(fd, n) for fd, (name, n) in zip(rest[1:], message.assets, strict=True)}
         handler = Handler(source, assets)
-    return Runner(message.function, ready, weights, handler, message.outputs), blocks
+    return Runner(message.function, ready, weights, handler, message.outputs, message.measured), blocks

@@ -39,7 +39,9 @@ def weight_tensors(
             tensors.append(torch.empty(weight.shape, dtype=dtype))
             continue
         flat = torch.frombuffer(blocks[block].buffer, dtype=dtype, count=count, offset=offset)
-        tensors.append(flat.view(weight.shape))
+        order = weight.order or tuple(range(len(weight.shape)))
+        stored = flat.view([weight.shape[dim] for dim in order])
+        tensors.append(stored.permute([order.index(dim) for dim in range(len(order))]))
     return tensors
 
 

@@ -1,0 +1,160 @@
+"""What are the inputs of a module, and which of their sizes may vary?"""
+
+from collections.abc import Mapping, Sequence
+from inspect import BoundArguments, Parameter, signature
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import Dim
+
+from overwinter.core.errors import ProgramError
+
+Example = tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
+Size = str | tuple[str, int, int] | Dim
+"""A dynamic size: its name, or its name with its smallest and largest value."""
+Dynamic = Mapping[str, Mapping[int, Size]]
+Bounds = dict[str, tuple[int, int]]
+
+BATCH = "batch"
+
+
+class Input(NamedTuple):
+    """One input: its name, an example, and the names of its dynamic sizes by dimension."""
+
+    name: str
+    tensor: torch.Tensor
+    dynamic: dict[int, str]
+
+
+class Arguments(NamedTuple):
+    """The inputs of a module's `forward`, and the bounds of dynamic sizes as far as the author gave them."""
+
+    bound: BoundArguments
+    inputs: list[Input]
+    bounds: Bounds
+
+    def arranged(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        """Something for each input, in the nesting of the arguments."""
+        arranged: dict[str, Any] = {}
+        for name, value in self.bound.arguments.items():
+            match self.bound.signature.parameters[name].kind:
+                case Parameter.VAR_POSITIONAL:
+                    arranged[name] = tuple(leaves[f"{name}_{index}"] for index in range(len(value)))
+                case _:
+                    arranged[name] = leaves[name]
+        return arranged
+
+    def filled(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The examples as arguments to call the module with."""
+        examples = self.arranged({name: tensor for name, tensor, _ in self.inputs})
+        filled = BoundArguments(self.bound.signature, examples)
+        return filled.args, filled.kwargs
+
+
+def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None) -> Arguments:
+    """The inputs as `export` takes them; ProgramError names what does not fit the module or the examples."""
+    positional = example_inputs if isinstance(example_inputs, tuple) else ()
+    keywords = {} if isinstance(example_inputs, tuple) else dict(example_inputs)
+    try:
+        bound = signature(module.forward).bind(*positional, **keywords)
+    except TypeError as error:
+        raise ProgramError(f"the example inputs do not fit the model's forward(): {error}") from error
+    bounds: Bounds = {}
+    inputs = []
+    for name, tensor in _leaves(bound):
+        dims = _dimensions_of(name, tensor, dynamic, bounds)
+        inputs.append(Input(name, _widened(name, tensor, dims), dims))
+    _check_names(inputs, dynamic)
+    _check_bounds(inputs, bounds)
+    return Arguments(bound, inputs, bounds)
+
+
+def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
+    """Each argument with its name, in the order of the signature."""
+    found: list[tuple[str, Any]] = []
+    for name, value in bound.arguments.items():
+        match bound.signature.parameters[name].kind:
+            case Parameter.VAR_POSITIONAL:
+                found.extend((f"{name}_{index}", part) for index, part in enumerate(value))
+            case Parameter.VAR_KEYWORD:
+                raise ProgramError(f"inputs {sorted(value)} go to **{name}; name them in the model's forward()")
+            case _:
+                found.append((name, value))
+    for name, value in found:
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise ProgramError(
+                f"example input {name!r} is a {kind}; inputs must be tensors, so fix it in a wrapping module"
+            )
+    return found
+
+
+def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bounds: Bounds) -> dict[int, str]:
+    """The names of an input's dynamic sizes; bounds that are given with a name are added to `bounds`."""
+    if dynamic is None:
+        return {0: BATCH} if tensor.dim() else {}
+    dims: dict[int, str] = {}
+    for dim, size in dynamic.get(name, {}).items():
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise ProgramError(f"input {name!r} has {tensor.dim()} dimensions, so {dim} cannot be dynamic")
+        label, given = _read(name, size)
+        if not label.isidentifier():
+            raise ProgramError(f"the dynamic size {label!r} of input {name!r} must be named like a variable")
+        if given is not None and bounds.setdefault(label, given) != given:
+            raise ProgramError(f"dynamic size {label!r} is given two ranges, {bounds[label]} and {given}")
+        dims[dim % tensor.dim()] = label
+    return dims
+
+
+def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
+    """Name and bounds of a dynamic size."""
+    match size:
+        case str():
+            return size, None
+        case (str() as label, int() as low, int() as high) if 1 <= low < high:
+            return label, (low, high)
+        case Dim() if type(size) is Dim and isinstance(size.max, int):
+            return size.__name__, (max(1, size.min), size.max)
+        case Dim() if type(size) is Dim:
+            return size.__name__, None
+        case _:
+            pass
+    raise ProgramError(
+        f"a dynamic size of input {name!r} is {size!r}; write a name, or (name, smallest, largest) with 1 <= smallest "
+        "< largest; how sizes depend on each other is found in the model"
+    )
+
+
+def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
+    for dim in dims:
+        if tensor.shape[dim] == 0:
+            raise ProgramError(f"example input {name!r} has no elements along dynamic dimension {dim}")
+        if tensor.shape[dim] == 1:
+            tensor = torch.cat([tensor, tensor], dim)
+    return tensor.contiguous()
+
+
+def _check_names(inputs: Sequence[Input], dynamic: Dynamic | None) -> None:
+    unknown = set(dynamic or {}) - {name for name, _, _ in inputs}
+    if unknown:
+        raise ProgramError(
+            f"dynamic names {sorted(unknown)[0]!r}; the inputs: {', '.join(name for name, _, _ in inputs)}"
+        )
+    sizes: dict[str, int] = {}
+    for name, tensor, dims in inputs:
+        for dim, label in dims.items():
+            if sizes.setdefault(label, tensor.shape[dim]) != tensor.shape[dim]:
+                raise ProgramError(
+                    f"dynamic size {label!r} is {sizes[label]} in one example input, {tensor.shape[dim]} in {name!r}; "
+                    "give them equal examples, or different names"
+                )
+
+
+def _check_bounds(inputs: Sequence[Input], bounds: Bounds) -> None:
+    for name, tensor, dims in inputs:
+        for dim, label in dims.items():
+            low, high = bounds.get(label, (1, tensor.shape[dim]))
+            if not low <= tensor.shape[dim] <= high:
+                raise ProgramError(
+                    f"example input {name!r} has {tensor.shape[dim]} for {label!r}, which goes from {low} to {high}"
+                )

@@ -1,0 +1,312 @@
+"""Which conditions on the sizes of its inputs does an export rest on, and how does a program check them?
+
+`torch.export` follows one way through a model. Where the way depended on a size it keeps a guard, as Python code over
+the sizes of the inputs: the graph answers only for sizes that satisfy all of them. What a guard says of a single size
+and what comes to a smallest or largest value goes into the program's ranges; every other guard becomes calls at the
+program's start: arithmetic, and an assertion that fails the request with the condition.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.operators import SYMBOLIC
+
+Ranges = dict[str, tuple[int, int]]
+Symbolic = Callable[[str, tuple[Any, ...]], Any]
+"""Calls a symbolic function by its name in the operator table."""
+
+WINDOW = 1 << 20
+"""So many values of one size are tried to find out what a condition says of its range."""
+
+
+class Condition(NamedTuple):
+    """Something that must hold of the dynamic sizes, as Python code over their names."""
+
+    tree: ast.expr
+    words: str | None = None
+    """What the model's author says where it does not hold."""
+
+    @property
+    def text(self) -> str:
+        """The condition for a message."""
+        return ast.unparse(self.tree)
+
+    @property
+    def message(self) -> str:
+        """What a request is told whose sizes do not satisfy it."""
+        return f"{self.words} ({self.text})" if self.words else f"the model needs {self.text}"
+
+    @property
+    def names(self) -> set[str]:
+        """The sizes that it is about."""
+        called = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        return {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in called}
+
+
+def conditions_of(
+    guards: Sequence[str], labels: Sequence[str], shapes: Sequence[Sequence[int | str]]
+) -> list[Condition]:
+    """The guards of an export over the names of sizes, without those that always hold.
+
+    `labels` are the names of the graph's inputs, `shapes` their sizes: a number or a name. ProgramError for a guard
+    that is about something else than sizes.
+    """
+    found: list[Condition] = []
+    for guard in guards:
+        tree = _Sources(guard, labels, shapes).visit(ast.parse(guard.strip(), mode="eval").body)
+        found.extend(Condition(part) for part in _parts(tree))
+    return distinct(found)
+
+
+def condition(expression: sympy.Expr, words: str | None = None) -> list[Condition]:
+    """A symbolic truth over the names of sizes, as conditions that must all hold."""
+    tree = ast.parse(PythonPrinter().doprint(expression), mode="eval").body
+    return [Condition(part, words) for part in _parts(tree)]
+
+
+def distinct(conditions: Iterable[Condition]) -> list[Condition]:
+    """Each condition once, without those that hold for all sizes."""
+    return list({each.text: each for each in conditions if not _is_plain(each.tree)}.values())
+
+
+def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, list[Condition]]:
+    """The ranges as far as conditions on a single size leave them, and the conditions that they do not settle.
+
+    ProgramError if no value of a size satisfies what is asked of it.
+    """
+    ranges = dict(ranges)
+    settled: set[str] = set()
+    for name, (low, high) in ranges.items():
+        own = [each for each in conditions if each.names == {name}]
+        if not own:
+            continue
+        values = torch.arange(low, min(high, low + WINDOW) + 1)
+        masks = {each.text: _holds(each, name, values) for each in own}
+        good = torch.stack([mask for mask in masks.values() if mask is not None] or [values >= low]).all(0).nonzero()
+        if not len(good):
+            raise ProgramError(f"no {name} from {low} to {high} satisfies {' and '.join(masks)}")
+        first, last = int(good[0]), int(good[-1])
+        is_whole = int(values[-1]) == high
+        ranges[name] = (int(values[first]), int(values[last]) if is_whole else high)
+        if is_whole:
+            settled.update(text for text, mask in masks.items() if mask is not None and mask[first : last + 1].all())
+    return ranges, [each for each in conditions if each.text not in settled]
+
+
+def is_satisfied(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> bool:
+    """Whether all conditions hold at these sizes."""
+    try:
+        return all(number(each.tree, sizes.__getitem__, _apply) for each in conditions)
+    except ArithmeticError:
+        return False
+
+
+def number(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any:
+    """The value of an expression, made by `call` from the sizes that `size_of` gives.
+
+    ProgramError for what the operator table has no function for.
+    """
+    match tree:
+        case ast.Constant(value=bool() | int() | float() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Name(id="inf"):
+            return math.inf
+        case ast.Name(id=name):
+            return size_of(name)
+        case _:
+            function, parts = _called(tree)
+    values = [number(part, size_of, call) for part in parts]
+    if function not in _FOLDED:
+        return call(function, tuple(values))
+    result = values[0]
+    for value in values[1:]:
+        result = call(function, (result, value))
+    return result
+
+
+def _called(tree: ast.expr) -> tuple[str, list[ast.expr]]:
+    """The function of the operator table that an expression stands for, and what it is called with."""
+    match tree:
+        case ast.UnaryOp(op=unary, operand=operand) if type(unary) in _UNARY:
+            return _UNARY[type(unary)], [operand]
+        case ast.BinOp(op=ast.Pow(), left=base, right=ast.Constant(value=int() as power)) if 0 < power < _LARGEST_POWER:
+            return "operator.mul", [base] * power
+        case ast.BinOp(op=binary, left=left, right=right) if type(binary) in _BINARY:
+            return _BINARY[type(binary)], [left, right]
+        case ast.Compare(left=left, ops=[comparison], comparators=[right]) if type(comparison) in _COMPARISON:
+            return _COMPARISON[type(comparison)], [left, right]
+        case ast.BoolOp(op=joint, values=values):
+            return _JOINT[type(joint)], values
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return "torch.sym_ite", [test, body, orelse]
+        case ast.Call(func=function, args=args, keywords=[]) if args and ast.unparse(function) in _FUNCTIONS:
+            return _FUNCTIONS[ast.unparse(function)], args
+        case _:
+            pass
+    raise ProgramError(
+        f"the model was exported under the condition {ast.unparse(tree)}, which a program cannot check; "
+        "change the model, or fix the sizes in it"
+    )
+
+
+_LARGEST_POWER = 9
+_UNARY: dict[type[ast.unaryop], str] = {ast.USub: "operator.neg", ast.Not: "torch.sym_not"}
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "operator.add",
+    ast.Sub: "operator.sub",
+    ast.Mult: "operator.mul",
+    ast.FloorDiv: "operator.floordiv",
+    ast.Mod: "operator.mod",
+    ast.Div: "operator.truediv",
+}
+_COMPARISON: dict[type[ast.cmpop], str] = {
+    ast.Eq: "operator.eq",
+    ast.NotEq: "operator.ne",
+    ast.Lt: "operator.lt",
+    ast.LtE: "operator.le",
+    ast.Gt: "operator.gt",
+    ast.GtE: "operator.ge",
+}
+_JOINT: dict[type[ast.boolop], str] = {ast.And: "operator.and_", ast.Or: "operator.or_"}
+_FUNCTIONS = {
+    "max": "torch.sym_max",
+    "min": "torch.sym_min",
+    "int": "torch.sym_int",
+    "float": "torch.sym_float",
+    "math.ceil": "math.ceil",
+    "math.floor": "math.floor",
+    "math.trunc": "math.trunc",
+    "math.sqrt": "torch.sym_sqrt",
+}
+_FOLDED = frozenset({"operator.mul", "operator.and_", "operator.or_", "torch.sym_max", "torch.sym_min"})
+"""Functions of two numbers that stand for any count of them."""
+_TRUTHS = frozenset({*_COMPARISON.values(), *_JOINT.values(), "torch.sym_not"})
+
+
+def kind_of(function: str) -> str:
+    """What kind of number a symbolic function of a condition gives."""
+    if function in _TRUTHS:
+        return "symbool"
+    return "symfloat" if function in ("operator.truediv", "torch.sym_float", "torch.sym_sqrt") else "symint"
+
+
+def _apply(function: str, args: tuple[Any, ...]) -> Any:
+    return SYMBOLIC[function](*args)
+
+
+def _holds(each: Condition, name: str, values: torch.Tensor) -> torch.Tensor | None:
+    """For which values of its size a condition holds; None if it cannot be said for many at once."""
+    undefined = torch.zeros(len(values), dtype=torch.bool)
+
+    def call(function: str, args: tuple[Any, ...]) -> Any:
+        if function in ("operator.floordiv", "operator.mod", "operator.truediv"):
+            top, bottom = args[0], torch.as_tensor(args[1])
+            undefined.logical_or_(bottom == 0)
+            return SYMBOLIC[function](top, torch.where(bottom == 0, 1, bottom))
+        return _FOR_MANY.get(function, SYMBOLIC[function])(*args)
+
+    try:
+        truth = torch.as_tensor(number(each.tree, {name: values}.__getitem__, call))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return truth.expand(len(values)).bool() & ~undefined
+
+
+def _largest(first: Any, second: Any) -> torch.Tensor:
+    return torch.maximum(torch.as_tensor(first), torch.as_tensor(second))
+
+
+def _smallest(first: Any, second: Any) -> torch.Tensor:
+    return torch.minimum(torch.as_tensor(first), torch.as_tensor(second))
+
+
+_FOR_MANY: dict[str, Callable[..., Any]] = {
+    "torch.sym_max": _largest,
+    "torch.sym_min": _smallest,
+    "torch.sym_not": torch.logical_not,
+    "torch.sym_ite": torch.where,
+}
+"""Functions for tensors where the one for numbers takes none."""
+
+
+def _parts(tree: ast.expr) -> list[ast.expr]:
+    """What must all hold for an expression to hold."""
+    match tree:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return [part for value in values for part in _parts(value)]
+        case ast.Compare(ops=ops, comparators=rights) if len(ops) > 1:
+            lefts = [tree.left, *rights[:-1]]
+            return [ast.Compare(left, [op], [right]) for left, op, right in zip(lefts, ops, rights, strict=True)]
+        case _:
+            return [tree]
+
+
+def _is_plain(tree: ast.expr) -> bool:
+    """Whether the expression says that something equals itself, or is a constant truth."""
+    match tree:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):
+            return ast.unparse(left) == ast.unparse(right)
+        case ast.Constant(value=True):
+            return True
+        case _:
+            return False
+
+
+class _Sources(ast.NodeTransformer):
+    """Puts the name, or the number, of each size in place of the way to it: `L['x'].size()[0]`."""
+
+    def __init__(self, guard: str, labels: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> None:
+        self.guard = guard
+        self.labels = {_plain(label): at for at, label in enumerate(labels)}
+        self.shapes = shapes
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        match node:
+            case ast.Subscript(
+                value=ast.Call(func=ast.Attribute(value=way, attr="size"), args=[]), slice=ast.Constant(value=int(dim))
+            ):
+                at = self._input(_keys(way))
+                if at is not None and dim < len(self.shapes[at]):
+                    size = self.shapes[at][dim]
+                    return ast.Constant(size) if isinstance(size, int) else ast.Name(size)
+            case _:
+                pass
+        raise ProgramError(f"the export rests on {self.guard}, which says more than sizes; export it without that")
+
+    def _input(self, keys: list[str | int] | None) -> int | None:
+        match keys:
+            case ["flat_args", int(at)] if at < len(self.shapes):
+                return at
+            case [*parts] if parts:
+                return self.labels.get(_plain("_".join(str(part) for part in parts)))
+            case _:
+                return None
+
+
+def _keys(way: ast.expr) -> list[str | int] | None:
+    """The keys after `L`: `L['rest'][1]` has 'rest' and 1."""
+    match way:
+        case ast.Name(id="L"):
+            return []
+        case ast.Subscript(value=before, slice=ast.Constant(value=str() | int() as key)):
+            keys = _keys(before)
+            return None if keys is None else [*keys, key]
+        case ast.Attribute(value=before, attr=name):
+            keys = _keys(before)
+            return None if keys is None else [*keys, name]
+        case _:
+            return None
+
+
+def _plain(label: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", label.lower())

@@ -1,0 +1,140 @@
+"""How is a module traced by `torch.export`, and what of it is said when that fails?
+
+Sizes that may vary are left to the exporter to find out about: it keeps what it had to take for granted as guards.
+"""
+
+import io
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.export import Dim, ExportedProgram
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.arguments import Arguments, Bounds
+from overwinter.model.untouched import untouched
+
+Words = dict[sympy.Expr, str | None]
+"""What the author says where a `torch._check` fails, by its condition; None if nothing."""
+
+
+class Traced(NamedTuple):
+    """An exported graph, and the author's words for its conditions."""
+
+    exported: ExportedProgram
+    words: Words
+
+
+def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Traced:
+    """The module's graph, with the named sizes of its inputs dynamic within `ranges`; the module stays as it was."""
+    sizes = {label: Dim.AUTO(min=low, max=high) for label, (low, high) in ranges.items()}
+    shapes = {name: {dim: sizes[label] for dim, label in dims.items()} for name, _, dims in arguments.inputs}
+    args, kwargs = arguments.filled()
+    with border("the model cannot be exported"), torch.no_grad(), untouched(module), _overheard() as words:
+        exported = torch.export.export(module, args, kwargs, dynamic_shapes=arguments.arranged(shapes), strict=False)
+    return Traced(exported, words)
+
+
+@contextmanager
+def border(what: str) -> Iterator[None]:
+    """Here the model's own code runs, or a file's: whatever it raises becomes a ProgramError with the line at fault."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    said = io.StringIO()
+    try:
+        # On an error the exporter prints the graph that it has so far.
+        with redirect_stderr(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+        sys.stderr.write(said.getvalue())
+    except ProgramError:
+        raise
+    except Exception as error:
+        raise ProgramError(f"{what}: {_sentence(error)}{_user_line(error)}") from error
+    finally:
+        logging.disable(disabled)
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, in one sentence with the way out."""
+    text = str(error).strip()
+    for pattern, said in _SAID:
+        if found := re.search(pattern, text):
+            return found.expand(said)
+    first = text.splitlines()[0].strip() if text else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+_SAID: tuple[tuple[str, str], ...] = (
+    (
+        r"Could not (?:guard on|extract specialized integer from) data-dependent expression (?P<what>.+?)(?: \(|$)",
+        r"it decides by the values of a tensor, which a program cannot; use torch.where, or compute both ways",
+    ),
+    (
+        r"__obj_flatten__|ScriptObject|torch\.classes",
+        r"it holds weights in an object of PyTorch's own (quantised or scripted), not in tensors; "
+        r"export the module before it was quantised or scripted",
+    ),
+    (r"Exporting a ScriptModule", r"it is scripted or traced already; export the module that it was made from"),
+)
+
+
+_NOT_THE_AUTHORS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent),
+    str(Path(traceback.__file__).parent / "contextlib"),
+    "<",
+)
+
+
+def _user_line(error: Exception) -> str:
+    """The innermost line outside PyTorch and outside this package that led to the error."""
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if not frame.filename.startswith(_NOT_THE_AUTHORS)]
+    return _spoken(frames[-1]) if frames else ""
+
+
+@contextmanager
+def _overheard() -> Iterator[Words]:
+    """The conditions of every `torch._check` made meanwhile, with the author's words, which the exporter drops."""
+    words: Words = {}
+    check = torch._check_with
+
+    def listening(error_type: Any, cond: Any, message: Any) -> None:
+        # Above is the frame of `torch._check`, above that the one that calls it.
+        caller = sys._getframe(2).f_code.co_filename
+        if isinstance(cond, torch.SymBool) and not caller.startswith(_NOT_THE_AUTHORS):
+            words[cond.node.expr] = str(message()) if callable(message) else None
+        check(error_type, cond, message)
+
+    torch._check_with = listening
+    try:
+        yield words
+    finally:
+        torch._check_with = check
+
+
+def fixing_line(tensor: torch.Tensor, label: str, dim: int) -> str:
+    """The line that fixed a size of an input, given the symbolic tensor that stands for it; empty if unknown."""
+    place = f"L_{label}_size_{dim}_"
+    sizes: Any = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)
+    for symbol, location in getattr(sizes, "replacements_slocs", {}).items():
+        sources = [
+            source.name if isinstance(source.name, str) else source.name() for source in sizes.var_to_sources[symbol]
+        ]
+        frame = location.maybe_user_loc or location.framework_loc
+        if any(re.sub(r"\W+", "_", source) == place for source in sources) and not isinstance(frame, str | None):
+            return "" if frame.filename.startswith(_NOT_THE_AUTHORS) else _spoken(frame)
+    return ""
+
+
+def _spoken(frame: traceback.FrameSummary) -> str:
+    return f" ({frame.filename}:{frame.lineno}, in {frame.name}: {frame.line})"

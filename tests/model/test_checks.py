@@ -1,0 +1,271 @@
+"""What an export rests on becomes checks: wherever the exported program refuses sizes, so does ours."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.checks import conditions_of, is_satisfied, narrowed
+from overwinter.model.export import export, export_saved
+from overwinter.model.program import Call, Slot, Value, encode_program, validate
+from overwinter.model.structure import Term
+from overwinter.worker.messages import Failure
+from overwinter.worker.runner import Prepared, Runner
+from tests.model.tiny import make_program
+
+AUTO = Dim.AUTO
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x, y=None):
+        return self.function(x) if y is None else self.function(x, y)
+
+
+class Nested(nn.Module):
+    """Inputs in containers and by keyword, each under a guard."""
+
+    def forward(self, x, *rest, scale, more):
+        x = x * 2 if x.shape[0] % 2 == 0 else -x
+        x = x + 1 if rest[1].shape[0] % 3 == 0 else x
+        x = x + 2 if scale.shape[0] % 5 == 0 else x
+        return x + 4 if more["a"][1].shape[0] % 7 == 0 else x
+
+
+def even(x):
+    return x if x.shape[0] % 2 == 0 else -x
+
+
+def large(x):
+    return x if x.shape[0] * x.shape[1] > 12 else -x
+
+
+def total(x, y):
+    return x + y
+
+
+def pairs(x):
+    torch._check(x.shape[1] % 2 == 0, lambda: "give an even length")
+    return x.reshape(x.shape[0], -1, 2)
+
+
+def halves(x, y):
+    return x[:, ::2] + y
+
+
+def twice(x, y):
+    return torch.cat([x, x], 1) * y
+
+
+class Served:
+    """A program in a worker's hands."""
+
+    def __init__(self, exported):
+        self.inputs = exported.program.inputs
+        self.runner = Runner("f@1", Prepared(encode_program(exported.program)), exported.weights, None)
+
+    def __call__(self, *inputs):
+        """What a request with these inputs gets: the first output, or the failure."""
+        named = {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
+        (found,) = self.runner.answer([named])
+        return found if isinstance(found, Failure) else next(iter(found.values()))
+
+
+def reference(module, *inputs):
+    try:
+        return module(*inputs)
+    except (AssertionError, RuntimeError, ZeroDivisionError):
+        return None
+
+
+LENGTH = Dim("length", max=64)
+SAVED = {
+    "parity": (even, [(4, 6)], [{0: AUTO, 1: AUTO}]),
+    "product": (large, [(4, 6)], [{0: AUTO, 1: AUTO}]),
+    "equality": (total, [(4, 6), (4, 6)], [{0: AUTO, 1: AUTO}] * 2),
+    "reshape": (pairs, [(4, 6)], [{0: AUTO, 1: AUTO}]),
+    "steps": (halves, [(4, 6), (4, 3)], [{0: AUTO, 1: AUTO}] * 2),
+    "derived": (halves, [(4, 6), (4, 3)], [{0: AUTO, 1: 2 * LENGTH}, {0: AUTO, 1: LENGTH}]),
+    "derived alone": (lambda x: x[:, ::2], [(4, 6)], [{0: AUTO, 1: 2 * LENGTH}]),
+    "derived, shifted": (lambda x, y: x[:, 1:] + y, [(4, 6), (4, 5)], [{1: LENGTH + 1}, {1: LENGTH}]),
+    "twice": (twice, [(4, 3), (4, 6)], [{0: AUTO, 1: AUTO}] * 2),
+    "range": (even, [(4, 6)], [{0: AUTO, 1: Dim("n", min=4, max=9)}]),
+}
+FORGOTTEN = {("parity", True), ("product", True)}
+"""Here the exporter itself keeps no condition: the exported program answers everything."""
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("case", SAVED)
+def test_saved_program_refuses_what_the_export_refuses_and_else_answers_the_same(case, deferred, tmp_path):
+    function, shapes, dims = SAVED[case]
+    examples = tuple(torch.rand(shape) for shape in shapes)
+    saved = torch.export.export(
+        Net(function).eval(),
+        examples,
+        dynamic_shapes=dict(zip(("x", "y"), dims, strict=False)),
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=deferred,
+    )
+    torch.export.save(saved, tmp_path / "net.pt2")
+    served, module = Served(export_saved(tmp_path / "net.pt2")), saved.module()
+    answered = refused = 0
+    for batch, *lengths in product(range(2, 6), *[range(2, 9) for _ in shapes]):
+        inputs = [torch.rand(batch, length) for length in lengths]
+        expected, given = reference(module, *inputs), served(*inputs)
+        if isinstance(given, Failure):
+            assert given.error == "CallerError"
+            refused += 1
+        else:
+            assert expected is not None, [tensor.shape for tensor in inputs]
+            assert torch.equal(expected, given)
+            answered += 1
+    assert answered
+    assert bool(refused) == ((case, deferred) not in FORGOTTEN)
+
+
+def test_guards_on_nested_inputs_are_read(tmp_path):
+    sizes = {"x": 2, "rest_0": 3, "rest_1": 6, "scale": 5, "more_a_0": 7, "more_a_1": 14}
+    x, first, second, scale, left, right = (torch.rand(size) for size in sizes.values())
+    more = {"a": (left, right)}
+    dynamic = {
+        "x": {0: AUTO},
+        "rest": ({0: AUTO}, {0: AUTO}),
+        "scale": {0: AUTO},
+        "more": {"a": ({0: AUTO}, {0: AUTO})},
+    }
+    for strict in (False, True):
+        saved = torch.export.export(
+            Nested(), (x, first, second), {"scale": scale, "more": more}, dynamic_shapes=dynamic, strict=strict
+        )
+        torch.export.save(saved, tmp_path / "nested.pt2")
+        served = Served(export_saved(tmp_path / "nested.pt2"))
+        assert [spec.name for spec in served.inputs] == list(sizes)
+        assert torch.equal(served(x, first, second, scale, left, right), x * 2 + 7)
+        for name, said in [("x", "% 2"), ("rest_1", "% 3"), ("scale", "% 5"), ("more_a_1", "% 7")]:
+            wrong = [torch.rand(size + (each == name)) for each, size in sizes.items()]
+            assert said in served(*wrong).message
+
+
+def test_author_is_quoted_where_sizes_do_not_fit():
+    served = Served(export(Net(pairs), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}}))
+    failure = served(torch.rand(2, 5))
+    assert failure.error == "CallerError"
+    assert "give an even length" in failure.message
+    assert "n % 2 == 0" in failure.message
+    assert torch.equal(served(torch.arange(8.0).reshape(2, 4)), torch.arange(8.0).reshape(2, 2, 2))
+
+
+def test_checks_on_sizes_come_before_anything_else():
+    exported = export(Net(lambda x: pairs(torch.relu(x))), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}})
+    names = [call.operator for call in exported.program.calls]
+    assert "aten._assert_scalar.default" in names
+    last = len(names) - 1 - names[::-1].index("aten._assert_scalar.default")
+    assert last < names.index("aten.relu.default")
+
+
+def test_what_comes_to_a_range_is_a_range_and_no_check():
+    module = Net(lambda x: nn.functional.avg_pool1d(x[:, None], 4))
+    exported = export(module, (torch.rand(2, 12),), {"x": {0: "batch", 1: "n"}})
+    low, _ = exported.program.dimensions["n"]
+    assert low >= 4
+    assert "aten._assert_scalar.default" not in [call.operator for call in exported.program.calls]
+
+
+class UNet(nn.Module):
+    """Three levels down and up again, with skips: height and width must be multiples of 8."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(width, 4, 3, padding=1) for width in (3, 4, 4, 4)])
+        self.up = nn.ModuleList([nn.Conv2d(8, 4, 3, padding=1) for _ in range(3)])
+
+    def forward(self, x):
+        kept = []
+        for layer in self.down[:3]:
+            x = layer(x).relu()
+            kept.append(x)
+            x = nn.functional.max_pool2d(x, 2)
+        x = self.down[3](x)
+        for layer in self.up:
+            x = nn.functional.interpolate(x, scale_factor=2)
+            x = layer(torch.cat([x, kept.pop()], 1)).relu()
+        return x
+
+
+def test_unet_of_any_height_and_width():
+    module = UNet().eval()
+    served = Served(export(module, (torch.rand(2, 3, 32, 24),), {"x": {0: "batch", 2: "height", 3: "width"}}))
+    with torch.no_grad():
+        for size in [(2, 3, 32, 24), (1, 3, 16, 64), (3, 3, 40, 48)]:
+            x = torch.rand(size)
+            assert torch.equal(served(x), module(x))
+    assert "height" in served(torch.rand(1, 3, 36, 24)).message
+    assert "width" in served(torch.rand(1, 3, 32, 20)).message
+
+
+def test_guard_that_no_program_can_check_is_refused():
+    with pytest.raises(ProgramError, match="says more than sizes"):
+        conditions_of(["L['x'].stride()[0] == 4"], ["x"], [("batch", 4)])
+    with pytest.raises(ProgramError, match=r"gcd\(batch, 4\)"):
+        is_satisfied(conditions_of(["gcd(L['x'].size()[0], 4) == 1"], ["x"], [("batch", 4)]), {"batch": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "holds", "fails"),
+    [
+        ("(1 + L['x'].size()[0]) // 2 != 1", 3, 2),
+        ("not L['x'].size()[0] == 2 or False", 3, 2),
+        ("max(1, L['x'].size()[0] - 4, 2) == 2", 6, 7),
+        ("L['x'].size()[0] ** 2 > 8", 3, 2),
+        ("2 < L['x'].size()[0] <= 4", 4, 5),
+        ("-L['x'].size()[0] < -2 and L['x'].size()[1] == 4", 3, 2),
+        ("math.floor(L['x'].size()[0] / 2) == 2", 5, 6),
+        ("(1 if L['x'].size()[0] > 3 else 0) == 1", 4, 3),
+        ("5 % (L['x'].size()[0] - 1) == 1", 3, 1),
+    ],
+)
+def test_conditions_in_every_form(text, holds, fails):
+    conditions = conditions_of([text], ["x"], [("batch", 4)])
+    assert is_satisfied(conditions, {"batch": holds})
+    assert not is_satisfied(conditions, {"batch": fails})
+    ranges, kept = narrowed({"batch": (1, 9)}, conditions)
+    for size in range(1, 10):
+        low, high = ranges["batch"]
+        assert (low <= size <= high and is_satisfied(kept, {"batch": size})) == is_satisfied(
+            conditions, {"batch": size}
+        )
+
+
+def test_range_that_no_size_satisfies_is_refused():
+    with pytest.raises(ProgramError, match="no batch from 1 to 5"):
+        narrowed({"batch": (1, 5)}, conditions_of(["L['x'].size()[0] > 7"], ["x"], [("batch", 4)]))
+
+
+def test_sizes_of_one_name_need_no_check():
+    assert conditions_of(["L['x'].size()[0] == L['y'].size()[0]"], ["x", "y"], [("batch",), ("batch",)]) == []
+
+
+MALFORMED = {
+    "gives nothing": [Call("aten._assert_async.msg", (Slot(1), "no"), {}, (2,))],
+    "nothing to check": [Call("aten._assert_scalar.default", ("yes", "no"), {}, ())],
+    "check a tensor": [Call("aten._assert_scalar.default", (Slot(1), "no"), {}, ())],
+    "check a number": [Call("aten._assert_async.msg", (True, "no"), {}, ())],
+    "printable": [Call("aten._assert_async.msg", (Slot(1), "a\nb"), {}, ())],
+}
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+def test_malformed_check_is_refused(message):
+    calls = MALFORMED[message]
+    program = make_program(
+        calls, outputs=(1,), values=tuple(Value("bool", (Term(4.0, (0,)),)) for _ in calls[0].outputs)
+    )
+    with pytest.raises(ProgramError, match=message):
+        validate(program)
