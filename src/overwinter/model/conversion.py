@@ -1,6 +1,7 @@
 """How does an exported graph become a program?"""
 
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,9 @@ from overwinter.model.structure import (
     evaluate,
 )
 from overwinter.model.tracing import Words
+
+_EXPRESSION = re.compile(r"failed for expression (?P<asked>.+) on node")
+_SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
 class Exported(NamedTuple):
@@ -188,16 +192,19 @@ class _Conversion:
 
     def _words(self, node: Node) -> str:
         """What to say when the number of an assertion is not as it should be."""
-        truth = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
-        if not isinstance(truth, torch.SymBool):
+        found = _EXPRESSION.search(str(node.args[1]))
+        if found is None:
             return str(node.args[1])
-        asked = truth.node.expr
-        if asked in self.words:
-            said = [self.words[asked]]
+        asked = found["asked"]
+        words = {str(known): words for known, words in self.words.items()}
+        if asked in words:
+            said = [words[asked]]
         else:
-            said = [words for known, words in self.words.items() if known.free_symbols & asked.free_symbols]
-        text = asked.xreplace(self.sizes.meanings)
-        return "; ".join(words for words in said if words) or f"the model needs {text}, at {source_line(node)}"
+            # It follows from what the author did say of the same numbers.
+            said = [told for known, told in words.items() if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(asked))]
+        names = {str(symbol): str(meaning) for symbol, meaning in self.sizes.meanings.items()}
+        text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], symbol[0]), asked)
+        return "; ".join(told for told in said if told) or f"the model needs {text}, at {source_line(node)}"
 
     def finish(self) -> Program:
         """The program, with liveness, outputs and layers."""

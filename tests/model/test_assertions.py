@@ -1,0 +1,126 @@
+"""The author's own checks of values: kept, told in the author's words, and never in the way."""
+
+import pytest
+import torch
+from torch import nn
+
+from overwinter.model.compile import compile_program, compile_timed
+from overwinter.model.export import export, export_saved
+from overwinter.model.liveness import live_in, live_out
+from overwinter.model.program import decode_program, encode_program, validate
+from overwinter.worker.messages import Failure
+from tests.model.test_checks import Served
+
+X = torch.arange(1.0, 25.0).reshape(4, 6)
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def asserted(self, x):
+    torch._assert_async(x.amin() > 0, "only what is above zero")
+    return self.layer(x)
+
+
+def checked(self, x):
+    torch._check((x.amin() > 0).item(), lambda: "only what is above zero")
+    return self.layer(x)
+
+
+def read(self, x):
+    count = x.min().to(torch.int64).item()
+    torch._check(count > 0, lambda: "only what is above zero")
+    torch._check(count < 1000)
+    return self.layer(x) * count
+
+
+def inside(self, x):
+    with torch.no_grad():
+        y = self.layer(x)
+        torch._assert_async(x.amin() > 0, "only what is above zero")
+    return y.relu()
+
+
+CHECKS = {function.__name__: function for function in (asserted, checked, read, inside)}
+
+
+@pytest.fixture(params=CHECKS)
+def module(request):
+    torch.manual_seed(0)
+    return Net(CHECKS[request.param]).eval()
+
+
+def test_request_that_fails_a_check_is_told_the_authors_words(module):
+    served = Served(export(module, (X,)))
+    failure = served(-X)
+    assert isinstance(failure, Failure)
+    assert failure.error == "CallerError"
+    assert "only what is above zero" in failure.message
+    with torch.inference_mode():
+        assert torch.equal(served(X), module(X))
+
+
+def test_check_that_one_request_fails_hurts_no_other(module):
+    served = Served(export(module, (X,)))
+    good, bad = served.runner.answer([{"x": X[:2]}, {"x": -X[:2]}])
+    assert isinstance(bad, Failure)
+    with torch.inference_mode():
+        assert torch.equal(good["output"], module(X[:2]))
+
+
+def test_checks_outlive_encoding_and_cover_layers(module):
+    program, _ = export(module, (X,))
+    again = decode_program(encode_program(program))
+    validate(again)
+    assert again == program
+    assert program.layers[-1].stop == len(program.calls)
+
+
+def test_checks_hold_where_a_program_is_cut(module):
+    program, weights = export(module, (X,))
+    with torch.inference_mode():
+        for cut in range(1, len(program.calls)):
+            held = dict(zip(live_in(program), (X,), strict=True))
+            for start, stop in [(0, cut), (cut, len(program.calls))]:
+                taken = [held[slot] for slot in live_in(program, start, stop)]
+                given = compile_program(program, start, stop)(weights, taken)
+                held.update(zip(live_out(program, stop, start), given, strict=True))
+            assert torch.equal(held[program.output_slots[0]], module(X))
+
+
+def test_runs_of_zeros_are_not_checked(module):
+    exported = export(module, (X,))
+    zeros = [torch.zeros(4, 6)]
+    marks: list[float] = []
+    with torch.inference_mode():
+        compile_timed(exported.program, lambda: 0.0)(exported.weights, zeros, marks)
+        compile_program(exported.program, checks_values=False)(exported.weights, zeros)
+    assert len(marks) == len(exported.program.layers)
+    Served(exported).runner.rehearse()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_saved_export_keeps_its_checks(module, tmp_path):
+    saved = torch.export.export(module, (X,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}}, strict=False)
+    for at, form in enumerate((saved, saved.run_decompositions())):
+        torch.export.save(form, tmp_path / f"{at}.pt2")
+        served = Served(export_saved(tmp_path / f"{at}.pt2"))
+        assert isinstance(served(-X), Failure)
+        with torch.inference_mode():
+            assert torch.allclose(served(X), module(X))
+
+
+def test_what_the_exporter_says_of_a_value_names_the_line():
+    def unsaid(self, x):
+        torch._check(x.sum().to(torch.int64).item() > 0)
+        return self.layer(x)
+
+    failure = Served(export(Net(unsaid), (X,)))(-X)
+    assert "test_assertions.py" in failure.message
