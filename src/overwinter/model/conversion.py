@@ -345,10 +345,10 @@ def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
     Where it has gaps, or elements at one place, it becomes a copy with its dimensions in the order that they had.
     """
-    steps = [step if size > 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    if tensor.is_contiguous() or 0 in steps:
-        return tensor.contiguous(), ()
+    overlaps = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
+    if overlaps or not tensor.numel() or order == list(range(tensor.dim())):
+        return tensor.contiguous(), ()
     stored = tensor.permute(order).contiguous()
     return stored.permute([order.index(dim) for dim in range(len(order))]), tuple(order)
 

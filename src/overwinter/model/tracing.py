@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch._subclasses import FakeTensor
 from torch.export import Dim, ExportedProgram
 
 from overwinter.core.errors import ProgramError
@@ -40,7 +41,18 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Trac
     args, kwargs = arguments.filled()
     with border("the model cannot be exported"), torch.no_grad(), untouched(module), _overheard() as words:
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=arguments.arranged(shapes), strict=False)
+        _check_buffers(module)
     return Traced(exported, words)
+
+
+def _check_buffers(module: torch.nn.Module) -> None:
+    """ProgramError if the trace left a buffer of its own in the module: the exporter loses track of such."""
+    for name, buffer in module.named_buffers():
+        if isinstance(buffer, FakeTensor):
+            raise ProgramError(
+                f"the model makes its buffer {name!r} while it runs, which no export can follow; make it in __init__ "
+                "or keep it in a plain attribute"
+            )
 
 
 @contextmanager
