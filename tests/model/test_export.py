@@ -1,8 +1,12 @@
 """Models to programs: what is kept, what is refused, and what the refusal says."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import quantize_dynamic
+from torch.export import Dim
 
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
@@ -89,6 +93,41 @@ def test_range_of_a_dynamic_size_is_narrowed_to_what_the_model_allows():
     program, weights = export(module, (X,), SEQUENCE)
     assert program.dimensions == {"batch": (1, 1024), "sequence": (1, 32)}
     assert same(module, program, weights, X[:, :1])
+
+
+def test_author_may_give_the_range_of_a_size():
+    module = Net(lambda self, x: nn.functional.conv1d(x[:, None], torch.ones(1, 1, 400), stride=160))
+    audio = torch.rand(2, 1600)
+    for size in (("samples", 700, 480_000), Dim("samples", min=700, max=480_000)):
+        program, weights = export(module, (audio,), {"x": {0: ("batch", 1, 5000), 1: size}})
+        assert program.dimensions == {"batch": (1, 5000), "samples": (700, 480_000)}
+        assert same(module, program, weights, torch.rand(1, 9000))
+
+
+def test_largest_size_is_what_the_memory_of_one_request_allows():
+    linear, _ = export(Net(lambda self, x: x + 1), (X,), SEQUENCE)
+    square, _ = export(Net(lambda self, x: x @ x.transpose(1, 2)), (X,), SEQUENCE)
+    given, _ = export(Net(lambda self, x: x @ x.transpose(1, 2)), (X,), {"x": {1: ("sequence", 1, 500_000)}})
+    assert linear.dimensions["sequence"][1] > 480_000
+    assert 8192 <= square.dimensions["sequence"][1] < linear.dimensions["sequence"][1]
+    assert given.dimensions["sequence"][1] == 500_000
+    assert peak_activation_bytes(square, {"sequence": square.dimensions["sequence"][1]}) <= 4 << 30
+
+
+def test_sizes_that_the_model_ties_keep_their_names():
+    def twice(self, x, y):
+        return torch.cat([x, x], 1) + y
+
+    class Two(Net):
+        def forward(self, x, y):
+            return self.function(self, x, y)
+
+    inputs = {"x": torch.rand(2, 3), "y": torch.rand(2, 6)}
+    program, weights = export(Two(twice), inputs, {"x": {0: "batch", 1: "n"}, "y": {0: "batch", 1: "m"}})
+    assert [spec.shape for spec in program.inputs] == [("batch", "n"), ("batch", "m")]
+    assert same(Two(twice), program, weights, torch.rand(3, 4), torch.rand(3, 8))
+    with pytest.raises(RuntimeError, match=r"m == 2 \* n|n == m // 2"):
+        compile_program(program)(weights, (torch.rand(3, 4), torch.rand(3, 1)))
 
 
 def test_minimum_is_raised_where_the_model_needs_it():
@@ -211,6 +250,10 @@ def test_programs_of_one_architecture_are_equal_whatever_the_weights():
     assert encode_program(export(build(0), (X,)).program) == encode_program(export(build(1), (X,)).program)
 
 
+class Opaque:
+    """Something that holds no tensor."""
+
+
 def refusals():
     """What cannot be exported, by what the error must say."""
 
@@ -243,15 +286,38 @@ def refusals():
         "aten.mul_.Tensor, writes in place to input 'x'": lambda self, x: x.mul_(2),
         "aten.zero_.default, writes in place to weight 'weight'": lambda self, x: x + self.weight[0].zero_(),
         "'batch' cannot vary freely: the model needs batch = 2": lambda self, x: x.view(2, -1),
+        r"the model needs batch = 2 \(.*test_export.py": lambda self, x: x if x.shape[0] == 2 else -x,
+        "returns a .*Opaque; return tensors": lambda self, x: Opaque(),
+        "leaves PyTorch for NumPy.*test_export.py": lambda self, x: torch.from_numpy(x.numpy()),
+        "control flow cond": lambda self, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
         "output 'output_0' must be a tensor": lambda self, x: (x.shape[0], x),
         "complex64": lambda self, x: torch.view_as_complex(x.reshape(-1, 14, 2)),
     }
 
 
 @pytest.mark.parametrize("message", refusals())
-def test_what_cannot_be_exported_is_named(message):
-    with pytest.raises(ProgramError, match=message):
+def test_what_cannot_be_exported_is_named_in_one_sentence(message, capfd):
+    with pytest.raises(ProgramError, match=message) as raised:
         export(Net(refusals()[message]), (X,))
+    assert "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("change", [torch.jit.script, lambda net: quantize_dynamic(net, {nn.Linear})])
+def test_what_holds_no_tensors_is_named_without_the_names_of_its_insides(change):
+    with pytest.raises(ProgramError, match="export the module") as raised:
+        export(change(nn.Sequential(nn.Linear(4, 4))), (X,))
+    assert "__" not in str(raised.value)
+
+
+def test_what_the_model_prints_is_printed(capfd):
+    def chatty(self, x):
+        sys.stderr.write("reading")
+        return x + 1
+
+    export(Net(chatty), (X,))
+    assert "reading" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -263,6 +329,11 @@ def test_what_cannot_be_exported_is_named(message):
         ((X,), {"y": {0: "batch"}}, "the inputs: x"),
         ((X,), {"x": {3: "batch"}}, "has 3 dimensions"),
         ((X,), {"x": {0: "a b"}}, "like a variable"),
+        ((X,), {"x": {1: ("n", 5, 4)}}, "smallest"),
+        ((X,), {"x": {1: ("n", 8, 64)}}, "'x' has 7 for 'n'"),
+        ((X,), {"x": {1: Dim.AUTO}}, "write a name"),
+        ((X,), {"x": {1: 2 * Dim("n")}}, "found in the model"),
+        ((X,), {"x": {1: ("n", 2, 64), 2: ("n", 2, 32)}}, "two ranges"),
         ((X,), {"x": {0: "n", 1: "n"}}, "equal examples"),
         ((X[:0],), None, "no elements"),
     ],

@@ -216,7 +216,7 @@ class _Conversion:
             if result is None:
                 continue
             if not isinstance(result, Node) or not isinstance(result.meta.get("val"), torch.Tensor):
-                raise ProgramError(f"output {name!r} must be a tensor, not {result}")
+                raise ProgramError(f"output {name!r} must be a tensor, not a number; make it one with torch.full")
             outputs.append(_spec(name, result.meta["val"], self.sizes.shape(result.meta["val"])))
             output_slots.append(self.slots[result])
         first_value = len(self.weights) + len(self.inputs)

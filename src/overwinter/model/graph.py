@@ -75,7 +75,7 @@ def source_line(node: Node) -> str:
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
     places = [at for at, line in enumerate(lines) if line.startswith("File ")]
-    outside = [at for at in places if not lines[at].startswith(f'File "{Path(torch.__file__).parent}')]
+    outside = [at for at in places if not lines[at].startswith((f'File "{Path(torch.__file__).parent}', 'File "<'))]
     for at in (outside or places)[-1:]:
         return " ".join(lines[at : at + 2])
     return f"module {module_path(node) or '(the model itself)'}"

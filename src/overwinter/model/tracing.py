@@ -81,9 +81,12 @@ def _sentence(error: Exception) -> str:
     for pattern, said in _SAID:
         if found := re.search(pattern, text):
             return found.expand(said)
-    first = text.splitlines()[0].strip() if text else ""
+    first = text.splitlines()[0].strip()[:_LONGEST] if text else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
+
+_LONGEST = 300
+"""Letters of an error that are told."""
 
 _SAID: tuple[tuple[str, str], ...] = (
     (
@@ -94,6 +97,14 @@ _SAID: tuple[tuple[str, str], ...] = (
         r"__obj_flatten__|ScriptObject|torch\.classes",
         r"it holds weights in an object of PyTorch's own (quantised or scripted), not in tensors; "
         r"export the module before it was quantised or scripted",
+    ),
+    (
+        r"Found <class '(?P<what>[^']+)'> in output, which is not a known type",
+        r"it returns a \g<what>; return tensors, or tuples, lists and dictionaries of tensors",
+    ),
+    (
+        r"\.numpy\(\) is not supported",
+        r"it leaves PyTorch for NumPy, which a program cannot; use PyTorch's own operators",
     ),
     (r"Exporting a ScriptModule", r"it is scripted or traced already; export the module that it was made from"),
 )
