@@ -26,6 +26,8 @@ from overwinter.store.packing import BlockPlan, pack
 if TYPE_CHECKING:
     import torch
 
+    from overwinter.model.arguments import Dynamic
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
 MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
@@ -107,7 +109,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     example_inputs: Any,
     *,
     name: str,
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    dynamic: "Dynamic | None" = None,
     handler: str | Path | None = None,
     assets: Mapping[str, bytes] | None = None,
     slo: str | float | None = None,
@@ -117,10 +119,10 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
 ) -> Uploaded:
     """Deploy a module to a node and wait until it has proved itself there.
 
-    `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary (default: the
-    first of every input is "batch"). `handler` is the path of a Python file, `assets` the files handed to it,
-    `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot
-    be exported, and the node's own error when it refuses.
+    `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
+    with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
+    Python file, `assets` the files handed to it, `slo` a latency such as "80ms"; further settings are those of
+    `Settings`. ProgramError when the model cannot be exported, and the node's own error when it refuses.
     """
     from overwinter.model.export import export  # PyTorch takes a second: only who deploys waits for it
 

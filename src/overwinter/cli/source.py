@@ -9,7 +9,7 @@ Here the author's own code runs, on the author's own machine; PyTorch is importe
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overwinter.core.errors import AuthorError, CallerError
+from overwinter.model.arguments import Dynamic
 from overwinter.model.export import Exported, export, export_saved
 from overwinter.model.pretrained import load_transformers
 
@@ -28,7 +29,7 @@ class Opened(NamedTuple):
 
     module: torch.nn.Module
     example_inputs: Any
-    dynamic: Mapping[str, Mapping[int, str]] | None = None
+    dynamic: Dynamic | None = None
 
 
 def open_source(source: str, directory: Path) -> Opened | Path:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.checks import Condition, kind_of, number
-from overwinter.model.dtypes import DATATYPES, ITEM_BYTES
+from overwinter.model.dtypes import DATATYPES
 from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, simplify, source_line
 from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
@@ -37,6 +37,7 @@ from overwinter.model.structure import (
     evaluate,
 )
 from overwinter.model.tracing import Words
+from overwinter.model.weights import dense, dtype_name, identity, weight_sources
 
 _EXPRESSION = re.compile(r"failed for expression (?P<asked>.+) on node")
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
@@ -102,7 +103,7 @@ class _Conversion:
 
     def number_weights(self, nodes: Sequence[Node]) -> None:
         """Give the first slots to the weights that are used, in the order of use; one slot to tied weights."""
-        sources = self._weight_sources()
+        sources = weight_sources(self.exported)
         seen: dict[object, int] = {}
         (output,) = self.graph.find_nodes(op="output")
         for node in (*nodes, output):
@@ -110,7 +111,7 @@ class _Conversion:
                 if hole in self.slots or hole.name not in sources:
                     continue
                 name, tensor = sources[hole.name]
-                slot = seen.setdefault(_identity(tensor, name), len(self.weights))
+                slot = seen.setdefault(identity(tensor, name), len(self.weights))
                 if slot == len(self.weights):
                     self._add_weight(name, tensor)
                 self._place(hole, slot)
@@ -235,29 +236,9 @@ class _Conversion:
         held = {first_value + at: evaluate(value.nbytes, sizes) for at, value in enumerate(self.values)}
         return msgspec.structs.replace(program, layers=layer_table(program, self.paths, self.macs, held))
 
-    def _weight_sources(self) -> dict[str, tuple[str, torch.Tensor]]:
-        """Each placeholder that is no input: its name in the model and its tensor."""
-        found: dict[str, tuple[str, torch.Tensor]] = {}
-        for spec in self.exported.graph_signature.input_specs:
-            if spec.kind is InputKind.USER_INPUT:
-                continue
-            if spec.target is None or spec.kind not in (
-                InputKind.PARAMETER,
-                InputKind.BUFFER,
-                InputKind.CONSTANT_TENSOR,
-            ):
-                raise ProgramError(f"the model holds {spec.target or spec.arg}, which is no tensor")
-            stored = self.exported.state_dict if spec.target in self.exported.state_dict else self.exported.constants
-            found[spec.arg.name] = (spec.target, stored[spec.target])
-        return found
-
     def _add_weight(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.layout is not torch.strided or _name(tensor.dtype) not in ITEM_BYTES:
-            raise ProgramError(
-                f"weight {name!r} is {tensor.layout} of {tensor.dtype}; only dense plain tensors are supported"
-            )
-        stored, order = _dense(tensor.detach().cpu())
-        self.described.append(Weight(name, _name(tensor.dtype), tuple(tensor.shape), order))
+        stored, order = dense(name, tensor)
+        self.described.append(Weight(name, dtype_name(tensor.dtype), tuple(tensor.shape), order))
         self.weights.append(stored)
 
     def _place(self, node: Node, slot: int) -> None:
@@ -278,7 +259,7 @@ class _Conversion:
         except ProgramError as error:
             raise ProgramError(f"{operator_name(node.target)}, called at {source_line(node)}: {error}") from error
         owner = self.owners.setdefault(value.untyped_storage()._cdata, slot)
-        return Value(_name(value.dtype), nbytes, -1 if owner == slot else owner)
+        return Value(dtype_name(value.dtype), nbytes, -1 if owner == slot else owner)
 
     def _argument(self, argument: Any, node: Node) -> Argument:
         if isinstance(argument, tuple | list):
@@ -292,9 +273,9 @@ class _Conversion:
             case None | bool() | int() | float() | str():
                 return argument
             case torch.dtype():
-                return Dtype(_name(argument))
+                return Dtype(dtype_name(argument))
             case torch.memory_format():
-                return MemoryFormat(_name(argument))
+                return MemoryFormat(str(argument).removeprefix("torch."))
             case torch.device():
                 return Device()
             case _:
@@ -333,40 +314,16 @@ class _Conversion:
         return self.sizes.shape_at_example(value) if isinstance(value, torch.Tensor) else argument
 
 
-def _identity(tensor: torch.Tensor, name: str) -> object:
-    """Equal for two names of one tensor."""
-    if not tensor.numel():
-        return name
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A weight without gaps between its elements, and the order of its dimensions in memory if not the shape's.
-
-    Where it has gaps, or elements at one place, it becomes a copy with its dimensions in the order that they had.
-    """
-    overlaps = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
-    if overlaps or not tensor.numel() or order == list(range(tensor.dim())):
-        return tensor.contiguous(), ()
-    stored = tensor.permute(order).contiguous()
-    return stored.permute([order.index(dim) for dim in range(len(order))]), tuple(order)
-
-
 def _message(text: str) -> str:
     """Words that a program may hold."""
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:MAX_TEXT]
 
 
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[int | str, ...]) -> TensorSpec:
-    datatype = DATATYPES.get(_name(tensor.dtype))
+    datatype = DATATYPES.get(dtype_name(tensor.dtype))
     if datatype is None:
         raise ProgramError(f"{name!r} is of {tensor.dtype}, which the wire does not know")
     return TensorSpec(name, datatype, shape)
-
-
-def _name(thing: torch.dtype | torch.memory_format) -> str:
-    return str(thing).removeprefix("torch.")
 
 
 def _output_names(exported: ExportedProgram, count: int) -> list[str]:

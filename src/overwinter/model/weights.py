@@ -1,0 +1,53 @@
+"""Which tensors of an exported graph are weights, and how do they lie in memory?"""
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.dtypes import ITEM_BYTES
+
+_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
+    """Each placeholder that is no input: its name in the model and its tensor."""
+    found: dict[str, tuple[str, torch.Tensor]] = {}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        if spec.target is None or spec.kind not in _KINDS:
+            raise ProgramError(f"the model holds {spec.target or spec.arg}, which is no tensor")
+        stored = exported.state_dict if spec.target in exported.state_dict else exported.constants
+        found[spec.arg.name] = (spec.target, stored[spec.target])
+    return found
+
+
+def identity(tensor: torch.Tensor, name: str) -> object:
+    """Equal for two names of one tensor."""
+    if not tensor.numel():
+        return name
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """A weight without gaps between its elements, and the order of its dimensions in memory if not the shape's.
+
+    Where it has gaps, or elements at one place, it becomes a copy with its dimensions in the order that they had.
+    """
+    if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in ITEM_BYTES:
+        raise ProgramError(
+            f"weight {name!r} is {tensor.layout} of {tensor.dtype}; only dense plain tensors are supported"
+        )
+    tensor = tensor.detach().cpu()
+    overlaps = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
+    if overlaps or not tensor.numel() or order == list(range(tensor.dim())):
+        return tensor.contiguous(), ()
+    stored = tensor.permute(order).contiguous()
+    return stored.permute([order.index(dim) for dim in range(len(order))]), tuple(order)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """PyTorch's name of an element type, as programs have it."""
+    return str(dtype).removeprefix("torch.")
