@@ -9,6 +9,7 @@ from overwinter.model.export import export, export_saved
 from overwinter.model.liveness import live_in, live_out
 from overwinter.model.program import decode_program, encode_program, validate
 from overwinter.worker.messages import Failure
+from overwinter.worker.runner import Prepared, Runner
 from tests.model.test_checks import Served
 
 X = torch.arange(1.0, 25.0).reshape(4, 6)
@@ -103,7 +104,10 @@ def test_runs_of_zeros_are_not_checked(module):
         compile_timed(exported.program, lambda: 0.0)(exported.weights, zeros, marks)
         compile_program(exported.program, checks_values=False)(exported.weights, zeros)
     assert len(marks) == len(exported.program.layers)
-    Served(exported).runner.rehearse()
+    prepared = Prepared(encode_program(exported.program))
+    Runner("f@1", prepared, exported.weights, None).rehearse()
+    (answered,) = Runner("f@1", prepared, exported.weights, None, measured=True).answer([{"x": zeros[0]}])
+    assert not isinstance(answered, Failure)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
