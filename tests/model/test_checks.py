@@ -213,6 +213,8 @@ def test_unet_of_any_height_and_width():
 def test_guard_that_no_program_can_check_is_refused():
     with pytest.raises(ProgramError, match="says more than sizes"):
         conditions_of(["L['x'].stride()[0] == 4"], ["x"], [("batch", 4)])
+    with pytest.raises(ProgramError, match="cannot be read"):
+        conditions_of(["Piecewise((1, x > 2)"], ["x"], [("batch", 4)])
     with pytest.raises(ProgramError, match=r"gcd\(batch, 4\)"):
         is_satisfied(conditions_of(["gcd(L['x'].size()[0], 4) == 1"], ["x"], [("batch", 4)]), {"batch": 3})
 

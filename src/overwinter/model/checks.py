@@ -61,15 +61,21 @@ def conditions_of(
     """
     found: list[Condition] = []
     for guard in guards:
-        tree = _Sources(guard, labels, shapes).visit(ast.parse(guard.strip(), mode="eval").body)
+        tree = _Sources(guard, labels, shapes).visit(_parsed(guard))
         found.extend(Condition(part) for part in _parts(tree))
     return distinct(found)
 
 
 def condition(expression: sympy.Expr, words: str | None = None) -> list[Condition]:
     """A symbolic truth over the names of sizes, as conditions that must all hold."""
-    tree = ast.parse(PythonPrinter().doprint(expression), mode="eval").body
-    return [Condition(part, words) for part in _parts(tree)]
+    return [Condition(part, words) for part in _parts(_parsed(PythonPrinter().doprint(expression)))]
+
+
+def _parsed(code: str) -> ast.expr:
+    try:
+        return ast.parse(code.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ProgramError(f"the export rests on {code.strip()}, which cannot be read; fix the sizes in it") from error
 
 
 def distinct(conditions: Iterable[Condition]) -> list[Condition]:

@@ -145,7 +145,9 @@ def _conditions(
     graph: _Graph, shapes: Sequence[Sequence[int | str]], meanings: Mapping[sympy.Symbol, sympy.Expr], ties: list[Any]
 ) -> list[Condition]:
     """All that must hold of the named sizes, what the author has words for first."""
-    guards = getattr(graph.exported, "_guards_code", [])
+    guards = getattr(graph.exported, "_guards_code", None)
+    if guards is None:
+        raise ProgramError(f"PyTorch {torch.__version__} does not tell what an export rests on; 2.11 to 2.13 do")
     found = [each for tie in ties for each in condition(tie)] + conditions_of(guards, graph.labels, shapes)
     for expression, words in graph.words.items():
         if expression.free_symbols <= meanings.keys():
