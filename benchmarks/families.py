@@ -11,6 +11,7 @@ from overwinter.api.arrays import to_tensor
 from overwinter.api.client import Client
 from overwinter.api.deployer import Package, Uploaded, package, settings_of
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from overwinter.model.program import Program
 
@@ -26,7 +27,8 @@ class Family:
         self.tokens = tokens
         self.model = zoo.build(name)
         self.module = self.model.module
-        self.program, self.weights = export(self.module, self.model.example_inputs, self.model.dynamic)
+        exported = export(self.module, self.model.example_inputs, self.model.dynamic)
+        self.program, self.weights, self.agreement = agree(exported)
         self._original: dict[str, torch.Tensor] = {}
 
     @property
@@ -48,7 +50,8 @@ class Family:
     ) -> Package:
         """The model as it is now, with a handler's source or another program over its weights if given."""
         chosen = settings_of(None, settings)
-        return package(name, program or self.program, self.weights, handler=handler, settings=chosen)
+        agreement = self.agreement if program is None else None
+        return package(name, program or self.program, self.weights, agreement, handler=handler, settings=chosen)
 
     def deploy(
         self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: float

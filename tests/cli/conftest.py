@@ -31,6 +31,20 @@ class Scale(torch.nn.Module):
 def model():
     return Scale(), (torch.zeros(2, 2),)
 
+class Centred(torch.nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+def centred():
+    return Centred(), (torch.zeros(2, 2),)
+
+class Paired(torch.nn.Module):
+    def forward(self, x):
+        return x if x.shape[0] > 1 else -x
+
+def paired():
+    return Paired(), (torch.zeros(2, 2),)
+
 def fixed():
     return Scale(), {"x": torch.zeros(1, 2)}, {}
 

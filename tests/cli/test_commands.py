@@ -35,6 +35,22 @@ def test_deploy_says_what_it_cost(run: Run) -> None:
     assert run("infer", "twins@1", "-i", "x=[1, 1]").stdout.splitlines()[-1].startswith("twins@1, ")
 
 
+def test_a_batch_that_would_mix_callers_is_refused_and_one_request_a_run_is_explained(run: Run) -> None:
+    refused = run("deploy", "cli_scale:centred", "--name", "centred", "--set", "max_batch=4", exit_code=1)
+    assert "max_batch is 4" in refused.stderr
+    assert "'output'" in refused.stderr
+    run("deploy", "cli_scale:centred", "--name", "centred")
+    assert "one request a run: " in run("show", "centred").stdout
+
+
+def test_a_size_that_cannot_be_one_is_told_and_a_request_of_one_is_refused_with_the_range(run: Run) -> None:
+    told = run("deploy", "cli_scale:paired", "--name", "paired")
+    assert "batch begins at 2" in told.stderr
+    assert "batch begins at 2" in run("show", "paired").stdout
+    assert "2 to 1024" in run("infer", "paired", "-i", "x=[[1, 1]]", exit_code=1).stderr
+    assert "[[1, 1], [3, 1]]" in run("infer", "paired", "-i", "x=[[1, 1], [3, 1]]").stdout
+
+
 def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
     listed = [each for each in json.loads(run("ps", "--json").stdout) if each["name"] == scale]
     described = json.loads(run("show", scale, "--json").stdout)
@@ -45,6 +61,9 @@ def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
     shown = run("show", f"{scale}@{described['version']}").stdout
     assert "FP32 [batch, 2]" in shown
     assert "max_bodies" in shown
+    assert "equal bit for bit, at 3 sizes" in shown
+    assert "requests may share a run" in shown
+    assert described["agreement"]["outputs"]["output"] == {"exact": True, "difference": 0}
 
     assert run("unload", scale).stdout == "unloaded scale\n"
     refused = run("infer", scale, "-i", "x=[1, 1]", exit_code=1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.cli.tables import age_text, short_text, show, slo_text, spec_text
+from overwinter.cli.tables import age_text, agreement_facts, short_text, show, slo_text, spec_text
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,21 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     show("word " * 60)
     assert capsys.readouterr().out.splitlines() == ["word " * 60]
+
+
+def agreement(obstacle: str, **closeness: tuple[bool, float]) -> dict:
+    outputs = {name: {"exact": exact, "difference": difference} for name, (exact, difference) in closeness.items()}
+    batching = {"obstacle": obstacle, "rows": [], "outputs": outputs}
+    return {"sizes": [{}] * 6, "bound": 1e-3, "outputs": outputs, "batching": batching, "notes": ["a note"]}
+
+
+def test_a_comparison_is_told_in_a_line_each() -> None:
+    exact = agreement_facts(agreement("", a=(True, 0.0), b=(True, 0.0)))
+    assert exact["agreement"] == "equal bit for bit, at 6 sizes"
+    assert exact["batching"] == "requests may share a run: equal bit for bit"
+    assert "a note" in exact.values()
+    near = agreement_facts(agreement("output 'b' mixes", a=(True, 0.0), b=(False, 3e-7)))
+    assert "3e-07" in near["agreement"]
+    assert "'b'" in near["agreement"]
+    assert near["batching"] == "one request a run: output 'b' mixes"
+    assert list(agreement_facts(None)) == ["agreement"]

@@ -41,6 +41,12 @@ def test_blobs_are_everything_needed_each_once():
     assert sum(blob.nbytes for blob in manifest.blobs()) == sum(map(len, model.files.values())) + 7
 
 
+def test_a_manifest_of_before_the_comparison_is_read():
+    fields = json.loads(encode_manifest(base().manifest))
+    del fields["agreement"]
+    assert decode_manifest(json.dumps(fields).encode()).agreement is None
+
+
 @pytest.mark.parametrize("name", ["", "Aa", "-a", ".a", "a/b", "a" * 129, "a\n", "a b", "ä"])
 @pytest.mark.parametrize("field", ["name", "tenant"])
 def test_a_bad_name_is_refused(field, name):

@@ -13,6 +13,7 @@ import torch
 from benchmarks.nodes import group_of, parents_of_all
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
+from overwinter.model.agreement import agree
 from overwinter.model.export import export
 
 START_S = 60.0
@@ -153,11 +154,9 @@ class Scale(torch.nn.Module):
 
 def deploy(node: NodeProcess, name: str, module=None, handler=None, assets=None, tenant="default", **settings):
     """Deploy a small function that takes x [batch, 4]; returns what it made."""
-    exported = export(module or Scale(2.0), {"x": torch.zeros(2, 4)})
+    agreed = agree(export(module or Scale(2.0), {"x": torch.zeros(2, 4)}))
     chosen = settings_of(None, settings)
-    made = package(
-        name, exported.program, exported.weights, handler=handler, assets=assets, tenant=tenant, settings=chosen
-    )
+    made = package(name, *agreed, handler=handler, assets=assets, tenant=tenant, settings=chosen)
     return made.upload(node.client)
 
 

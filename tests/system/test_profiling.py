@@ -14,6 +14,7 @@ from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, ConflictError, NotFoundError
 from overwinter.core.function import Settings
 from overwinter.core.profiling import Wanted
+from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from overwinter.node.profiling.machine import fingerprint
 from overwinter.node.profiling.observer import RUNS_MIN
@@ -32,8 +33,8 @@ def exported_model(name: str, seed: int = 0):
 
 
 def upload(node: NodeProcess, name: str, seed: int = 0, handler: str | None = None, **settings):
-    exported = exported_model(name, seed)
-    made = package(name, exported.program, exported.weights, handler=handler, settings=Settings(**settings))
+    agreed = agree(exported_model(name, seed))
+    made = package(name, *agreed, handler=handler, settings=Settings(**settings))
     made.upload(node.client)
     return made.manifest.program.address
 

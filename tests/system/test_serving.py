@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+import overwinter
 from overwinter.api.client import Client
 from overwinter.api.deployer import package
 from overwinter.core.errors import (
@@ -55,6 +56,21 @@ def test_concurrent_requests_share_runs_and_get_their_own_answers(node: NodeProc
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda n: ask(node, "batched", float(n)), range(64)))
     assert answers == [[2.0 * n + 1.0] * 4 for n in range(64)]
+
+
+def test_a_deploy_from_python_warns_of_a_size_that_it_narrowed(node: NodeProcess):
+    class Paired(torch.nn.Module):
+        def forward(self, x):
+            return x if x.shape[0] > 1 else -x
+
+    with pytest.warns(UserWarning, match="batch begins at 2"):
+        overwinter.deploy(Paired(), (torch.zeros(2, 3),), name="paired", url=node.url)
+    assert node.client.function("paired")["agreement"]["notes"]
+    x = torch.randn(2, 3)
+    [answer] = node.client.infer("paired", {"x": x}).values()
+    assert torch.equal(torch.from_numpy(answer.copy()), x)
+    with pytest.raises(CallerError, match="2 to 1024"):
+        node.client.infer("paired", {"x": x[:1]})
 
 
 def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):

@@ -3,8 +3,10 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
+from overwinter.core.errors import HandlerError
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker.handler import Handler
@@ -144,3 +146,50 @@ def test_a_handler_is_called_by_one_thread_at_a_time():
     with ThreadPoolExecutor(4) as pool:
         outcomes = [outcome for [outcome] in pool.map(lambda n: made.answer([ids([n % 10])]), range(40))]
     assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == []
+
+
+class Grown(torch.nn.Module):
+    """Two outputs of different rank."""
+
+    def forward(self, x):
+        return {"twice": x * 2, "sum": x.sum(-1)}
+
+
+def misdeclared(change) -> Runner:
+    exported = export(Grown(), {"x": torch.zeros(2, 3)})
+    prepared = Prepared(encode_program(exported.program))
+    run = prepared.run
+    prepared.run = lambda weights, inputs: change(*run(weights, inputs))
+    return Runner("f@1", prepared, exported.weights, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda twice, total: (twice.double(), total),
+        lambda twice, total: (twice, total.sum()),
+        lambda twice, total: (twice[:, :2], total),
+        lambda twice, total: (twice, total.repeat(2)),
+    ],
+    ids=["dtype", "rank", "fixed size", "batch"],
+)
+def test_an_answer_other_than_declared_is_an_error_of_the_function(change):
+    made = misdeclared(change)
+    for outcome in made.answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(2, 3)}]):
+        assert outcome.error == "HandlerError"
+        assert "f@1" in outcome.message
+        assert "'twice'" in outcome.message or "'sum'" in outcome.message
+    with pytest.raises(HandlerError, match="declare"):
+        made.rehearse()
+
+
+def test_rows_that_are_also_columns_are_never_joined():
+    class Square(torch.nn.Module):
+        def forward(self, a):
+            return a @ a
+
+    exported = export(Square(), {"a": torch.zeros(3, 3)}, {"a": {0: "batch", 1: "batch"}})
+    made = Runner("f@1", Prepared(encode_program(exported.program)), exported.weights, None)
+    requests = [{"a": torch.randn(3, 3)} for _ in range(2)]
+    for outcome, request in zip(made.answer(requests), requests, strict=True):
+        assert torch.equal(outcome["output"], request["a"] @ request["a"])

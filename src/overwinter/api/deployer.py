@@ -1,12 +1,13 @@
 """How does a model on the deployer's side become a function of a node?
 
-It is exported to a program, its weights are packed into blocks, what the node lacks is sent, and the manifest
-registers it. PyTorch is needed here, and nowhere on the node's own side of the front door.
+It is exported to a program and compared with it, its weights are packed into blocks, what the node lacks is sent, and
+the manifest registers it. PyTorch is needed here, and nowhere on the node's own side of the front door.
 """
 
 import ast
 import ctypes
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from overwinter.api.client import Client
-from overwinter.core.errors import CallerError, HandlerError
+from overwinter.core.agreement import Agreement
+from overwinter.core.errors import CallerError, HandlerError, ProgramError
 from overwinter.core.function import Settings
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Buffer, TensorSpec
@@ -71,13 +73,20 @@ def package(
     name: str,
     program: Program,
     weights: Sequence["torch.Tensor"],
+    agreement: Agreement | None = None,
     *,
     handler: str | None = None,
     assets: Mapping[str, bytes] | None = None,
     tenant: str = "default",
     settings: Settings | None = None,
 ) -> Package:
-    """A program, its weights in its own order and, if there is one, the source of a handler, as a function."""
+    """A program, its weights in its own order and, if there is one, the source of a handler, as a function.
+
+    ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
+    """
+    chosen = settings or Settings()
+    if chosen.max_batch > 1:
+        _check_batching(chosen.max_batch, agreement)
     buffers = [_bytes_of(weight) for weight in weights]
     contents: dict[Address, Callable[[], Buffer]] = {}
     blocks = []
@@ -99,7 +108,8 @@ def package(
         inputs=inputs,
         outputs=outputs,
         handler=code,
-        settings=settings or Settings(),
+        settings=chosen,
+        agreement=agreement,
     )
     return Package(manifest, contents)
 
@@ -122,16 +132,18 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
     Python file, `assets` the files handed to it, `slo` a latency such as "80ms"; further settings are those of
-    `Settings`. ProgramError when the model cannot be exported, and the node's own error when it refuses.
+    `Settings`. ProgramError when the model cannot be exported or answers otherwise as a program, and the node's own
+    error when it refuses. A warning tells of sizes that had to be narrowed.
     """
-    from overwinter.model.export import export  # PyTorch takes a second: only who deploys waits for it
+    from overwinter.model.agreement import agree  # PyTorch takes a second: only who deploys waits for it
+    from overwinter.model.export import export
 
     chosen = settings_of(slo, settings)
     source = None if handler is None else Path(handler).read_text()
-    exported = export(model, example_inputs, dynamic)
-    ready = package(
-        name, exported.program, exported.weights, handler=source, assets=assets, tenant=tenant, settings=chosen
-    )
+    agreed = agree(export(model, example_inputs, dynamic))
+    for note in agreed.agreement.notes:
+        warnings.warn(note, stacklevel=2)
+    ready = package(name, *agreed, handler=source, assets=assets, tenant=tenant, settings=chosen)
     with Client(url) as client:
         return ready.upload(client)
 
@@ -179,6 +191,14 @@ def declared(source: str, name: str) -> tuple[TensorSpec, ...] | None:
                 form = '{"name": "text", "datatype": "BYTES", "shape": ["batch"]}'
                 raise HandlerError(f"{name} of the handler must be a list of literals like {form}: {error}") from None
     return None
+
+
+def _check_batching(max_batch: int, agreement: Agreement | None) -> None:
+    obstacle = "nobody compared shared runs with runs alone" if agreement is None else agreement.batching.obstacle
+    if obstacle:
+        raise ProgramError(
+            f"max_batch is {max_batch}, but requests to this model cannot share a run: {obstacle}; leave max_batch at 1"
+        )
 
 
 def _blob(data: bytes, contents: dict[Address, Callable[[], Buffer]]) -> Blob:

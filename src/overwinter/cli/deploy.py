@@ -115,14 +115,19 @@ def _packaged(source: str, function: Mapping[str, Any], settings: Any) -> "Packa
 
     with turning("importing PyTorch"):
         from overwinter.cli.source import export_source, open_source
+        from overwinter.model.agreement import agree
     # What the author's code prints must not come between a program and its JSON.
     with redirect_stdout(sys.stderr):
         with turning(f"loading {source}"):
             opened = open_source(source, Path.cwd())
         with turning(f"exporting {source}"):
             exported = export_source(opened)
+        with turning("comparing the program with the model"):
+            program, weights, agreement = agree(exported)
+    for note in agreement.notes:
+        click.echo(note, err=True)
     with turning("hashing its blocks"):
-        return package(program=exported.program, weights=exported.weights, settings=settings, **function)
+        return package(program=program, weights=weights, agreement=agreement, settings=settings, **function)
 
 
 def _check_names(name: str, tenant: str, assets: list[str], handler: Path | None) -> None:

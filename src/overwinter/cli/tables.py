@@ -102,12 +102,33 @@ def function_table(function: Description, now: float) -> Table:
         "size": f"{size_text(function['nbytes'])} with {function['blocks']} blocks of weights",
         "missing": f"{size_text(function['missing_bytes'])} in the host store",
         "handler": "yes" if function["handler"] else "no",
+        **agreement_facts(function["agreement"]),
         "created": age_text(now - function["created"]),
         **{f"input {spec['name']}": spec_text(spec) for spec in function["inputs"]},
         **{f"output {spec['name']}": spec_text(spec) for spec in function["outputs"]},
         **{key: "none" if value is None else str(value) for key, value in function["settings"].items()},
     }
     return facts_table(facts)
+
+
+def agreement_facts(agreement: Description | None) -> dict[str, str]:
+    """How the program compared with its model, and whether requests may share a run."""
+    if agreement is None:
+        return {"agreement": "nobody compared the program with its model"}
+    count = len(agreement["sizes"])
+    where = f"at {count} sizes" if count > 1 else "at its fixed sizes"
+    facts = {"agreement": f"{_closeness_text(agreement['outputs'])}, {where}"}
+    facts |= {f"agreement {number}": note for number, note in enumerate(agreement["notes"], 1)}
+    obstacle = agreement["batching"]["obstacle"]
+    shared = _closeness_text(agreement["batching"]["outputs"])
+    return facts | {"batching": f"one request a run: {obstacle}" if obstacle else f"requests may share a run: {shared}"}
+
+
+def _closeness_text(outputs: Mapping[str, Description]) -> str:
+    if all(output["exact"] for output in outputs.values()):
+        return "equal bit for bit"
+    name = max(outputs, key=lambda name: outputs[name]["difference"])
+    return f"largest difference {outputs[name]['difference']:.2g} of the magnitude, in output {name!r}"
 
 
 def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> Table:

@@ -7,7 +7,7 @@ OverwinterError
     TooLargeError       413
   AuthorError           the function author's: 400 on deploy
     ProgramError        what cannot be exported, validated or run
-    HandlerError        raised by preprocess or postprocess, 500
+    HandlerError        raised by preprocess or postprocess, or an answer that is not what was declared: 500
   MachineError          this machine's, or its load's
     OverloadedError     503 with Retry-After
     DeadlineError       504
@@ -64,7 +64,7 @@ class ProgramError(AuthorError):
 
 
 class HandlerError(AuthorError):
-    """The function's own code failed."""
+    """The function's own code failed, or gave what it does not declare."""
 
     status = 500
 

@@ -27,7 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slo_ms: float | None = None
     timeout_s: float = 60.0
     max_batch: int = 1
-    """Most requests in one run. 1 keeps every answer bit-equal to a run of its own."""
+    """Most requests in one run, for models whose requests were found to get from a shared run what they get alone. 1
+    keeps every answer bit-equal to a run of its own."""
     max_bodies: int = 8
     """Most bodies at once; the node starts a second one only when the first cannot do what is waiting."""
     queue_limit: int = 512

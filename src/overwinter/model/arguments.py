@@ -44,11 +44,16 @@ class Arguments(NamedTuple):
                     arranged[name] = leaves[name]
         return arranged
 
-    def filled(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The examples as arguments to call the module with."""
-        examples = self.arranged({name: tensor for name, tensor, _ in self.inputs})
-        filled = BoundArguments(self.bound.signature, examples)
+    def filled(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A tensor for each input, as arguments to call the module with."""
+        named = {name: tensor for (name, _, _), tensor in zip(self.inputs, tensors, strict=True)}
+        filled = BoundArguments(self.bound.signature, self.arranged(named))
         return filled.args, filled.kwargs
+
+    @property
+    def examples(self) -> list[torch.Tensor]:
+        """The example of each input."""
+        return [tensor for _, tensor, _ in self.inputs]
 
 
 def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None) -> Arguments:

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,11 +43,29 @@ _EXPRESSION = re.compile(r"failed for expression (?P<asked>.+) on node")
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
-class Exported(NamedTuple):
-    """A program and its weights: dense CPU tensors in the program's order, each in the order of its `Weight`."""
+class Reference(NamedTuple):
+    """The model that a program was made from."""
+
+    run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    """Takes the program's inputs, gives its outputs, in its order."""
+    examples: list[torch.Tensor]
+    """One for each input; a size that may vary is at least 2 where the model allows it."""
+    convert: Callable[[Mapping[str, tuple[int, int]]], "Exported"]
+    """Makes the program again, for these ranges of the dynamic sizes."""
+
+
+class Exported(msgspec.Struct):
+    """A program and its weights: dense CPU tensors in the program's order, each in the order of its `Weight`.
+
+    Unpacks as these two.
+    """
 
     program: Program
     weights: list[torch.Tensor]
+    reference: Reference | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.program, self.weights))
 
 
 def convert(
@@ -179,7 +197,7 @@ class _Conversion:
         else:
             self._place(node, first)
         args = tuple(self._argument(argument, node) for argument in node.args)
-        call = Call(operator_name(node.target), args, self._kwargs(node), slots)
+        call = Call(operator_name(node.target), args, self._kwargs(node, parts[0]), slots)
         self._append(call, module_path(node), self._macs(node, parts[0]))
 
     def _add_check(self, node: Node) -> None:
@@ -189,7 +207,7 @@ class _Conversion:
         if name == "aten._assert_scalar.default":
             args[1] = self._words(node)
         args = [_message(argument) if isinstance(argument, str) else argument for argument in args]
-        self._append(Call(name, tuple(args), self._kwargs(node), ()), module_path(node))
+        self._append(Call(name, tuple(args), self._kwargs(node, None), ()), module_path(node))
 
     def _words(self, node: Node) -> str:
         """What to say when the number of an assertion is not as it should be."""
@@ -284,8 +302,10 @@ class _Conversion:
             f"{operator_name(node.target)} takes {argument!r}, which no program can hold; called at {source_line(node)}"
         )
 
-    def _kwargs(self, node: Node) -> dict[str, Argument]:
-        """The named arguments without those that say nothing, and with the device where the result has no other."""
+    def _kwargs(self, node: Node, result: Any) -> dict[str, Argument]:
+        """The named arguments without those that say nothing, and with what a result without tensors to follow takes
+        from the process that makes it: its device and its type.
+        """
         kept = {
             key: self._argument(argument, node)
             for key, argument in node.kwargs.items()
@@ -298,6 +318,7 @@ class _Conversion:
             has_tensor = any("Tensor" in str(argument.type) for argument in arguments)
             if not has_tensor and any(argument.name == "device" for argument in arguments):
                 kept["device"] = Device()
+                kept["dtype"] = Dtype(dtype_name(result.dtype))
         return kept
 
     def _macs(self, node: Node, result: Any) -> int:

@@ -3,7 +3,7 @@
 For the deployer's side only: the model's own code runs here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,12 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import BATCH, Bounds, Dynamic, Example, Input, arguments_of
 from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
-from overwinter.model.conversion import Exported, convert
+from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
 from overwinter.model.tracing import Words, border, fixing_line, trace
+from overwinter.model.untouched import untouched
 
 __all__ = ["Exported", "export", "export_saved"]
 
@@ -56,12 +57,20 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
         symbol: ValueRanges(1 if found.lower == _ASSUMED else found.lower, found.upper)
         for symbol, found in exported.range_constraints.items()
     }
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        placed = [tensor.to(own.device) for own, tensor in zip(arguments.examples, tensors, strict=True)]
+        args, kwargs = arguments.filled(placed)
+        with untouched(module):
+            return _tensors(module(*args, **kwargs))
+
     return _converted(
         _Graph(
             exported,
+            run=run,
+            examples=arguments.examples,
             labels=[name for name, _, _ in arguments.inputs],
             names=[dims for _, _, dims in arguments.inputs],
-            shapes=[tuple(tensor.shape) for _, tensor, _ in arguments.inputs],
             bounds=bounds,
             constraints=constraints,
             unbounded=named - arguments.bounds.keys(),
@@ -78,6 +87,8 @@ def export_saved(path: Path) -> Exported:
     """
     with border(f"cannot open {path.name}"):
         exported = torch.export.load(path)
+        # Before the conversion, which changes the graph.
+        module = exported.module()
     known: dict[sympy.Expr, str] = {}
     names: list[dict[int, str]] = []
     for tensor in _input_values(exported):
@@ -87,12 +98,18 @@ def export_saved(path: Path) -> Exported:
                 new = BATCH if dim == 0 and BATCH not in known.values() else f"size_{len(known)}"
                 names[-1][dim] = known.setdefault(size.node.expr, new)
     leaves = torch.utils._pytree.tree_leaves(exported.example_inputs) if exported.example_inputs else []
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        args, kwargs = torch.utils._pytree.tree_unflatten(list(tensors), exported.call_spec.in_spec)
+        return _tensors(module(*args, **kwargs))
+
     return _converted(
         _Graph(
             exported,
+            run=run,
+            examples=[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)],
             labels=[str(name) for name in exported.graph_signature.user_inputs],
             names=names,
-            shapes=[tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)],
             bounds={name: _default(name) for name in known.values()},
             constraints=dict(exported.range_constraints),
             unbounded={name for size, name in known.items() if not _range(size, exported.range_constraints)[1]},
@@ -105,12 +122,14 @@ class _Graph(NamedTuple):
     """An exported graph, and what is known of its inputs and their sizes."""
 
     exported: ExportedProgram
+    run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    """The model: takes and gives tensors in the program's order."""
+    examples: list[torch.Tensor]
+    """One for each input; none if the export kept none."""
     labels: list[str]
     """Names of the inputs."""
     names: list[dict[int, str]]
     """For each input, names of its dynamic sizes by dimension."""
-    shapes: list[tuple[int, ...]]
-    """Of the example inputs; none if there are no such."""
     bounds: Bounds
     """The smallest and largest value that each size is to have at most."""
     constraints: Constraints
@@ -138,7 +157,17 @@ def _converted(graph: _Graph) -> Exported:
     ranges, checks = narrowed(ranges, conditions)
     example = _example(graph, ranges, conditions)
     converted = convert(graph.exported, graph.labels, shapes, Sizes(meanings, ranges, example), checks, graph.words)
-    return converted._replace(program=_limited(converted.program, graph.unbounded - {BATCH}))
+    program = _limited(converted.program, graph.unbounded - {BATCH})
+
+    def within(ranges: Mapping[str, tuple[int, int]]) -> Exported:
+        return _converted(graph._replace(bounds=dict(ranges), unbounded=set()))
+
+    return Exported(program, converted.weights, Reference(graph.run, graph.examples, within))
+
+
+def _tensors(outputs: object) -> list[torch.Tensor]:
+    """The tensors in what a model returns, in the order of a program's outputs."""
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if leaf is not None]
 
 
 def _conditions(
@@ -158,7 +187,9 @@ def _conditions(
 def _example(graph: _Graph, ranges: Bounds, conditions: Sequence[Condition]) -> dict[str, int]:
     """Sizes at which the program is measured: the example's, but the smallest batch where it is allowed."""
     seen = {
-        name: shape[dim] for dims, shape in zip(graph.names, graph.shapes, strict=False) for dim, name in dims.items()
+        name: own.shape[dim]
+        for dims, own in zip(graph.names, graph.examples, strict=False)
+        for dim, name in dims.items()
     }
     given = {name: min(max(seen.get(name, low), low), high) for name, (low, high) in ranges.items()}
     alone = {name: ranges[name][0] if name == BATCH else size for name, size in given.items()}

@@ -5,6 +5,7 @@ which the calls first use them; the inputs follow; then each result of each call
 is given once. `frees` of a call lists the results that nothing reads after it.
 """
 
+import re
 from collections.abc import Mapping
 from math import prod
 
@@ -14,6 +15,11 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.model.dtypes import ITEM_BYTES
 
 FORMAT_VERSION = 1
+
+BATCH = "batch"
+"""The dynamic size that counts the rows of a request; what one request has of it, another may be joined to."""
+
+_WORD = re.compile(r"\w+")
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False, tag="s", tag_field="k", rename={"number": "n"}):
@@ -132,6 +138,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def first_value(self) -> int:
         """Slot of the first call's first result."""
         return len(self.weights) + len(self.inputs)
+
+    @property
+    def unjoinable(self) -> str:
+        """Why no two requests can share a run, as far as shapes tell; empty if they may."""
+        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+            for spec in specs:
+                if spec.shape[:1] != (BATCH,):
+                    return f"{kind} {spec.name!r} of shape {list(spec.shape)} has no {BATCH!r} as its first dimension"
+                if any(BATCH in _WORD.findall(str(size)) for size in spec.shape[1:]):
+                    return f"{kind} {spec.name!r} of shape {list(spec.shape)} has {BATCH!r} beside its first dimension"
+        return "" if self.inputs else "it takes no input"
 
     def slot_name(self, slot: int) -> str:
         """How to speak of a slot in a message."""

@@ -38,7 +38,7 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Trac
     """The module's graph, with the named sizes of its inputs dynamic within `ranges`; the module stays as it was."""
     sizes = {label: Dim.AUTO(min=low, max=high) for label, (low, high) in ranges.items()}
     shapes = {name: {dim: sizes[label] for dim, label in dims.items()} for name, _, dims in arguments.inputs}
-    args, kwargs = arguments.filled()
+    args, kwargs = arguments.filled(arguments.examples)
     with border("the model cannot be exported"), torch.no_grad(), untouched(module), _overheard() as words:
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=arguments.arranged(shapes), strict=False)
         _check_buffers(module)

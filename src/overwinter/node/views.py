@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from overwinter.core.actions import Start
+from overwinter.core.agreement import Agreement
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.core.tensor import Tensor, TensorSpec
@@ -37,6 +38,7 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     settings: Settings
+    agreement: Agreement | None
     handler: bool
     life: str
     bodies: int
@@ -99,6 +101,7 @@ class FunctionView:
             inputs=self.inputs,
             outputs=self.outputs,
             settings=self.settings,
+            agreement=deployment.manifest.agreement,
             handler=deployment.manifest.handler is not None,
             life=self.life,
             bodies=0 if self._state is None else len(self._state.bodies),

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from overwinter.core.agreement import Agreement
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
 from overwinter.core.ids import NAME_PATTERN, Address, FunctionName, TenantId
@@ -67,6 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outputs: tuple[TensorSpec, ...]
     handler: Handler | None = None
     settings: Settings = Settings()
+    agreement: Agreement | None = None
+    """How the program compared with its model when it was deployed; None if nobody compared them."""
 
     def blobs(self) -> tuple[Blob, ...]:
         """Everything the function needs in a place, each address once: program, handler, assets, blocks in order."""

@@ -15,7 +15,9 @@ from overwinter.core.errors import CallerError, HandlerError, OverwinterError
 from overwinter.core.ids import Address
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program, value_checks
+from overwinter.model.declared import Declared
 from overwinter.model.program import Program, decode_program
+from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure, Load
 from overwinter.worker.values import DTYPES, Parcel, Value
@@ -24,7 +26,6 @@ from overwinter.worker.weights import MappedBlock, read_all, weight_tensors
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 Named = dict[str, Value]
 Outcome = dict[str, Value] | Failure
-BATCH = "batch"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,6 +36,7 @@ class Prepared:
     def __init__(self, content: bytes) -> None:
         self.program: Program = decode_program(content)
         self.run: Compiled = compile_program(self.program)
+        self.declared = Declared(self.program)
 
     def unchecked(self) -> Compiled:
         """The same for zeros: what the program checks of tensors need not hold of them."""
@@ -62,14 +64,15 @@ class Runner:
         self.weights = weights
         self._handler = handler
         self._handling = threading.Lock()
-        every = (*self.program.inputs, *self.program.outputs)
-        self._batched = all(spec.shape[:1] == ("batch",) for spec in every)
+        self._declared = prepared.declared
+        self._batched = not self.program.unjoinable
 
     def rehearse(self) -> None:
-        """Run the program once on zeros of its example sizes; ProgramError or the operator's own error if it fails."""
+        """Run the program once on zeros of its example sizes; HandlerError or the operator's own error if it fails."""
         run = self._prepared.unchecked()
         with torch.inference_mode():
-            run(self.weights, self.zeros())
+            zeros = self.zeros()
+            self._check_outputs(zeros, run(self.weights, zeros))
 
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
         """Inputs of the program's example sizes, and of its least batch unless told."""
@@ -173,7 +176,14 @@ class Runner:
         except (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError) as error:
             shapes = [list(tensor.shape) for tensor in inputs]
             raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
+        self._check_outputs(inputs, outputs)
         return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
+
+    def _check_outputs(self, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """HandlerError unless the answer is what clients were told that it is."""
+        fault = self._declared.fault(inputs, outputs)
+        if fault:
+            raise HandlerError(f"the program of {self.function} answers otherwise than it declares: {fault}")
 
 
 def check_promise(values: Mapping[str, Value], promised: tuple[TensorSpec, ...]) -> None:

@@ -44,8 +44,7 @@ def least_rows(program: Program) -> int:
 
 def batch_limit(program: Program) -> int:
     """The most requests of least size that one run takes; 1 for a program whose requests cannot be joined."""
-    joined = all(spec.shape[:1] == (BATCH,) for spec in (*program.inputs, *program.outputs))
-    return max(1, program.dimensions[BATCH][1] // least_rows(program)) if joined and program.inputs else 1
+    return 1 if program.unjoinable else max(1, program.dimensions[BATCH][1] // least_rows(program))
 
 
 class MeasuredBody:

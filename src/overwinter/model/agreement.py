@@ -1,0 +1,254 @@
+"""Does a program answer as the model does that it was made from?
+
+For the deployer's side only: the model's own code runs here. Program and model run side by side on random inputs, at
+the sizes where exports go wrong; `docs/decisions/agreement.md` says which, and why.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from overwinter.core.agreement import Agreement, Batching
+from overwinter.core.errors import ProgramError
+from overwinter.model.closeness import Meter, bound_of
+from overwinter.model.compile import compile_program
+from overwinter.model.conversion import Exported, Reference
+from overwinter.model.declared import Declared
+from overwinter.model.draws import KINDS, Draws, Kind
+from overwinter.model.joining import batching
+from overwinter.model.structure import BATCH, Program
+
+FREE = 2
+"""The least size that an export takes for any: it holds from here, and may not hold at 1."""
+
+Tensors = list[torch.Tensor]
+Sizes = dict[str, int]
+
+
+class Agreed(NamedTuple):
+    """A program that was compared with its model, and its weights."""
+
+    program: Program
+    weights: Tensors
+    agreement: Agreement
+
+
+class _Fault(NamedTuple):
+    words: str
+    raised: bool
+    """Whether it is that only one of the two answers."""
+
+
+def agree(exported: Exported) -> Agreed:
+    """Compare a program with its model, and take from its sizes what they do not agree on.
+
+    A size whose 1 is wrong begins at 2, one that the model refuses to have larger ends at the example's. ProgramError,
+    naming the sizes, the output and the largest difference, where they differ otherwise.
+    """
+    assert exported.reference is not None, "only what was exported just now can be compared"
+    trial = _Trial(exported.program, exported.weights, exported.reference)
+    base = trial.begin()
+    _try_least(trial, base)
+    _try_larger(trial, base)
+    if trial.ranges != exported.program.dimensions:
+        exported = exported.reference.convert(trial.ranges)
+    agreement = Agreement(
+        sizes=tuple(trial.sizes),
+        bound=trial.bound,
+        outputs=trial.meter.closeness(),
+        batching=trial.batching(exported.program, base),
+        notes=tuple(trial.notes),
+    )
+    return Agreed(exported.program, exported.weights, agreement)
+
+
+def _try_least(trial: "_Trial", base: Sizes) -> None:
+    """Each size at its least alone, and all of them; where that is a 1, it may have to become 2."""
+    for name, low in trial.below(base).items():
+        fault = trial.fault_at({**base, name: low})
+        if fault and not trial.can_begin(name, {**base, name: FREE}, fault):
+            raise ProgramError(fault.words)
+    least = trial.below(base)
+    fault = trial.fault_at({**base, **least}) if len(least) > 1 else None
+    # A batch of 1 is what most requests are: it goes last.
+    names = sorted(least, key=lambda name: name == BATCH)
+    if fault and not any(trial.can_begin(name, {**base, **least, name: FREE}, fault) for name in names):
+        raise ProgramError(fault.words)
+
+
+def _try_larger(trial: "_Trial", base: Sizes) -> None:
+    """All sizes at one and a half of the example's, made odd, or at twice where nobody answers that; each alone if only
+    one of the two does.
+    """
+    for factor, odd in ((1.5, 1), (2, 0)):
+        larger = {name: min(trial.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
+        larger = {name: size for name, size in larger.items() if size > base[name]}
+        compared = len(trial.sizes)
+        fault = trial.fault_at({**base, **larger}) if larger else None
+        if fault is not None:
+            _end_sizes(trial, base, larger, fault)
+        if len(trial.sizes) > compared:
+            return
+
+
+def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> None:
+    """Let end at the example's what is at fault when it alone is larger; ProgramError if nothing is, or answers
+    differ.
+    """
+    alone = {name: trial.fault_at({**base, name: size}) for name, size in larger.items()}
+    found = {name: each for name, each in alone.items() if each is not None}
+    wrong = [each for each in (fault, *found.values()) if not each.raised]
+    if wrong or not found:
+        raise ProgramError((wrong or [fault])[0].words)
+    for name, each in found.items():
+        trial.end(name, base[name], each)
+    left = {name: size for name, size in larger.items() if name not in found}
+    again = trial.fault_at({**base, **left}) if left else None
+    if again is not None:
+        raise ProgramError(again.words)
+
+
+class _Trial:
+    """A program and its model side by side, and what was seen of them so far."""
+
+    def __init__(self, program: Program, weights: Tensors, reference: Reference) -> None:
+        self.ranges = dict(program.dimensions)
+        self.sizes: list[Sizes] = []
+        self.notes: list[str] = []
+        self.bound = bound_of(program)
+        self.meter = Meter(program, self.bound)
+        self._program = program
+        self._weights = weights
+        self._run = compile_program(program)
+        self._declared = Declared(program)
+        self._reference = reference
+        self._draws = Draws(program, reference.examples)
+        self._kind: Kind = KINDS[0]
+        """The richest inputs that the model takes at the example's sizes."""
+
+    def begin(self) -> Sizes:
+        """Compare at the example's sizes, or from where the export holds, and give them; ProgramError if it fails."""
+        base = {name: min(max(size, FREE), self.ranges[name][1]) for name, size in self._program.example.items()}
+        fault = self.fault_at(base)
+        if fault is not None:
+            raise ProgramError(fault.words)
+        if not self.sizes:
+            error = self._model(self._draws.inputs(base, 0, "example"))
+            raise ProgramError(f"the model itself cannot run {_spoken(base)}: {_words(error)}")
+        return base
+
+    def below(self, base: Sizes) -> Sizes:
+        """The least of each size that can be less than in `base`."""
+        return {name: low for name, (low, _) in self.ranges.items() if low < base[name]}
+
+    def fault_at(self, sizes: Sizes) -> _Fault | None:
+        """What is wrong at these sizes; where neither answers, nothing is."""
+        for kind in KINDS[KINDS.index(self._kind) :]:
+            inputs = self._draws.inputs(sizes, 0, kind)
+            wanted = self._model(inputs)
+            if not isinstance(wanted, Exception):
+                break
+        given = self._answer(inputs)
+        if isinstance(wanted, Exception):
+            lone = _Fault(f"for {_spoken(sizes)} the program answers and the model does not: {_words(wanted)}", True)
+            return None if isinstance(given, Exception) else lone
+        if isinstance(given, Exception):
+            return _Fault(f"for {_spoken(sizes)} the model answers and the program does not: {_words(given)}", True)
+        fault = self._difference(inputs, wanted, given)
+        if fault:
+            return _Fault(f"for {_spoken(sizes)} the program does not answer as the model does: {fault}", False)
+        if not self.sizes:
+            self._kind = kind
+        self.sizes.append(sizes)
+        return None
+
+    def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
+        """Let a size whose 1 is at fault begin at 2, if program and model agree at `sizes`, where it is 2."""
+        low, high = self.ranges[name]
+        if low >= FREE or high < FREE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
+            return False
+        self.ranges[name] = (FREE, high)
+        self.notes.append(f"{name} begins at {FREE}: {fault.words}")
+        return True
+
+    def end(self, name: str, most: int, fault: _Fault) -> None:
+        """Let a size end at `most`."""
+        self.ranges[name] = (self.ranges[name][0], most)
+        self.notes.append(f"{name} ends at {most}: {fault.words}")
+
+    def batching(self, program: Program, base: Sizes) -> Batching:
+        """Whether requests to the program, as it became, may share a run."""
+
+        def request(rows: int, seed: int) -> Tensors:
+            return self._draws.inputs({**base, BATCH: rows}, seed, self._kind)
+
+        def answer(inputs: Tensors) -> Tensors:
+            given = self._answer(inputs)
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+        return batching(program, self.bound, request, answer)
+
+    def _difference(self, inputs: Tensors, wanted: Tensors, given: Tensors) -> str:
+        """How the program's answer is not the model's; empty if it is. What the model gives without PyTorch's fused
+        encoder counts as its answer, too.
+        """
+        undeclared = self._declared.fault(inputs, given)
+        fault = undeclared or self.meter.compare(wanted, given)
+        if not fault:
+            return ""
+        again = self._model(inputs)
+        if isinstance(again, Exception) or Meter(self._program, self.bound).compare(wanted, again):
+            return "the model gives another answer each time"
+        if undeclared or not torch.backends.mha.get_fastpath_enabled():
+            return fault
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            unfused = self._model(inputs)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        if isinstance(unfused, Exception) or self.meter.compare(unfused, given):
+            return fault
+        note = "compared with the model without PyTorch's fused encoder, which gives zeros for what is padding"
+        self.notes += [] if note in self.notes else [note]
+        return ""
+
+    def _answer(self, inputs: Tensors) -> Tensors | Exception:
+        """What the program gives in a process that was told nothing, as a worker is."""
+        try:
+            with torch.inference_mode(), _untouched_default_dtype():
+                return list(self._run(self._weights, inputs))
+        except Exception as error:  # noqa: BLE001 - any operator may raise anything for these sizes
+            return error
+
+    def _model(self, inputs: Tensors) -> Tensors | Exception:
+        """What the model gives; it may write to what it is given."""
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return [tensor.cpu() for tensor in self._reference.run([tensor.clone() for tensor in inputs])]
+        except Exception as error:  # noqa: BLE001 - the border to the author's code
+            return error
+
+
+@contextmanager
+def _untouched_default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _spoken(sizes: Sizes) -> str:
+    return " and ".join(f"{name} {size}" for name, size in sizes.items()) or "its fixed sizes"
+
+
+def _words(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

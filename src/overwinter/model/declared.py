@@ -1,0 +1,73 @@
+"""Does a run give what the program declares?
+
+Looked at after every run, so all that can be is worked out before.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from overwinter.model.dtypes import DTYPES
+from overwinter.model.structure import Program
+
+
+class _Output(NamedTuple):
+    """One declared output: the sizes that must be these, and those that must be an input's."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+    fixed: tuple[tuple[int, int], ...]
+    """Dimension and size."""
+    named: tuple[tuple[int, int, int], ...]
+    """Dimension, number of the input, and dimension of the input."""
+
+
+class Declared:
+    """The outputs that a program declares."""
+
+    def __init__(self, program: Program) -> None:
+        places = {
+            size: (number, dim)
+            for number, spec in enumerate(program.inputs)
+            for dim, size in enumerate(spec.shape)
+            if isinstance(size, str)
+        }
+        self._outputs = [
+            _Output(
+                spec.name,
+                getattr(torch, DTYPES[spec.datatype]),
+                spec.shape,
+                tuple((dim, size) for dim, size in enumerate(spec.shape) if isinstance(size, int)),
+                tuple((dim, *places[size]) for dim, size in enumerate(spec.shape) if size in places),
+            )
+            for spec in program.outputs
+        ]
+
+    def fault(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
+        """The first output that is not as declared, for these inputs; empty if all are. A size that is worked out from
+        others is not looked at.
+        """
+        for output, value in zip(self._outputs, outputs, strict=True):
+            if not _fits(output, value, inputs):
+                given = f"{_name(value.dtype)} {list(value.shape)}"
+                return f"output {output.name!r} is {given}, declared is {_name(output.dtype)} {list(output.shape)}"
+        return ""
+
+
+def _fits(output: _Output, value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+    # Plain loops over single sizes: a generator, or a whole shape, takes several times as long.
+    if value.dtype is not output.dtype or value.dim() != len(output.shape):
+        return False
+    for dim, size in output.fixed:
+        if value.size(dim) != size:
+            return False
+    for dim, number, at in output.named:  # noqa: SIM110
+        if value.size(dim) != inputs[number].size(at):
+            return False
+    return True
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,111 @@
+"""Which random inputs may a model be tried with?
+
+Nobody but the author knows what inputs mean, so they are drawn to look like the examples. A model that fails at them is
+given plainer ones: each kind is tried after the one before.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from overwinter.model.dtypes import DTYPES
+from overwinter.model.operators import VIEWS
+from overwinter.model.structure import Program, Slot
+
+Kind = Literal["wide", "near", "example", "least"]
+KINDS: tuple[Kind, ...] = ("wide", "near", "example", "least")
+"""What the examples suggest; values between the examples' own; the examples themselves, cut or repeated; their least
+whole number."""
+
+_EMBEDDING = "aten.embedding.default"
+_SAME_NUMBERS = VIEWS | {"aten._to_copy.default", "aten.clone.default"}
+
+
+class Draws:
+    """Makes inputs of a program from one example of each, or from its declaration alone if there are none."""
+
+    def __init__(self, program: Program, examples: Sequence[torch.Tensor]) -> None:
+        self._specs = program.inputs
+        given = examples or [torch.zeros(0, dtype=getattr(torch, DTYPES[spec.datatype])) for spec in program.inputs]
+        self._examples = [example.detach().cpu() for example in given]
+        self._rows = _table_rows(program)
+
+    def inputs(self, sizes: Mapping[str, int], seed: int, kind: Kind) -> list[torch.Tensor]:
+        """Inputs of these dynamic sizes; equal seeds give equal inputs."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = []
+        for at, (spec, example) in enumerate(zip(self._specs, self._examples, strict=True)):
+            shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
+            if kind == "example":
+                drawn.append(_repeated(example, shape))
+            elif example.is_floating_point():
+                drawn.append(_floats(example, shape, generator, kind))
+            else:
+                drawn.append(_whole(example, shape, generator, kind, self._rows.get(at)))
+        return drawn
+
+
+def _floats(example: torch.Tensor, shape: list[int], generator: torch.Generator, kind: Kind) -> torch.Tensor:
+    """About the example's mean, spread as its values are and never beyond them; from nothing to twice its value where
+    it has but one; and its own values where some are infinite.
+    """
+    values = example.double().flatten()
+    if not values.isfinite().all():
+        return example.flatten()[torch.randint(values.numel(), shape, generator=generator)]
+    low, high = (values.min().item(), values.max().item()) if values.numel() else (0.0, 0.0)
+    if low < high:
+        drawn = values.mean() + values.std() * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return drawn.clamp(low, high).to(example.dtype)
+    if kind == "wide":
+        low, high = (-1.0, 1.0) if low == 0 else (0.0, 2 * low)
+    return (low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)).to(example.dtype)
+
+
+def _whole(
+    example: torch.Tensor, shape: list[int], generator: torch.Generator, kind: Kind, rows: int | None
+) -> torch.Tensor:
+    """Whole numbers or truth values: rows of the table that they are looked up in, a mask, or between the example's."""
+    low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 0)
+    if kind == "wide" and rows is not None:
+        low, high = 0, rows - 1
+    elif kind == "wide" and low == high and low in (0, 1):
+        return _mask(low, shape, generator).to(example.dtype)
+    elif kind == "wide" and low == high:
+        low, high = min(1, low), max(-1, high)
+    elif kind == "least":
+        high = low
+    return torch.randint(low, high + 1, shape, generator=generator).to(example.dtype)
+
+
+def _mask(value: int, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """Rows that begin with `value` and end with the other, as the mask of padded texts does."""
+    if not shape:
+        return torch.tensor(value)
+    kept = torch.randint(1, shape[-1] + 1, [*shape[:-1], 1], generator=generator) if shape[-1] else 0
+    return torch.where(torch.arange(shape[-1]) < kept, value, 1 - value)
+
+
+def _repeated(example: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    if not example.numel():
+        return torch.zeros(shape, dtype=example.dtype)
+    for dim, size in enumerate(shape):
+        example = example.index_select(dim, torch.arange(size) % example.shape[dim])
+    return example
+
+
+def _table_rows(program: Program) -> dict[int, int]:
+    """The inputs, by number, that choose rows of a weight, and how many rows it has."""
+    origins = {program.first_input + at: at for at in range(len(program.inputs))}
+    rows: dict[int, int] = {}
+    for call in program.calls:
+        match call.args:
+            case [Slot(table), Slot(chosen), *_] if call.operator == _EMBEDDING:
+                if chosen in origins and table < program.first_input:
+                    least = program.weights[table].shape[0]
+                    rows[origins[chosen]] = min(least, rows.get(origins[chosen], least))
+            case [Slot(same), *_] if call.operator in _SAME_NUMBERS and same in origins and len(call.outputs) == 1:
+                origins[call.outputs[0]] = origins[same]
+            case _:
+                pass
+    return rows

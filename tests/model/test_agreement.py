@@ -1,0 +1,216 @@
+"""A program is compared with its module: at the sizes where exports go wrong, and where callers would share a run."""
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.agreement import agree
+from overwinter.model.compile import compile_program
+from overwinter.model.export import export, export_saved
+
+X = torch.arange(56.0).reshape(2, 7, 4) / 10
+BATCH = {"x": {0: "batch"}}
+BOTH = {"x": {0: "batch", 1: "sequence"}}
+
+
+class Net(nn.Module):
+    """A module around one function, with a weight to use in it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def agreed(function, dynamic=BOTH, x=X):
+    return agree(export(Net(function), (x,), dynamic))
+
+
+def squeezed(_, x):
+    y = x.mean(-1).squeeze()
+    return x * (2 if y.dim() == 2 else 3)
+
+
+def scaled(_, x):
+    return x * 100 if x.shape[0] == 1 else x
+
+
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda self, x: x @ self.weight, (1, 1)),
+        (scaled, (2, 1)),
+        (lambda _, x: x if x.shape[1] <= 1 else x + 1, (1, 2)),
+        (lambda _, x: x - 1 if x.shape[0] > 1 else x, (2, 1)),
+        (lambda _, x: x - 1 if x.shape[0] * x.shape[1] > 1 else x, (1, 2)),
+        (squeezed, (2, 2)),
+    ],
+)
+def test_a_size_begins_at_two_where_its_one_is_answered_wrong(function, least):
+    program, weights, agreement = agreed(function)
+    lows = {name: low for name, (low, _) in program.dimensions.items()}
+    assert tuple(lows.values()) == least
+    assert all(any(note.startswith(name) for note in agreement.notes) for name, low in lows.items() if low > 1)
+    run = compile_program(program)
+    for batch, sequence in itertools.product((least[0], 3), (least[1], 5)):
+        x = torch.randn(batch, sequence, 4)
+        with torch.inference_mode():
+            assert torch.equal(run(weights, (x,))[0], Net(function)(x))
+
+
+def test_a_batch_that_begins_at_two_keeps_layers_and_sizes_true():
+    agreement = agreed(lambda self, x: scaled(self, x @ self.weight), BATCH)
+    assert agreement.program.example == {"batch": 2}
+    [layer] = agreement.program.layers
+    assert layer.output_bytes == 2 * 7 * 4 * 4
+
+
+def test_a_fixed_program_is_compared_at_its_only_size():
+    assert agreed(lambda _, x: x + 1, {}).agreement.sizes == ({},)
+
+
+def test_what_differs_at_a_larger_size_is_refused_with_the_size_the_output_and_the_difference():
+    class Long(nn.Module):
+        def forward(self, x):
+            # Libraries take such branches for the exporter's sake.
+            return x if torch.compiler.is_exporting() or x.shape[0] < 3 else 2 * x
+
+    with pytest.raises(ProgramError) as caught:
+        agree(export(Long(), (X,), BATCH))
+    assert "batch 3" in str(caught.value)
+    assert "'output'" in str(caught.value)
+
+
+def test_a_module_that_answers_otherwise_each_time_is_refused():
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            Counting.calls += 1
+            return x + Counting.calls
+
+    with pytest.raises(ProgramError, match="another answer each time"):
+        agree(export(Counting(), (X,)))
+
+
+def test_a_module_that_fails_outside_its_example_gets_a_narrower_range():
+    class Picky(nn.Module):
+        def forward(self, x):
+            if not torch.compiler.is_exporting() and x.shape[1] > 7:
+                raise ValueError("too long")
+            return x + 1
+
+    program, _, agreement = agree(export(Picky(), (X,), BOTH))
+    assert program.dimensions == {"batch": (1, 1024), "sequence": (1, 7)}
+    assert any("too long" in note for note in agreement.notes)
+
+
+def test_a_saved_program_is_compared_with_itself_as_it_was(tmp_path):
+    sizes = {0: torch.export.Dim("rows")}
+    torch.export.save(
+        torch.export.export(Net(lambda self, x: x @ self.weight), (X,), dynamic_shapes=(sizes,)), tmp_path / "x.pt2"
+    )
+    agreement = agree(export_saved(tmp_path / "x.pt2")).agreement
+    assert {"batch": 1} in agreement.sizes
+    assert agreement.outputs["output"].exact
+
+
+def test_equal_bits_are_recorded_as_such():
+    agreement = agreed(lambda self, x: (x @ self.weight, x > 1)).agreement
+    assert list(agreement.outputs) == ["output_0", "output_1"]
+    assert all(output.exact and output.difference == 0 for output in agreement.outputs.values())
+    assert len(agreement.sizes) == 5
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_with_a_padding_mask_is_within_the_bound(padded):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+
+        def forward(self, x, mask):
+            return self.encoder(x, src_key_padding_mask=mask)
+
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, 3:] = padded
+    sizes = {0: "batch", 1: "sequence"}
+    found = agree(export(Encoder(), (torch.randn(2, 5, 8), mask), {"x": sizes, "mask": sizes})).agreement
+    assert found.outputs["output"].difference < found.bound
+    assert any("fused encoder" in note for note in found.notes)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("factory", [lambda: torch.full((4,), 0.1), lambda: torch.arange(4.0), lambda: torch.eye(4)[0]])
+def test_a_default_dtype_of_the_author_is_kept(factory):
+    torch.set_default_dtype(torch.float64)
+    try:
+        program, weights, agreement = agreed(lambda _, x: x[:, :, 0] * 2 + factory().sum(), {}, X.double())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert program.outputs[0].datatype == "FP64"
+    [answer] = compile_program(program)(weights, (X.double(),))
+    assert answer.dtype == torch.float64
+    assert agreement.outputs["output"].exact
+
+
+def test_a_default_dtype_that_cannot_be_kept_is_refused():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ProgramError, match="float32.*float64"):
+            agreed(lambda _, x: x / 2, x=torch.ones(2, 3, 4, dtype=torch.int64))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "dynamic", "words"),
+    [
+        (lambda _, x: x - x.mean(0), BATCH, "other answers"),
+        (lambda _, x: x.softmax(0), BATCH, "other answers"),
+        (lambda _, x: x.mean(0), BATCH, "output 'output'"),
+        (lambda _, x: x[:, 0] @ x[:, 0].t(), BATCH, "'batch' beside"),
+        (lambda _, x: torch.cat([x, x]), BATCH, "output 'output'"),
+        (lambda _, x: x.flip(0), BATCH, "other answers"),
+        (lambda _, x: x.cumsum(0), BATCH, "other answers"),
+        (lambda _, x: x + 1, {}, "input 'x'"),
+    ],
+)
+def test_what_mixes_the_rows_of_a_batch_is_not_batched(function, dynamic, words):
+    assert re.search(words, agreed(function, dynamic).agreement.batching.obstacle)
+
+
+def test_what_cannot_be_asked_two_things_is_not_batched():
+    class Stubborn(nn.Module):
+        def forward(self, x):
+            if not torch.compiler.is_exporting() and (x != 7).any():
+                raise ValueError("must be 7")
+            return x - x.float().mean(0)
+
+    obstacle = agree(export(Stubborn(), (torch.full((2, 3), 7),))).agreement.batching.obstacle
+    assert "no two different requests" in obstacle
+
+
+def test_a_square_input_is_not_batched():
+    square = {"x": {0: "batch", 1: "batch"}}
+    assert "'x'" in agreed(lambda _, x: x @ x, square, torch.randn(3, 3)).agreement.batching.obstacle
+
+
+def test_what_keeps_rows_apart_may_be_batched_with_requests_of_several_rows():
+    batching = agreed(lambda self, x: (x @ self.weight).softmax(-1), BATCH).agreement.batching
+    assert batching.obstacle == ""
+    assert any(len(set(rows)) > 1 for rows in batching.rows)
+    assert batching.outputs["output"].difference < 1e-6
+
+
+def test_an_answer_that_hardly_depends_on_others_is_still_not_batched():
+    batching = agreed(lambda _, x: 50 + x / 100 - x.mean(0) / 200, BATCH).agreement.batching
+    assert "other answers" in batching.obstacle
