@@ -135,3 +135,33 @@ def cut(path: Path, nbytes: int) -> None:
     path.chmod(0o600)
     os.truncate(path, nbytes)
     path.chmod(0o444)
+
+
+def stored(repository, count, nbytes=5000):
+    blobs = []
+    for _ in range(count):
+        data = os.urandom(nbytes)
+        repository.put(address_of(data), data)
+        blobs.append(Blob(address_of(data), nbytes))
+    return blobs
+
+
+def names(host):
+    return {path.name for path in below(host.root)}
+
+
+class Pipes:
+    """A source of blocks that come through pipes, as fast as the test writes them."""
+
+    def __init__(self):
+        self.readers = {}
+
+    def pipe(self, address):
+        self.readers[address], writer = os.pipe()
+        return writer
+
+    def open(self, address):
+        return self.readers.pop(address)
+
+    def set_aside(self, address):
+        return True

@@ -9,23 +9,10 @@ from overwinter.core.errors import CallerError, NoSpaceError, StoreError
 from overwinter.store.blocks import address_of
 from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
 from overwinter.store.manifest import Blob
-from tests.store.family import base, below, cut, fill_disk, flip_bit, head_variant
+from tests.store.family import Pipes, base, below, cut, flip_bit, head_variant, names, stored
 
 DATA = os.urandom(300_000)
 BLOB = Blob(address_of(DATA), len(DATA))
-
-
-def stored(repository, count, nbytes=5000):
-    blobs = []
-    for _ in range(count):
-        data = os.urandom(nbytes)
-        repository.put(address_of(data), data)
-        blobs.append(Blob(address_of(data), nbytes))
-    return blobs
-
-
-def names(host):
-    return {path.name for path in below(host.root)}
 
 
 @contextmanager
@@ -227,50 +214,6 @@ def test_a_budget_is_enforced_before_anything_is_written(repository, memory):
     assert names(host) == {blob.address for blob in blobs[:3]}
     host.drop([blobs[0].address])
     assert host.stage(blobs[1:]) == blobs[3].nbytes
-
-
-def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, small_disk):
-    blobs = stored(repository, 5, nbytes=400_000)
-    host = HostStore(small_disk / "host", repository)
-    with pytest.raises(NoSpaceError, match=r"host store .* needs \d+ bytes for 5 blocks.* on the tmpfs are free"):
-        host.stage(blobs)
-    assert names(host) == set()
-    assert host.stage(blobs[:2]) == 800_000
-
-
-class Pipes:
-    """A source of blocks that come through pipes, as fast as the test writes them."""
-
-    def __init__(self):
-        self.readers = {}
-
-    def pipe(self, address):
-        self.readers[address], writer = os.pipe()
-        return writer
-
-    def open(self, address):
-        return self.readers.pop(address)
-
-    def set_aside(self, address):
-        return True
-
-
-def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
-    class FillsTheDisk(Pipes):
-        def open(self, address):
-            fill_disk(small_disk)
-            return super().open(address)
-
-    source = FillsTheDisk()
-    host = HostStore(small_disk / "host", source)
-    writer = source.pipe(BLOB.address)
-    os.write(writer, DATA[:40_000])
-    os.close(writer)
-    with pytest.raises(NoSpaceError, match=f"cannot write block {BLOB.address}: the disk of {host.root} is full"):
-        host.stage([BLOB])
-    assert names(host) == set()
-    assert host.resident() == {}
-    assert host.occupied_bytes == 0
 
 
 def test_two_threads_copy_a_block_once(memory):

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError, StoreError
+from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName
 from overwinter.store.blocks import address_of
-from overwinter.store.manifest import Blob, Block, Piece
+from overwinter.store.manifest import Block, Piece
 from overwinter.store.repository import Repository
-from tests.store.family import Model, Shape, base, below, blocks_and_drafts, cut, fill_disk, flip_bit, head_variant
+from tests.store.family import Model, Shape, base, below, blocks_and_drafts, cut, flip_bit, head_variant
 
 DATA = os.urandom(300_000)
 ADDRESS = address_of(DATA)
@@ -275,41 +275,3 @@ def test_threads_may_deploy_one_model_at_once(repository):
     assert [found.version for found in repository.deployments()] == [1, 2, 3, 4]
     assert blocks_and_drafts(repository) == set(model.files)
     assert all(repository.read(address) == data for address, data in model.files.items())
-
-
-def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
-    repository = Repository(small_disk / "repository")
-    large = os.urandom(2 << 20)
-    with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}.*bytes free"):
-        repository.put(address_of(large), large)
-    assert blocks_and_drafts(repository) == set()
-    assert repository.put(ADDRESS, DATA)
-    assert repository.read(ADDRESS) == DATA
-    repository.close()
-
-
-def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_disk):
-    repository = Repository(small_disk / "repository")
-    repository.put(ADDRESS, DATA)
-    blob = Blob(ADDRESS, len(DATA))
-    manifest = msgspec.structs.replace(base().manifest, program=blob, blocks=(Block(ADDRESS, len(DATA), ()),))
-    filler = fill_disk(small_disk)
-
-    def register_often() -> None:  # the first few fit into pages that the catalog already has
-        for _ in range(100):
-            repository.register(manifest, now=1.0)
-
-    with pytest.raises(NoSpaceError, match=str(small_disk)):
-        register_often()
-    before = len(repository.deployments())
-    filler.unlink()
-    assert repository.register(manifest, now=1.0).version == before + 1
-    repository.close()
-
-
-@pytest.mark.parametrize("room", [0, 4096, 16 << 10, 24 << 10, 40 << 10])
-def test_a_repository_on_a_full_disk_is_refused(small_disk, room):
-    filler = fill_disk(small_disk)
-    os.truncate(filler, filler.stat().st_size - room)
-    with pytest.raises(NoSpaceError, match=str(small_disk)):
-        Repository(small_disk / "repository")

@@ -113,7 +113,7 @@ def test_no_network(found, lacking):
 
 @pytest.mark.parametrize("what", ["kill daemon", "kill zygote", "read daemon", "other body", "become root"])
 def test_no_other_process(found, lacking, what):
-    need(lacking, "user")
+    need(lacking, "signals")
     assert found[what].startswith("could not")
 
 

@@ -1,5 +1,7 @@
 """What does the node hold of one body? Its channel, where its runs lie, and what is known of its end."""
 
+import os
+import signal
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -24,6 +26,8 @@ class BodyProcess:
         self.worker = worker
         self.zygote = zygote
         self.pid: int | None = None
+        self.smaps: int | None = None
+        """The file in which the kernel counts its memory."""
         self.failure: tuple[str, str] | None = None
         self.ready = False
         self.last_run: RunId | None = None
@@ -77,9 +81,20 @@ class BodyProcess:
         """Close what the node holds of it."""
         self.last_run = None
         self.channel.close()
+        if self.smaps is not None:
+            os.close(self.smaps)
         for slot in self.slots:
             slot.inputs.close()
             slot.outputs.close()
+
+
+def ending(status: int) -> str:
+    """How a process ended, for people."""
+    if status >= 0:
+        return f"its process exited with status {status}"
+    name = signal.Signals(-status).name
+    hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
+    return f"its process was killed by signal {-status} ({name}){hint}"
 
 
 def _tray(name: str, undo: ExitStack) -> Tray:

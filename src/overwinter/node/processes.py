@@ -16,7 +16,7 @@ from typing import Protocol
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address, WorkerId
-from overwinter.node.bodies import BodyProcess
+from overwinter.node.bodies import BodyProcess, ending
 from overwinter.worker.channel import Channel, ChannelClosedError, pair
 from overwinter.worker.messages import (
     Answer,
@@ -79,10 +79,17 @@ class ZygoteProcess:
     def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
         self.process = process
         self.up: Up | None = None
+        self.smaps: int | None = None
         self.bodies: dict[WorkerId, BodyProcess] = {}
         here, self.there = pair()
         here.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(here, FromZygote, takes_fds=False)  # type: ignore[arg-type]
+        self.channel: Channel[FromZygote] = Channel(here, FromZygote)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Close what the node holds of it."""
+        self.channel.close()
+        if self.smaps is not None:
+            os.close(self.smaps)
 
 
 class Processes:
@@ -143,10 +150,14 @@ class Processes:
         """Whether both zygotes can fork."""
         return all(zygote is not None and zygote.up is not None for zygote in (self._first, self._second))
 
-    def pids(self) -> list[int]:
-        """The zygotes' process ids, those that are up."""
+    def zygote_smaps(self) -> list[int]:
+        """The files in which the kernel counts the zygotes' memory."""
         zygotes = (self._first, self._second)
-        return [zygote.up.pid for zygote in zygotes if zygote is not None and zygote.up is not None]
+        return [zygote.smaps for zygote in zygotes if zygote is not None and zygote.smaps is not None]
+
+    def body_smaps(self) -> dict[WorkerId, int]:
+        """The files in which the kernel counts the bodies' memory; each is closed when its body ends."""
+        return {worker: body.smaps for worker, body in self._bodies.items() if body.smaps is not None}
 
     def body_pids(self) -> dict[WorkerId, int]:
         """The bodies' process ids."""
@@ -154,7 +165,7 @@ class Processes:
 
     def _hear_zygote(self, zygote: ZygoteProcess) -> None:
         try:
-            message, _ = zygote.channel.receive()
+            message, fds = zygote.channel.receive()
         except BlockingIOError:
             return
         except (ChannelClosedError, *UNREADABLE):
@@ -163,6 +174,8 @@ class Processes:
         match message:
             case Up():
                 zygote.up = message
+                # None when the node had no room for a descriptor: what is not seen does not count.
+                zygote.smaps = next(iter(fds), None)
                 for lack in set(message.uncontained) - self._told:
                     self._told.add(lack)
                     self._log(f"bodies are not fully contained here: {lack}")
@@ -170,15 +183,19 @@ class Processes:
                     self._failures = 0
                     self.on_ready()
             case Forked(worker, pid):
-                if worker in zygote.bodies:
-                    zygote.bodies[worker].pid = pid
+                smaps, body = next(iter(fds), None), zygote.bodies.get(worker)
+                if body is not None:
+                    body.pid, body.smaps = pid, smaps
+                elif smaps is not None:
+                    # What it should load could not be sent.
+                    os.close(smaps)
             case Exited(worker, status):
                 self._end_body(zygote, worker, status)
 
     def _lose_zygote(self, zygote: ZygoteProcess) -> None:
         """A zygote is gone, and its bodies with it: they die with their parent."""
         self._loop.remove_reader(zygote.channel.fileno())
-        zygote.channel.close()
+        zygote.close()
         if zygote.process is not None:
             zygote.process.kill()
             zygote.process.wait()
@@ -353,7 +370,7 @@ class Processes:
         for zygote in (self._second, self._first):
             if zygote is not None:
                 self._loop.remove_reader(zygote.channel.fileno())
-                zygote.channel.close()
+                zygote.close()
                 if zygote.process is not None:
                     zygote.process.kill()
                     await asyncio.to_thread(zygote.process.wait)
@@ -364,15 +381,6 @@ class Processes:
         self._loop.remove_reader(self._said)
         os.close(self._said)
         os.close(self._said_to)
-
-
-def ending(status: int) -> str:
-    """How a process ended, for people."""
-    if status >= 0:
-        return f"its process exited with status {status}"
-    name = signal.Signals(-status).name
-    hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
-    return f"its process was killed by signal {-status} ({name}){hint}"
 
 
 def _require(truth: bool, complaint: str) -> None:

@@ -77,14 +77,15 @@ ToZygote = ForkBody | ForkZygote | Kill | Prepare
 
 
 class Up(_Message, frozen=True):
-    """The zygote has what it needs; `uncontained` names what the system would not let it apply."""
+    """The zygote has what it needs; `uncontained` names what the system would not let it apply; descriptor: its own
+    smaps.
+    """
 
-    pid: int
     uncontained: tuple[str, ...]
 
 
 class Forked(_Message, frozen=True):
-    """A body lives."""
+    """A body lives, as it says itself before it is contained; descriptor: its own smaps."""
 
     worker: WorkerId
     pid: int

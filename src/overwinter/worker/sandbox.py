@@ -76,6 +76,8 @@ class Shelter:
     def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
         """Contain the calling process for good; what could not be applied."""
         missing = _contain(uid, limits, [*keep, *self.fds()])
+        if uid is None and _landlock_abi() < _SCOPE_ABI:
+            missing.append("its signals reach the node's other processes: Landlock cannot keep them in here")
         return missing + _restrict(self._ruleset) + refuse_calls()
 
     def try_out(self) -> list[str]:
@@ -192,12 +194,17 @@ class _PathRule(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
+def _landlock_abi() -> int:
+    """What Landlock can do here; below 1 where the system has none."""
+    return int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
+
+
 def _ruleset(paths: list[str]) -> int:
     """Landlock: no file but those below `paths`, read only; no TCP; no signal or abstract socket out of here.
 
     Returns a descriptor, or a negative number where the system has no Landlock.
     """
-    abi = int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
+    abi = _landlock_abi()
     if abi < 1:
         return -1
     rules = _Ruleset(max(mask for least, mask in _FILES_BY_ABI.items() if abi >= least), 0, 0)

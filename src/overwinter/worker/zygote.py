@@ -86,13 +86,12 @@ class Zygote:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become = lambda: _be_body(message, fds, parent, self._shelter, self._prepared)
+            self._become = lambda: _be_body(message, fds, parent, self._channel, self._shelter, self._prepared)
             return
         _close(fds)
         self._children[pid] = message.worker
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)
-        self._tell(Forked(message.worker, pid))
 
     def _fork_zygote(self, fd: int) -> None:
         parent = os.getpid()
@@ -122,7 +121,7 @@ class Zygote:
             if worker is not None:
                 self._tell(Exited(worker, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: Forked | Exited) -> None:
+    def _tell(self, message: Exited) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:
@@ -168,13 +167,30 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
+def _introduce(channel: Channel[ToZygote], message: Forked | Up) -> None:
+    """Tell the node that this process lives, and hand it the file in which the kernel counts its memory.
+
+    The kernel asks who may look when the file is opened, and what it then shows is of this process alone: the node may
+    look from now on, whoever runs it and whatever the process becomes.
+    """
+    smaps = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
+    channel.send(message, [smaps])
+    os.close(smaps)
+
+
 def _be_body(
-    message: ForkBody, fds: list[int], parent: int, shelter: sandbox.Shelter, prepared: Mapping[Address, Prepared]
+    message: ForkBody,
+    fds: list[int],
+    parent: int,
+    channel: Channel[ToZygote],
+    shelter: sandbox.Shelter,
+    prepared: Mapping[Address, Prepared],
 ) -> None:
     """Never returns: contained, the process serves as a body and exits."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
+        _introduce(channel, Forked(message.worker, os.getpid()))
         end, *trays = fds
         slots = [Slot(Tray.open(fd), Tray.open(other)) for fd, other in zip(trays[::2], trays[1::2], strict=True)]
         memory_bytes = message.memory_bytes + (len(slots) - 1) * STACK_BYTES
@@ -204,7 +220,7 @@ def _serve(end: socket.socket, uncontained: list[str], shelter: sandbox.Shelter)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     channel: Channel[ToZygote] = Channel(end, ToZygote)  # type: ignore[arg-type]
-    channel.send(Up(os.getpid(), tuple(uncontained)))
+    _introduce(channel, Up(tuple(uncontained)))
     Zygote(channel, wakeup, shelter).serve()()
 
 

@@ -31,10 +31,10 @@ class Source:
 class NoProcesses:
     """A node whose processes are all gone."""
 
-    def pids(self):
+    def zygote_smaps(self):
         return []
 
-    def body_pids(self):
+    def body_smaps(self):
         return {}
 
 

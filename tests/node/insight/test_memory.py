@@ -1,7 +1,6 @@
 """What a process takes is what the kernel says, and what it shares is not called its own."""
 
 import mmap
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,8 @@ def test_private_memory_grows_by_what_is_private():
         seen = []
         for _ in range(3):
             assert process.stdout.readline() == b"held\n"
-            seen.append(process_memory(process.pid))
+            with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
+                seen.append(process_memory(smaps))
             process.stdin.write(b"\n")
             process.stdin.flush()
     first, grown, sharing = seen
@@ -41,12 +41,17 @@ def test_private_memory_grows_by_what_is_private():
 
 def test_the_sum_is_the_kernels_own():
     fields = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    seen = process_memory(os.getpid())
+    with open("/proc/self/smaps", "rb", buffering=0) as smaps:
+        seen = process_memory(smaps)
     assert abs(seen.pss - int(fields["Pss:"]) * 1024) < 4 * MIB
 
 
-def test_nobody_takes_nothing():
-    assert process_memory(2**22 + 1) is None
+def test_what_is_gone_takes_nothing():
+    process = subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
+        with process:
+            process.kill()
+        assert process_memory(smaps) is None
 
 
 def test_files_of_a_store_are_seen_with_the_memory_behind_them(tmp_path):

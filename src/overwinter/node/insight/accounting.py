@@ -6,9 +6,10 @@ there in two passes one after the other. Each is told once, and counted.
 """
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
 from overwinter.node import clock
@@ -100,13 +101,14 @@ class Accounting:
 
     async def compare(self) -> None:
         """One pass."""
-        pids = self._next_pids()
-        zygotes = self._processes().pids()
+        due = self._due()
+        # The node closes its own when a body ends, and the thread may still read then.
+        files = [_own(smaps) for smaps in (*due.values(), *self._processes().zygote_smaps())]
         # The thread looks at the mind's tables while they change: what it sees twice is true.
-        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(), _weigh([*pids.values(), *zygotes])))
+        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(), _weigh(files)))
         now = clock.now()
-        for worker, pid in pids.items():
-            body, memory = self._state.bodies.get(worker), weighed.get(pid)
+        for worker, memory in zip(due, weighed, strict=False):
+            body = self._state.bodies.get(worker)
             if body is None or memory is None:
                 continue
             function = self._state.functions.get(body.function)
@@ -116,17 +118,17 @@ class Accounting:
             if worker in self._statistics.bodies:
                 self._statistics.weigh(self._statistics.bodies[worker], float(memory.private), now)
         self.bodies = {worker: body for worker, body in self.bodies.items() if worker in self._state.bodies}
-        self.zygotes = sum(memory.pss for pid in zygotes if (memory := weighed.get(pid)) is not None)
+        self.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
         self.stores = stores
         self.passes += 1
         self._judge({*_store_mismatches(stores), *_body_mismatches(self.bodies)})
 
-    def _next_pids(self) -> dict[WorkerId, int]:
-        """Bodies to weigh in this pass."""
-        pids = {worker: pid for worker, pid in self._processes().body_pids().items() if worker in self._state.bodies}
+    def _due(self) -> dict[WorkerId, int]:
+        """Bodies to weigh in this pass, each with its smaps."""
+        smaps = {worker: fd for worker, fd in self._processes().body_smaps().items() if worker in self._state.bodies}
         last = {worker: body.at for worker, body in self.bodies.items()}
-        due = sorted(pids, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
-        return {worker: pids[worker] for worker in due}
+        due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
+        return {worker: smaps[worker] for worker in due}
 
     def _see_stores(self) -> dict[StoreName, StoreView]:
         settled: dict[StoreName, bool] = {}
@@ -152,8 +154,17 @@ class Accounting:
                 self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.told).told}{more}")
 
 
-def _weigh(pids: list[int]) -> dict[int, ProcessMemory]:
-    return {pid: memory for pid in pids if (memory := process_memory(pid)) is not None}
+def _own(fd: int) -> BinaryIO:
+    """A file over a descriptor of its own."""
+    return open(os.dup(fd), "rb", buffering=0)
+
+
+def _weigh(files: list[BinaryIO]) -> list[ProcessMemory | None]:
+    weighed = []
+    for smaps in files:
+        with smaps:
+            weighed.append(process_memory(smaps))
+    return weighed
 
 
 def _store_mismatches(stores: Mapping[StoreName, StoreView]) -> Iterator[Mismatch]:

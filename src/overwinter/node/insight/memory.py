@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from overwinter.core.ids import Address
 
@@ -30,11 +30,14 @@ class ProcessMemory(NamedTuple):
     """Of this, what lies in shared mappings: weights and trays."""
 
 
-def process_memory(pid: int) -> ProcessMemory | None:
-    """What `pid` takes; None when it is gone or may not be looked at. Milliseconds: call it in a thread."""
+def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
+    """What the process takes that opened its own smaps; None when it is gone. Milliseconds: call it in a thread."""
     try:
-        text = Path(f"/proc/{pid}/smaps").read_bytes()
+        smaps.seek(0)
+        text = smaps.read()
     except OSError:
+        return None
+    if not text:
         return None
     private = pss = shared = 0
     for found in _MAPPINGS.finditer(text):

@@ -1,0 +1,62 @@
+"""The node sees what its processes take, whoever runs it, as long as they live."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from overwinter.node.insight.memory import ProcessMemory, process_memory
+
+from .rig import Function, Rig, until
+
+
+class Same(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x + 1.0}
+
+
+@pytest.fixture(scope="module")
+def rig():
+    made = Rig()
+    yield made
+    made.close()
+
+
+HOLDS = """
+import torch
+
+def setup(assets):
+    return torch.ones(16 << 20)
+"""
+
+
+def memory_of(rig, body) -> ProcessMemory | None:
+    """What the node sees of it."""
+    with open(os.dup(rig.processes.body_smaps()[body.worker]), "rb", buffering=0) as smaps:
+        return process_memory(smaps)
+
+
+def test_the_node_sees_what_a_body_takes_and_lets_go_of_the_file_when_it_is_killed(rig):
+    async def scene():
+        small = await rig.start_body(Function(Same(), {"x": torch.zeros(2, 4)}))
+        large = await rig.start_body(Function(Same(), {"x": torch.zeros(2, 4)}, HOLDS))
+        seen = memory_of(rig, small), memory_of(rig, large)
+        for body in (small, large):
+            os.kill(body.pid, signal.SIGKILL)
+            await until(lambda body=body: rig.exits(body.worker))
+        return seen
+
+    before = len(os.listdir("/proc/self/fd"))
+    small, large = rig.run(scene())
+    assert 0 < small.private < small.pss
+    assert 64 << 20 <= large.private - small.private < 72 << 20
+    assert rig.processes.body_smaps() == {}
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_the_node_sees_what_its_zygotes_take(rig):
+    for smaps in rig.processes.zygote_smaps():
+        with open(os.dup(smaps), "rb", buffering=0) as file:
+            assert process_memory(file).pss > 1 << 20
+    assert len(rig.processes.zygote_smaps()) == 2

@@ -1,0 +1,95 @@
+"""What is done on a disk that is full? Run by test_full_disk.py where mounting one takes no rights."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overwinter.core.errors import NoSpaceError
+from overwinter.store.blocks import address_of
+from overwinter.store.host import HostStore
+from overwinter.store.manifest import Blob, Block
+from overwinter.store.repository import Repository
+from tests.store.family import Pipes, base, blocks_and_drafts, fill_disk, names, stored
+
+SMALL_DISK_BYTES = 1 << 20
+DATA = os.urandom(300_000)
+BLOB = Blob(address_of(DATA), len(DATA))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MiB of its own."""
+    path = tmp_path / "small"
+    path.mkdir()
+    options = f"size={SMALL_DISK_BYTES},mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, small_disk):
+    blobs = stored(repository, 5, nbytes=400_000)
+    host = HostStore(small_disk / "host", repository)
+    with pytest.raises(NoSpaceError, match=r"host store .* needs \d+ bytes for 5 blocks.* on the tmpfs are free"):
+        host.stage(blobs)
+    assert names(host) == set()
+    assert host.stage(blobs[:2]) == 800_000
+
+
+def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
+    class FillsTheDisk(Pipes):
+        def open(self, address):
+            fill_disk(small_disk)
+            return super().open(address)
+
+    source = FillsTheDisk()
+    host = HostStore(small_disk / "host", source)
+    writer = source.pipe(BLOB.address)
+    os.write(writer, DATA[:40_000])
+    os.close(writer)
+    with pytest.raises(NoSpaceError, match=f"cannot write block {BLOB.address}: the disk of {host.root} is full"):
+        host.stage([BLOB])
+    assert names(host) == set()
+    assert host.resident() == {}
+    assert host.occupied_bytes == 0
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
+    repository = Repository(small_disk / "repository")
+    large = os.urandom(2 << 20)
+    with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}.*bytes free"):
+        repository.put(address_of(large), large)
+    assert blocks_and_drafts(repository) == set()
+    assert repository.put(BLOB.address, DATA)
+    assert repository.read(BLOB.address) == DATA
+    repository.close()
+
+
+def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_disk):
+    repository = Repository(small_disk / "repository")
+    repository.put(BLOB.address, DATA)
+    manifest = msgspec.structs.replace(base().manifest, program=BLOB, blocks=(Block(BLOB.address, len(DATA), ()),))
+    filler = fill_disk(small_disk)
+
+    def register_often() -> None:  # the first few fit into pages that the catalog already has
+        for _ in range(100):
+            repository.register(manifest, now=1.0)
+
+    with pytest.raises(NoSpaceError, match=str(small_disk)):
+        register_often()
+    before = len(repository.deployments())
+    filler.unlink()
+    assert repository.register(manifest, now=1.0).version == before + 1
+    repository.close()
+
+
+@pytest.mark.parametrize("room", [0, 4096, 16 << 10, 24 << 10, 40 << 10])
+def test_a_repository_on_a_full_disk_is_refused(small_disk, room):
+    filler = fill_disk(small_disk)
+    os.truncate(filler, filler.stat().st_size - room)
+    with pytest.raises(NoSpaceError, match=str(small_disk)):
+        Repository(small_disk / "repository")
