@@ -102,6 +102,11 @@ def test_lists_that_are_no_tensor(value: object, datatype: str, words: str) -> N
         listed(value, datatype)
 
 
+def test_text_that_no_bytes_stand_for_is_refused() -> None:
+    with pytest.raises(CallerError, match="no Unicode"):
+        to_tensor("words", ["\ud800"], lambda: TensorSpec("words", BYTES, (1,)))
+
+
 def test_arrays_of_unknown_types() -> None:
     for value in (torch.zeros(1, dtype=torch.complex64), numpy.zeros(1, dtype="complex64")):
         with pytest.raises(CallerError, match="complex64"):

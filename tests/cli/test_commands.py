@@ -99,6 +99,13 @@ def test_infer_for_programs(run: Run, scale: str, workshop: Path) -> None:
     assert (output["datatype"], output["shape"], output["data"]) == ("FP32", [2, 2], [[2, 20], [6, 40]])
 
 
+def test_numbers_that_json_has_no_word_for_go_in_and_come_out(run: Run, scale: str) -> None:
+    told = run("infer", scale, "-i", 'x=[["Infinity", 1], ["NaN", 1], [NaN, -1], [1, -Infinity]]', "--json").stdout
+    (output,) = json.loads(told, parse_constant=pytest.fail)["outputs"]
+    # Each row is multiplied by [[2, 0], [0, 10]], and infinity times 0 is no number.
+    assert output["data"] == [["Infinity", "NaN"], ["NaN", "NaN"], ["NaN", "NaN"], ["NaN", "-Infinity"]]
+
+
 def test_infer_for_people(run: Run, scale: str) -> None:
     printed = run("infer", scale, "--from", "-", "--timeout", "20s", text='{"x": [1, 2]}').stdout
     assert "[[2, 20]]" in printed

@@ -1,6 +1,8 @@
 """What a person writes on a command line becomes the right inputs, or a clear error."""
 
 import io
+import json
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.cli.inputs import read_assignments, read_document
+from overwinter.cli.inputs import read_assignments, read_document, shown_number
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import TensorSpec
 
@@ -48,6 +50,25 @@ def document(text: str) -> io.BytesIO:
 )
 def test_literals(name: str, text: str, value: object) -> None:
     assert read(name, text) == value
+
+
+@pytest.mark.parametrize("text", ['["NaN", "-Infinity"]', "[NaN, -Infinity]"])
+def test_what_json_has_no_word_for(text: str, tmp_path: Path) -> None:
+    """With quotes as protocol buffers write it, without as Python does."""
+    (tmp_path / "x.json").write_text(text)
+    document_of = read_document(document(f'{{"x": {text}}}'), SPECS)
+    for value in (read("x", text), read("x", f"@{tmp_path}/x.json"), document_of["x"]):
+        [[first, second]] = value
+        assert isnan(first)
+        assert second == -inf
+    assert read("text", '["NaN"]') == ["NaN"]
+
+
+@given(st.floats())
+def test_a_number_that_is_shown_is_read_back(value: float) -> None:
+    shown = json.dumps([[shown_number(value), 0.0]], allow_nan=False)
+    [[again, _]] = read("x", shown)
+    assert again == value or (isnan(again) and isnan(value))
 
 
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=2), min_size=1))

@@ -90,7 +90,10 @@ def _as_bytes(name: str, item: Any) -> bytes:
     if isinstance(item, bytes):
         return item
     if isinstance(item, str):
-        return item.encode()
+        try:
+            return item.encode()
+        except UnicodeEncodeError as error:
+            raise CallerError(f"input {name!r} has text that is no Unicode: {error}") from None
     raise CallerError(f"input {name!r} is BYTES: it takes str and bytes, not {type(item).__name__}")
 
 

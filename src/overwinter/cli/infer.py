@@ -40,7 +40,11 @@ def infer(
     url: str,
     as_json: bool,
 ) -> None:
-    """Run a function once and print what it answers."""
+    """Run a function once and print what it answers.
+
+    JSON has no word for NaN and the infinities: --json prints them as "NaN", "Infinity" and "-Infinity", and inputs
+    take them so.
+    """
     from overwinter.api.client import Client
     from overwinter.api.deployer import milliseconds
 
@@ -55,7 +59,7 @@ def infer(
     shown = [(spec, *_lists(outputs[spec["name"]])) for spec in described["outputs"] if spec["name"] in outputs]
     if as_json:
         told = [
-            {"name": spec["name"], "datatype": spec["datatype"], "shape": shape, "data": value}
+            {"name": spec["name"], "datatype": spec["datatype"], "shape": shape, "data": _for_json(value)}
             for spec, shape, value in shown
         ]
         print_json(
@@ -95,6 +99,15 @@ def _lists(array: Any) -> tuple[list[int], Any]:
         shape.append(len(inner))
         inner = inner[0] if inner else None
     return shape, _as_text(value)
+
+
+def _for_json(value: Any) -> Any:
+    """The same with words for the numbers that JSON has none for."""
+    from overwinter.cli.inputs import shown_number
+
+    if isinstance(value, list):
+        return [_for_json(item) for item in value]
+    return shown_number(value) if isinstance(value, float) else value
 
 
 def _as_text(value: Any) -> Any:

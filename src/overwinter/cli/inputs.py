@@ -6,17 +6,22 @@
     name=@photo.jpg          any other file, for an input of BYTES: its content is one element
     name=some words          plain text, for an input of BYTES: one element
 
+JSON has no word for NaN and the infinities: "NaN", "Infinity" and "-Infinity" stand for them where numbers are asked
+for, as in the JSON of protocol buffers, and are taken without quotes too, as Python writes them.
+
 An input with fewer dimensions than the function takes gets leading dimensions of size 1: one row is a batch of it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
-
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, TensorSpec
+
+_WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 
 def read_assignments(assignments: Sequence[tuple[str, str]], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
@@ -29,7 +34,7 @@ def read_assignments(assignments: Sequence[tuple[str, str]], specs: Mapping[str,
         if name in inputs:
             raise CallerError(f"input {name!r} is given twice")
         value = _from_file(Path(text[1:]), spec) if text.startswith("@") else _from_text(text, spec)
-        inputs[name] = _deepened(value, len(spec.shape))
+        inputs[name] = _fitted(value, spec)
     return inputs
 
 
@@ -37,8 +42,8 @@ def read_document(file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, 
     """The inputs in a JSON object of values by name, or in an Open Inference Protocol request; CallerError."""
     body = file.read()
     try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
         raise CallerError(f"{file.name} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise CallerError(f"{file.name} must hold a JSON object of inputs by name")
@@ -47,15 +52,20 @@ def read_document(file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, 
         from overwinter.api.oip import decode_request
 
         return {tensor.name: from_tensor(tensor) for tensor in decode_request(body, None).inputs}
-    return {
-        name: _deepened(value, len(specs[name].shape)) if name in specs else value for name, value in document.items()
-    }
+    return {name: _fitted(value, specs[name]) if name in specs else value for name, value in document.items()}
+
+
+def shown_number(value: float) -> float | str:
+    """A number as JSON can say it: read back, it is the same."""
+    if isfinite(value):
+        return value
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _from_text(text: str, spec: TensorSpec) -> Any:
     try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         if spec.datatype == BYTES:
             return text
         raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}") from None
@@ -69,8 +79,8 @@ def _from_file(path: Path, spec: TensorSpec) -> Any:
     content = path.read_bytes()
     if path.suffix == ".json":
         try:
-            return msgspec.json.decode(content)
-        except (msgspec.DecodeError, UnicodeError) as error:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
             raise CallerError(f"{path} is not JSON: {error}") from error
     if spec.datatype != BYTES:
         raise CallerError(f"input {spec.name!r} is {spec.datatype}: {path} must be a .json or a .npy file")
@@ -87,6 +97,17 @@ def _from_numpy(path: Path, spec: TensorSpec) -> Any:
     except (ValueError, EOFError) as error:
         raise CallerError(f"{path} is not a NumPy file that can be read without pickle: {error}") from error
     return array[(None,) * max(0, len(spec.shape) - array.ndim)]
+
+
+def _fitted(value: Any, spec: TensorSpec) -> Any:
+    return _deepened(_numbers(value) if spec.datatype.startswith(("FP", "BF")) else value, len(spec.shape))
+
+
+def _numbers(value: Any) -> Any:
+    """The same with numbers for their words."""
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return _WORDS.get(value, value) if isinstance(value, str) else value
 
 
 def _deepened(value: Any, rank: int) -> Any:
