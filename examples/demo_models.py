@@ -1,6 +1,6 @@
 """What does the demo deploy, what does it ask, and what would plain PyTorch answer?"""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ FACES = ("pnet", "rnet", "onet")
 SENTENCES = ("A man is eating food.", "Someone eats a meal.", "The stock market fell sharply today.")
 NOTES = (220.0, 277.18, 329.63)
 """A major, in Hz."""
+SILENCE = {"audio": torch.zeros(1, 2048)}
 
 
 class Model(NamedTuple):
@@ -33,6 +34,8 @@ class Model(NamedTuple):
     """Which of their sizes may vary."""
     handler: ModuleType | None = None
     assets: Mapping[str, bytes] = {}
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Requests that the node tries it on; without one it makes one up, whose sizes may not suit the handler."""
 
 
 def names() -> list[str]:
@@ -44,8 +47,8 @@ def models() -> Iterator[Model]:
     """The functions, each made when it is asked for; MissingWeightsError when their weights are not installed."""
     body = minilm.load()
     yield Model("minilm", body, *minilm.inputs(), minilm_handler, minilm.assets())
-    yield Model("crepe-tiny", *crepe.tiny(), crepe_handler)
-    yield Model("crepe-full", *crepe.full(), crepe_handler)
+    yield Model("crepe-tiny", *crepe.tiny(), crepe_handler, samples=[SILENCE])
+    yield Model("crepe-full", *crepe.full(), crepe_handler, samples=[SILENCE])
     for name in FACES:
         yield Model(f"mtcnn-{name}", *getattr(mtcnn, name)())
     for index, name in enumerate(_variant_names()):
@@ -61,6 +64,7 @@ def deploy(model: Model, url: str, **settings: Any) -> Uploaded:
         dynamic=model.dynamic,
         handler=None if model.handler is None else model.handler.__file__,
         assets=model.assets,
+        samples=model.samples,
         url=url,
         **settings,
     )
@@ -82,6 +86,7 @@ class Siblings:
             weights,
             handler=source,
             assets=model.assets,
+            samples=model.samples,
             settings=settings_of(None, settings),
         )
         return ready.upload(client)

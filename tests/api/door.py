@@ -17,8 +17,9 @@ from overwinter.core.errors import NotFoundError, OverloadedError
 from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from overwinter.node.views import DeployedVersion
 from overwinter.store.blocks import address_of
-from overwinter.store.manifest import Blob, Deployment, Manifest
+from overwinter.store.manifest import Blob, Manifest
 from overwinter.store.repository import Repository
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -153,10 +154,10 @@ class Door:
         compute = FUNCTIONS[name][0] if name in FUNCTIONS else echo
         return Reply(name, self.view(name, version).version, compute({tensor.name: tensor for tensor in inputs}))
 
-    async def deploy(self, manifest: Manifest) -> Deployment:
+    async def deploy(self, manifest: Manifest) -> DeployedVersion:
         deployment = self.repository.register(manifest, time.time())
         self._add(manifest.name, deployment.version, manifest.inputs, manifest.outputs)
-        return deployment
+        return DeployedVersion(deployment.name, deployment.version, "")
 
     async def remove(self, name: str, version: int | None) -> None:
         self.view(name, version)

@@ -73,10 +73,10 @@ def test_a_function_comes_and_goes(http: httpx.Client) -> None:
     http.put(f"{BLOCKS}/{address_of(program)}", content=program)
     manifest = manifest_of("passing", program, TAKES, GIVES)
     as_json = http.post(FUNCTIONS, content=msgspec.json.encode(manifest))
-    assert (as_json.status_code, as_json.json()) == (201, {"name": "passing", "version": 1})
+    assert (as_json.status_code, as_json.json()) == (201, {"name": "passing", "version": 1, "warning": ""})
     packed = {"Content-Type": "application/msgpack"}
     as_msgpack = http.post(FUNCTIONS, content=msgspec.msgpack.encode(manifest), headers=packed)
-    assert as_msgpack.json() == {"name": "passing", "version": 2}
+    assert as_msgpack.json() == {"name": "passing", "version": 2, "warning": ""}
 
     described = http.get(f"{FUNCTIONS}/passing").json()
     assert (described["version"], described["latest"], described["state"]) == (2, True, "READY")

@@ -51,6 +51,35 @@ def test_a_size_that_cannot_be_one_is_told_and_a_request_of_one_is_refused_with_
     assert "[[1, 1], [3, 1]]" in run("infer", "paired", "-i", "x=[[1, 1], [3, 1]]").stdout
 
 
+NUMBERS = """
+import torch
+
+INPUTS = [{"name": "row", "datatype": "BYTES", "shape": [1]}]
+OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [1, 2]}]
+
+def preprocess(inputs, state):
+    return {"x": torch.tensor([[float(item) for item in inputs["row"][0].split()]])}
+
+def postprocess(outputs, inputs, state):
+    return {"y": list(outputs.values())[0]}
+"""
+
+
+def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: Path) -> None:
+    (workshop / "rows.py").write_text(NUMBERS)
+    words = ("deploy", "cli_scale:model", "--name", "numbers", "--handler", "rows.py")
+    doubted = run(*words)
+    assert doubted.stderr.startswith("warning: ")
+    assert "--sample" in doubted.stderr
+    assert "could not convert" in json.loads(run(*words, "--json").stdout)["warning"]
+    sure = run(*words, "--sample", "row=1 2")
+    assert sure.stdout.startswith("numbers@3: ")
+    assert sure.stderr == ""
+    assert "sample 1" in run(*words, "--sample", "row=1 two", exit_code=1).stderr
+    assert "unknown input 'x'" in run(*words, "--sample", "x=1", exit_code=1).stderr
+    assert "[[10, 60]]" in run("infer", "numbers", "-i", "row=5 6").stdout
+
+
 def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
     listed = [each for each in json.loads(run("ps", "--json").stdout) if each["name"] == scale]
     described = json.loads(run("show", scale, "--json").stdout)

@@ -42,7 +42,7 @@ def one_thread():
 
 
 def tiny() -> Model:
-    return Model("crepe-tiny", *crepe.tiny(), crepe_handler)
+    return Model("crepe-tiny", *crepe.tiny(), crepe_handler, samples=[demo_models.SILENCE])
 
 
 def processes_below(pid: int) -> list[int]:

@@ -69,9 +69,12 @@ def test_the_stages_find_no_face_in_the_dark() -> None:
 @with_weights
 @pytest.mark.slow
 def test_the_networks_called_as_one_find_the_same(node: NodeProcess) -> None:
+    picture, boxes = torch.zeros(60, 90, 3, dtype=torch.uint8), torch.tensor([[10.0, 10.0, 30.0, 30.0, 1.0]])
     for name, (make, handler, assets) in STAGES.items():
         module, example, dynamic = make()
-        deploy(module, example, name=name, dynamic=dynamic, handler=handler.__file__, assets=assets, url=node.url)
+        sample = {"image": picture, "boxes": boxes} if assets else {"image": picture}
+        code = {"handler": handler.__file__, "assets": assets, "samples": [sample]}
+        deploy(module, example, name=name, dynamic=dynamic, url=node.url, **code)
     node.client.deploy_pipeline(parse_pipeline((FOLDER / "faces.toml").read_text()))
     image = astronaut()
     found = node.client.infer("faces", {"image": image})["faces"]

@@ -358,7 +358,7 @@ def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few():
         for limit in range(3, soft):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             try:
-                body = BodyProcess(1, Channel(here, FromZygote), concurrency=3)
+                body = BodyProcess(1, "f@1", Channel(here, FromZygote), concurrency=3)
             except OSError:
                 failures += 1
                 continue

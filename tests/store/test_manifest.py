@@ -6,7 +6,17 @@ import pytest
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
 from overwinter.core.tensor import TensorSpec
-from overwinter.store.manifest import Blob, Block, Handler, Piece, decode_manifest, encode_manifest
+from overwinter.store.manifest import (
+    SAMPLE_BYTES_MAX,
+    SAMPLES_MAX,
+    Blob,
+    Block,
+    Handler,
+    Piece,
+    SampleTensor,
+    decode_manifest,
+    encode_manifest,
+)
 from tests.store.family import assemble, base, shapes, values
 
 A, B = "a" * 64, "b" * 64
@@ -25,7 +35,10 @@ def refused(manifest):
 def test_a_manifest_survives_its_encoding():
     weights = shapes()
     manifest = assemble("a.b_c-1", weights, values(weights, 3), handler=b"def preprocess(x, state): return x").manifest
-    manifest = msgspec.structs.replace(manifest, settings=Settings(slo_ms=80, threads=2))
+    given = SampleTensor("x", "FP32", (1, 2), b"\0\0\x80?\0\0\xc0\x7f")
+    settings = Settings(slo_ms=80, threads=2)
+    takes = (TensorSpec("x", "FP32", ("batch", 2)),)
+    manifest = msgspec.structs.replace(manifest, settings=settings, inputs=takes, samples=((given,),))
     assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
@@ -116,3 +129,28 @@ def test_an_unknown_field_a_bad_setting_and_broken_text_are_refused():
     ):
         with pytest.raises(CallerError, match="manifest is not valid"):
             decode_manifest(data)
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ((SampleTensor("y", "FP32", (1, 2), bytes(8)),), "sample 2: unknown or repeated input 'y'"),
+        ((), "sample 2: input 'x' is missing"),
+        ((SampleTensor("x", "FP64", (1, 2), bytes(16)),), "sample 2: input 'x' is FP32, not FP64"),
+        ((SampleTensor("x", "FP32", (1, 3), bytes(12)),), "sample 2: input 'x' has shape [1, 3]"),
+        ((SampleTensor("x", "FP32", (1, 2), bytes(7)),), "sample 2: tensor 'x' of FP32 [1, 2] needs 8 bytes"),
+    ],
+)
+def test_a_sample_that_is_no_request_is_refused(sample, said):
+    good = (SampleTensor("x", "FP32", (1, 2), bytes(8)),)
+    assert said in refused(changed(inputs=(TensorSpec("x", "FP32", ("batch", 2)),), samples=(good, sample)))
+
+
+def test_samples_are_bounded_in_count_and_bytes():
+    takes = (TensorSpec("x", "UINT8", ("n",)),)
+    one, half = SampleTensor("x", "UINT8", (1,), b"1"), SAMPLE_BYTES_MAX // 2
+    most = changed(inputs=takes, samples=((one,),) * SAMPLES_MAX)
+    assert decode_manifest(encode_manifest(most)) == most
+    assert f"{SAMPLES_MAX + 1} samples" in refused(changed(inputs=takes, samples=((one,),) * (SAMPLES_MAX + 1)))
+    large = SampleTensor("x", "UINT8", (half + 1,), bytes(half + 1))
+    assert f"{SAMPLE_BYTES_MAX + 2} bytes" in refused(changed(inputs=takes, samples=((large,), (large,))))

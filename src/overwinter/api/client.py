@@ -51,6 +51,8 @@ class Registered(msgspec.Struct, frozen=True):
 
     name: str
     version: int
+    warning: str = ""
+    """What its author should know of its trial; empty: nothing."""
 
 
 class Answered(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from overwinter.api.arrays import to_tensor
 from overwinter.api.client import Client
 from overwinter.core.agreement import Agreement
 from overwinter.core.errors import CallerError, HandlerError, ProgramError
@@ -22,7 +23,7 @@ from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.model.program import Program, encode_program
 from overwinter.store.blocks import address_of, build_block, name_block
-from overwinter.store.manifest import Blob, Handler, Manifest
+from overwinter.store.manifest import Blob, Handler, Manifest, SampleTensor
 from overwinter.store.packing import BlockPlan, pack
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Uploaded(msgspec.Struct, frozen=True):
     version: int
     nbytes: int
     added_bytes: int
+    warning: str = ""
+    """What its author should know of the trial; empty: nothing."""
 
 
 class Package(msgspec.Struct):
@@ -66,10 +69,11 @@ class Package(msgspec.Struct):
                 if progress is not None:
                     progress("upload", sent, total)
         registered = client.register(self.manifest)
-        return Uploaded(registered.name, registered.version, sum(blob.nbytes for blob in blobs), total)
+        nbytes = sum(blob.nbytes for blob in blobs)
+        return Uploaded(registered.name, registered.version, nbytes, total, registered.warning)
 
 
-def package(
+def package(  # noqa: PLR0913 - what a function is made of
     name: str,
     program: Program,
     weights: Sequence["torch.Tensor"],
@@ -77,11 +81,13 @@ def package(
     *,
     handler: str | None = None,
     assets: Mapping[str, bytes] | None = None,
+    samples: Sequence[Mapping[str, Any]] = (),
     tenant: str = "default",
     settings: Settings | None = None,
 ) -> Package:
     """A program, its weights in its own order and, if there is one, the source of a handler, as a function.
 
+    `samples` are requests that it has to answer before it is deployed: arrays, numbers or text by the input's name.
     ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
     """
     chosen = settings or Settings()
@@ -110,6 +116,7 @@ def package(
         handler=code,
         settings=chosen,
         agreement=agreement,
+        samples=tuple(_sample(sample, inputs) for sample in samples),
     )
     return Package(manifest, contents)
 
@@ -122,6 +129,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     dynamic: "Dynamic | None" = None,
     handler: str | Path | None = None,
     assets: Mapping[str, bytes] | None = None,
+    samples: Sequence[Mapping[str, Any]] = (),
     slo: str | float | None = None,
     tenant: str = "default",
     url: str = DEFAULT_URL,
@@ -131,9 +139,10 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
 
     `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
-    Python file, `assets` the files handed to it, `slo` a latency such as "80ms"; further settings are those of
-    `Settings`. ProgramError when the model cannot be exported or answers otherwise as a program, and the node's own
-    error when it refuses. A warning tells of sizes that had to be narrowed.
+    Python file, `assets` the files handed to it, `samples` requests that it has to answer there, each its inputs by
+    name, `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot
+    be exported or answers otherwise as a program, and the node's own error when it refuses. A warning tells of sizes
+    that had to be narrowed, and of what the node only doubts.
     """
     from overwinter.model.agreement import agree  # PyTorch takes a second: only who deploys waits for it
     from overwinter.model.export import export
@@ -143,9 +152,12 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     agreed = agree(export(model, example_inputs, dynamic))
     for note in agreed.agreement.notes:
         warnings.warn(note, stacklevel=2)
-    ready = package(name, *agreed, handler=source, assets=assets, tenant=tenant, settings=chosen)
+    ready = package(name, *agreed, handler=source, assets=assets, samples=samples, tenant=tenant, settings=chosen)
     with Client(url) as client:
-        return ready.upload(client)
+        made = ready.upload(client)
+    if made.warning:
+        warnings.warn(made.warning, stacklevel=2)
+    return made
 
 
 def settings_of(slo: str | float | None, settings: Mapping[str, Any]) -> Settings:
@@ -199,6 +211,16 @@ def _check_batching(max_batch: int, agreement: Agreement | None) -> None:
         raise ProgramError(
             f"max_batch is {max_batch}, but requests to this model cannot share a run: {obstacle}; leave max_batch at 1"
         )
+
+
+def _sample(inputs: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[SampleTensor, ...]:
+    """A request as a manifest has it; CallerError."""
+    known = {spec.name: spec for spec in specs}
+    unknown = inputs.keys() - known
+    if unknown:
+        raise CallerError(f"sample: unknown input {min(unknown)!r}; the inputs are {', '.join(known) or 'none'}")
+    tensors = [to_tensor(name, value, lambda name=name: known[name]) for name, value in inputs.items()]  # type: ignore[misc]
+    return tuple(SampleTensor(each.name, each.datatype, each.shape, bytes(each.data)) for each in tensors)
 
 
 def _blob(data: bytes, contents: dict[Address, Callable[[], Buffer]]) -> Blob:

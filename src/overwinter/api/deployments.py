@@ -101,7 +101,8 @@ class DeploymentApi:
         """Make a new version of a function whose blocks are all stored."""
         manifest = read_manifest(request.headers.get(b"content-type"), await request.body(self._request_bytes_max))
         deployed = await self._front.deploy(manifest)
-        return json_response({"name": manifest.name, "version": deployed.version}, 201)
+        told = {"name": manifest.name, "version": deployed.version, "warning": deployed.warning}
+        return json_response(told, 201)
 
     async def register_pipeline(self, request: Request) -> Response:
         """Make functions that are deployed callable as one."""

@@ -109,6 +109,15 @@ class Deployed(Protocol):
         ...
 
 
+class Tried(Deployed, Protocol):
+    """What a deploy of a function made."""
+
+    @property
+    def warning(self) -> str:
+        """What its author should know of its trial; empty: nothing."""
+        ...
+
+
 class Blocks(Protocol):
     """Where uploaded blocks go. Both methods touch the disk and are called in a thread."""
 
@@ -183,7 +192,7 @@ class Front(Protocol):
         """Run a function or a pipeline; the inputs fit its specs. The outputs may not change after it returns."""
         ...
 
-    async def deploy(self, manifest: Manifest, /) -> Deployed:
+    async def deploy(self, manifest: Manifest, /) -> Tried:
         """Register a new version whose blocks are all stored."""
         ...
 

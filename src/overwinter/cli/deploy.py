@@ -37,6 +37,14 @@ TIMEOUT_S = 600.0
     multiple=True,
     help="A file handed to the handler. One for each.",
 )
+@click.option(
+    "--sample",
+    "sample",
+    type=assignment,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An input of a request that it must answer before it is deployed, as for `infer --input`. One for each.",
+)
 @click.option("--tenant", help="Whose function it is; `default` unless told.")
 @click.option(
     "--set",
@@ -54,6 +62,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     slo: str | None,
     handler: Path | None,
     assets: tuple[tuple[str, str], ...],
+    sample: tuple[tuple[str, str], ...],
     tenant: str | None,
     settings: tuple[tuple[str, str], ...],
     url: str,
@@ -67,7 +76,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     has the name.
     """
     if source.endswith(".toml"):
-        _deploy_pipeline(Path(source), any((name, slo, handler, assets, tenant, settings)), url, as_json)
+        _deploy_pipeline(Path(source), any((name, slo, handler, assets, sample, tenant, settings)), url, as_json)
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
@@ -83,7 +92,8 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     files = {key: Path(path).read_bytes() for key, path in assets}
     with connect(url, TIMEOUT_S) as client:
         client.live()
-        package = _packaged(source, {"name": name, "handler": code, "assets": files, "tenant": tenant}, chosen)
+        function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": chosen}
+        package = _packaged(source, function, sample)
         with counting("uploading") as counted:
             uploaded = package.upload(client, counted)
     seconds = time.monotonic() - begun
@@ -92,6 +102,8 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
         return
     sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} of it new to the node"
     click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
+    if uploaded.warning:
+        click.echo(f"warning: {uploaded.warning}", err=True)
 
 
 def _deploy_pipeline(path: Path, with_options: bool, url: str, as_json: bool) -> None:
@@ -109,8 +121,9 @@ def _deploy_pipeline(path: Path, with_options: bool, url: str, as_json: bool) ->
     click.echo(f"{made.name}@{made.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
 
 
-def _packaged(source: str, function: Mapping[str, Any], settings: Any) -> "Package":
-    from overwinter.api.deployer import package
+def _packaged(source: str, function: Mapping[str, Any], sample: tuple[tuple[str, str], ...]) -> "Package":
+    from overwinter.api.deployer import declared, package
+    from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import turning
 
     with turning("importing PyTorch"):
@@ -126,8 +139,11 @@ def _packaged(source: str, function: Mapping[str, Any], settings: Any) -> "Packa
             program, weights, agreement = agree(exported)
     for note in agreement.notes:
         click.echo(note, err=True)
+    handler = function["handler"]
+    taken = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
+    samples = [read_assignments(sample, {spec.name: spec for spec in taken})] if sample else []
     with turning("hashing its blocks"):
-        return package(program=program, weights=weights, agreement=agreement, settings=settings, **function)
+        return package(program=program, weights=weights, agreement=agreement, samples=samples, **function)
 
 
 def _check_names(name: str, tenant: str, assets: list[str], handler: Path | None) -> None:

@@ -2,13 +2,15 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
+from overwinter.core.tensor import Tensor
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, FromBody, FromZygote
-from overwinter.worker.tray import KEPT_BYTES, Slot, Tray
+from overwinter.worker.tray import KEPT_BYTES, Slot, Tray, offsets
 
 
 class Flight(NamedTuple):
@@ -21,9 +23,10 @@ class Flight(NamedTuple):
 class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
-    def __init__(self, worker: WorkerId, zygote: Channel[FromZygote], concurrency: int) -> None:
+    def __init__(self, worker: WorkerId, function: str, zygote: Channel[FromZygote], concurrency: int) -> None:
         """`zygote` is asked to kill it. OSError when the system has no descriptors left."""
         self.worker = worker
+        self.function = function
         self.zygote = zygote
         self.pid: int | None = None
         self.smaps: int | None = None
@@ -47,6 +50,15 @@ class BodyProcess:
     def tray_fds(self) -> list[int]:
         """The descriptors of its trays, slot by slot."""
         return [tray.fd for slot in self.slots for tray in slot]
+
+    def lay(self, slot: int, tensors: Sequence[Tensor]) -> int:
+        """Lay inputs into a slot's tray, in order; the bytes it has then. OSError when the system has no memory."""
+        tray = self.slots[slot].inputs
+        *places, nbytes = offsets(tensor.meta for tensor in tensors)
+        tray.hold(nbytes)
+        for tensor, at in zip(tensors, places, strict=True):
+            tray.view[at : at + len(tensor.data)] = tensor.data
+        return tray.nbytes
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
         """The slot that is this run's until it ends; the mind never asks for more runs than there are slots."""

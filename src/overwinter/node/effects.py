@@ -39,12 +39,14 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
-from overwinter.worker.messages import Answer, Failure, ForkBody, Measured, RunBatch
+from overwinter.worker.messages import Answer, Failure, ForkBody, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 from overwinter.worker.tray import Tray, offsets
 
 TRAYS_IDLE_S = 1.0
 """A body that had nothing to do for so long gives back the memory of large trays."""
+DOUBTS_MOST = 4000
+"""Characters of what a body tells the author of its function."""
 
 
 class Payload:
@@ -136,7 +138,8 @@ class NodeEffects:
             memory_bytes = function.manifest.settings.memory_mib << 20
             order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
             load = function.load(action.on_trial, action.cores, action.concurrency)
-            self.processes.fork(order, load, fds)
+            samples = [tensor for sample in function.samples() for tensor in sample]
+            self.processes.fork(order, load, fds, samples=samples)
         except WorkerError as error:
             self.post(BodyExited(action.worker, "WorkerError", str(error)))
         finally:
@@ -156,9 +159,12 @@ class NodeEffects:
         for fd in fds:
             os.close(fd)
 
-    def body_ready(self, worker: WorkerId) -> None:
+    def body_ready(self, body: BodyProcess, ready: Ready) -> None:
         """A body is loaded."""
-        self.post(BodyReady(worker))
+        function = self.functions.get(FunctionId(body.function))
+        if function is not None and function.on_trial:
+            function.doubts = ready.doubts[:DOUBTS_MOST]
+        self.post(BodyReady(body.worker))
 
     def body_measured(self, body: BodyProcess, measured: Measured) -> None:
         """Bodies that serve are not asked how they are."""
@@ -180,19 +186,14 @@ class NodeEffects:
             # Its end is on the way to the mind.
             return
         inputs = [self.payloads[request].inputs for request in action.requests]
-        tensors = [tensor for request in inputs for tensor in request]
-        *places, nbytes = offsets(tensor.meta for tensor in tensors)
         slot = body.begin(action.run, action.requests)
-        tray = body.slots[slot].inputs
         try:
-            tray.hold(nbytes)
+            tray_bytes = body.lay(slot, [tensor for request in inputs for tensor in request])
         except OSError as error:
-            self.processes.give_up(body, f"its tray cannot be made to hold {nbytes} bytes: {error}")
+            self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
             return
-        for tensor, at in zip(tensors, places, strict=True):
-            tray.view[at : at + len(tensor.data)] = tensor.data
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        self.processes.send(body, RunBatch(action.run, slot, metas, tray.nbytes))
+        self.processes.send(body, RunBatch(action.run, slot, metas, tray_bytes))
 
     def body_answered(self, body: BodyProcess, answer: Answer) -> None:
         """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""

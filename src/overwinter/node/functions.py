@@ -5,6 +5,7 @@ import msgspec
 from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function_id
 from overwinter.core.profile import Profile
+from overwinter.core.tensor import Tensor
 from overwinter.store.manifest import Deployment
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.messages import Load
@@ -25,6 +26,10 @@ class DeployedFunction:
         self.nbytes = sum(blob.nbytes for blob in self.blobs)
         self.profile: Profile | None = None
         """What is known of its speed on this machine."""
+        self.on_trial = False
+        """Whether its bodies have to answer requests before they are ready."""
+        self.doubts = ""
+        """What its author should know of its trial."""
 
     @property
     def subject(self) -> str:
@@ -69,14 +74,21 @@ class DeployedFunction:
             concurrency=concurrency,
             on_trial=on_trial,
             source_bytes=None if handler is None else handler.source.nbytes,
+            inputs=self.manifest.inputs if handler is not None and self.on_trial else (),
             outputs=() if handler is None else self.manifest.outputs,
+            samples=tuple(tuple(tensor.meta for tensor in sample) for sample in self.samples()),
             assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
         )
+
+    def samples(self) -> list[list[Tensor]]:
+        """The requests that a body has to answer before it is ready."""
+        return [[tensor.given() for tensor in sample] for sample in self.manifest.samples] if self.on_trial else []
 
     def program_load(self, cores: int, concurrency: int) -> Load:
         """As `load` for a body that is measured, without the handler; its descriptors are those of `program_files`."""
         load = self.load(cores=cores, concurrency=concurrency)
-        return msgspec.structs.replace(load, measured=True, source_bytes=None, assets=(), outputs=())
+        bare = {"source_bytes": None, "assets": (), "inputs": (), "outputs": (), "samples": ()}
+        return msgspec.structs.replace(load, measured=True, **bare)
 
     def program_files(self) -> list[Address]:
         """The blobs of the program and its weights."""

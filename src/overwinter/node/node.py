@@ -29,7 +29,7 @@ from overwinter.node.pipelines import Pipelines, PipelineView, Seen
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
-from overwinter.node.views import FunctionView, Reply
+from overwinter.node.views import DeployedVersion, FunctionView, Reply
 from overwinter.policy.mind import Mind
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob, Deployment, Manifest
@@ -94,7 +94,7 @@ class Node:
             self.post(Cancelled(request))
             raise
 
-    async def deploy(self, manifest: Manifest) -> Deployment:
+    async def deploy(self, manifest: Manifest) -> DeployedVersion:
         """Register a version whose blocks are in the repository, and try it; raises what it failed with.
 
         It answers for its name from then on. A version that fails leaves only its number behind.
@@ -105,8 +105,10 @@ class Node:
         function = DeployedFunction(deployment)
         function.profile = await asyncio.to_thread(self.profiler.stored, function)
         self._effects.functions[function.id] = function
+        function.on_trial = True
         try:
             await self._ask(function.id, Deployed(function.spec(), on_trial=True))
+            function.on_trial = False
             await asyncio.to_thread(self.repository.prove, deployment.name, deployment.version)
         except BaseException as error:
             if not self._broken.done():
@@ -118,7 +120,7 @@ class Node:
             raise
         if self.config.profile_on_deploy:
             self.profiler.measure_soon(function)
-        return deployment
+        return DeployedVersion(deployment.name, deployment.version, function.doubts)
 
     async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
         """Measure a function's configurations on this machine, as far as they are not known; `tell` hears how far.

@@ -16,15 +16,16 @@ from typing import Protocol
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address, WorkerId
+from overwinter.core.tensor import Tensor
 from overwinter.node.bodies import BodyProcess, ending
-from overwinter.worker.channel import Channel, ChannelClosedError, pair
+from overwinter.node.zygotes import ZygoteProcess
+from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import (
     Answer,
     Exited,
     ForkBody,
     Forked,
     ForkZygote,
-    FromZygote,
     Kill,
     Load,
     LoadFailed,
@@ -48,7 +49,7 @@ UNREADABLE = (ValueError, TypeError)
 class BodyStaff(Protocol):
     """Who hears of a body: the effects, or whoever measures it."""
 
-    def body_ready(self, worker: WorkerId) -> None:
+    def body_ready(self, body: BodyProcess, ready: Ready) -> None:
         """The body is loaded."""
         ...
 
@@ -71,25 +72,6 @@ class Staff(BodyStaff, Protocol):
     def zygote_lost(self) -> None:
         """What the zygote had prepared is gone."""
         ...
-
-
-class ZygoteProcess:
-    """One zygote: its channel, its bodies, and the process if the node itself started it."""
-
-    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
-        self.process = process
-        self.up: Up | None = None
-        self.smaps: int | None = None
-        self.bodies: dict[WorkerId, BodyProcess] = {}
-        here, self.there = pair()
-        here.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(here, FromZygote)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """Close what the node holds of it."""
-        self.channel.close()
-        if self.smaps is not None:
-            os.close(self.smaps)
 
 
 class Processes:
@@ -243,20 +225,28 @@ class Processes:
 
     # Bodies
 
-    def fork(self, order: ForkBody, load: Load, fds: Sequence[int], measurer: BodyStaff | None = None) -> None:
+    def fork(
+        self,
+        order: ForkBody,
+        load: Load,
+        fds: Sequence[int],
+        measurer: BodyStaff | None = None,
+        samples: Sequence[Tensor] = (),
+    ) -> None:
         """Fork a body and hand it what to load; WorkerError when there is no zygote to fork it.
 
-        A measurer hears of the body in place of the staff.
+        A measurer hears of the body in place of the staff. `samples` are the tensors of the requests that `load` names.
         """
         worker = order.worker
         zygote = self._first if load.source_bytes is not None else self._second
         if zygote is None:
             raise WorkerError("the zygote is being started again")
         try:
-            body = BodyProcess(worker, zygote.channel, load.concurrency)
+            body = BodyProcess(worker, load.function, zygote.channel, load.concurrency)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
         try:
+            body.lay(0, samples)
             zygote.channel.send(order, [body.there.fileno(), *body.tray_fds()])
             body.there.close()
             body.channel.send(load, fds)
@@ -317,7 +307,7 @@ class Processes:
                 case Ready():
                     _require(not body.ready, "it was ready before")
                     body.ready = True
-                    self._staff_of(body.worker).body_ready(body.worker)
+                    self._staff_of(body.worker).body_ready(body, message)
                 case Measured():
                     self._staff_of(body.worker).body_measured(body, message)
                 case LoadFailed(error, reason):

@@ -25,6 +25,15 @@ class Reply(msgspec.Struct, frozen=True):
     start: Start
 
 
+class DeployedVersion(msgspec.Struct, frozen=True):
+    """What a deploy made."""
+
+    name: FunctionName
+    version: int
+    warning: str
+    """What its author should know; empty: nothing."""
+
+
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A function for people and programs that ask about it."""
 

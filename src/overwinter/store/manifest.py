@@ -15,12 +15,16 @@ from overwinter.core.agreement import Agreement
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
 from overwinter.core.ids import NAME_PATTERN, Address, FunctionName, TenantId
-from overwinter.core.tensor import BYTES, ITEM_BYTES, TensorSpec
+from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorSpec, check_inputs, check_size
 from overwinter.store.packing import ALIGNMENT_BYTES
 
 # \A and \Z: a `$` would let a trailing newline through.
 ADDRESS_PATTERN = r"\A[0-9a-f]{64}\Z"
 ASSET_PATTERN = r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z"
+
+SAMPLES_MAX = 8
+SAMPLE_BYTES_MAX = 1 << 20
+"""Of all samples of a function: a manifest is kept in memory."""
 
 Digest = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -57,6 +61,19 @@ class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assets: dict[Annotated[str, Meta(pattern=ASSET_PATTERN)], Blob] = {}
 
 
+class SampleTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One input of a sample request; its bytes as a request's, in base64 where this is JSON."""
+
+    name: str
+    datatype: str
+    shape: tuple[Count, ...]
+    data: bytes
+
+    def given(self) -> Tensor:
+        """The same as a request has it."""
+        return Tensor(self.name, self.datatype, self.shape, self.data)
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a function but its bytes."""
 
@@ -70,6 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     settings: Settings = Settings()
     agreement: Agreement | None = None
     """How the program compared with its model when it was deployed; None if nobody compared them."""
+    samples: tuple[tuple[SampleTensor, ...], ...] = ()
+    """Requests that it has to answer before it is deployed."""
 
     def blobs(self) -> tuple[Blob, ...]:
         """Everything the function needs in a place, each address once: program, handler, assets, blocks in order."""
@@ -106,7 +125,25 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_weights_once(manifest)
     _check_tensors("input", manifest.inputs)
     _check_tensors("output", manifest.outputs)
+    _check_samples(manifest)
     return manifest
+
+
+def _check_samples(manifest: Manifest) -> None:
+    nbytes = sum(len(tensor.data) for sample in manifest.samples for tensor in sample)
+    if len(manifest.samples) > SAMPLES_MAX or nbytes > SAMPLE_BYTES_MAX:
+        raise CallerError(
+            f"the manifest has {len(manifest.samples)} samples of {nbytes} bytes; it may have {SAMPLES_MAX} of "
+            f"{SAMPLE_BYTES_MAX} in all"
+        )
+    for number, sample in enumerate(manifest.samples, 1):
+        inputs = [tensor.given() for tensor in sample]
+        try:
+            check_inputs(inputs, manifest.inputs)
+            for tensor in inputs:
+                check_size(tensor)
+        except CallerError as error:
+            raise CallerError(f"sample {number}: {error}") from None
 
 
 def _check_sizes(manifest: Manifest) -> None:

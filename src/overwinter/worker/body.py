@@ -14,12 +14,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.ids import Address, RunId
+from overwinter.core.tensor import TensorMeta
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
@@ -34,8 +35,9 @@ from overwinter.worker.messages import (
     Stop,
     ToBody,
 )
-from overwinter.worker.runner import Outcome, Prepared, Runner, load
+from overwinter.worker.runner import Named, Outcome, Prepared, Runner, load
 from overwinter.worker.tray import Slot, Tray, offsets
+from overwinter.worker.trial import doubts, prove
 from overwinter.worker.values import parcels, read
 
 IDLE_MS = 100
@@ -140,8 +142,7 @@ class Body:
         torch.set_num_threads(message.threads)
         try:
             self._runner, _ = load(message, fds, self._prepared)
-            if message.on_trial:
-                self._runner.rehearse()
+            told = self._try(self._runner, message)
             self._grow(message.concurrency, message.threads)
         except OverwinterError as error:
             self._channel.send(LoadFailed(type(error).__name__, str(error)))
@@ -151,8 +152,15 @@ class Body:
             return False
         finally:
             _close(fds)
-        self._channel.send(Ready())
+        self._channel.send(Ready(told))
         return True
+
+    def _try(self, runner: Runner, message: Load) -> str:
+        """Raises why a new version is refused; else what its author should know."""
+        if message.on_trial:
+            runner.rehearse()
+        prove(runner, _read(self._slots[0].inputs, message.samples))
+        return doubts(runner, message.inputs) if message.inputs and not message.samples else ""
 
     def _grow(self, concurrency: int, threads: int) -> None:
         """Start a thread for each further run at once; WorkerError when the system has none."""
@@ -184,15 +192,18 @@ class Body:
         slot = self._slots[message.slot]
         try:
             slot.inputs.follow(message.tray_bytes)
-            places = offsets(meta for metas in message.requests for meta in metas)
-            requests = [
-                {meta.name: read(slot.inputs, meta, at) for meta, at in zip(metas, places, strict=False)}
-                for metas in message.requests
-            ]
+            requests = _read(slot.inputs, message.requests)
             return _packed(message.run, self._runner.answer(requests), slot.outputs)
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
+
+
+def _read(tray: Tray, requests: Iterable[Sequence[TensorMeta]]) -> list[Named]:
+    """The inputs of requests that lie in the tray in this order."""
+    requests = list(requests)
+    places = offsets(meta for metas in requests for meta in metas)
+    return [{meta.name: read(tray, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
 
 
 def _packed(run: RunId, outcomes: list[Outcome], tray: Tray) -> Answer:

@@ -1,5 +1,6 @@
 """A function's own code: executed in the body's sandbox, nowhere else."""
 
+import inspect
 import linecache
 import traceback
 from collections.abc import Callable, Mapping
@@ -28,8 +29,8 @@ class Handler:
             self._state: object = setup(dict(assets)) if setup is not None else None
         except Exception as error:
             raise HandlerError(f"the handler could not be set up: {_told(error)}") from error
-        self._preprocess = cast("Step | None", getattr(module, "preprocess", None))
-        self._postprocess = cast("Step | None", getattr(module, "postprocess", None))
+        self._preprocess = _step(module, "preprocess", ("inputs", "state"))
+        self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
 
     def before(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
         """The program's inputs, by name; HandlerError with the author's line if the code fails."""
@@ -56,6 +57,24 @@ class Handler:
         if not isinstance(values, Mapping):
             raise HandlerError(f"{step.__name__} must return a dict of named values, not {type(values).__name__}")
         return values
+
+
+def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | None:
+    """The module's function of that name, if it has one; HandlerError unless it can be called as it will be."""
+    step = getattr(module, name, None)
+    if step is None:
+        return None
+    called = f"{name}({', '.join(arguments)})"
+    if not callable(step):
+        raise HandlerError(f"the handler's {name} is a {type(step).__name__}, and is called as {called}")
+    try:
+        inspect.signature(step).bind(*arguments)
+    except TypeError as error:
+        raise HandlerError(f"the handler's {name} is called as {called}, and cannot be: {error}") from None
+    except ValueError:
+        # Of some callables Python does not know it.
+        pass
+    return cast("Step", step)
 
 
 def _sendable(name: str, value: object) -> Value:

@@ -59,8 +59,12 @@ class Load(_Message, frozen=True):
     """None: no handler."""
     assets: tuple[tuple[str, int], ...] = ()
     """Names and sizes of the handler's files."""
+    inputs: tuple[TensorSpec, ...] = ()
+    """What the handler takes, if it has to prove itself."""
     outputs: tuple[TensorSpec, ...] = ()
     """What the handler promised to give."""
+    samples: tuple[tuple[TensorMeta, ...], ...] = ()
+    """Requests that it has to answer to prove itself; they lie in the first slot's tray in this order."""
 
 
 class Prepare(_Message, frozen=True):
@@ -131,6 +135,9 @@ ToBody = Load | RunBatch | Measure | Stop
 
 class Ready(_Message, frozen=True):
     """The function is loaded and, on trial, has run once."""
+
+    doubts: str = ""
+    """What its author should know of the trial."""
 
 
 class LoadFailed(_Message, frozen=True):

@@ -74,10 +74,14 @@ class Runner:
             zeros = self.zeros()
             self._check_outputs(zeros, run(self.weights, zeros))
 
+    def example_sizes(self, batch: int | None = None) -> dict[str, int]:
+        """Each dynamic size of the program as it was exported, and its least batch unless told."""
+        low, _ = self.program.dimensions.get(BATCH, (1, 1))
+        return {**self.program.example, BATCH: batch or low}
+
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
         """Inputs of the program's example sizes, and of its least batch unless told."""
-        low, _ = self.program.dimensions.get(BATCH, (1, 1))
-        sizes = {**self.program.example, BATCH: batch or low}
+        sizes = self.example_sizes(batch)
         return [
             torch.zeros(
                 [size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape],

@@ -18,7 +18,7 @@ from overwinter.model.program import Program
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
-from overwinter.worker.messages import Answer, Failure, ForkBody, Measure, Measured, RunBatch
+from overwinter.worker.messages import Answer, Failure, ForkBody, Measure, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 from overwinter.worker.tray import offsets
 
@@ -192,7 +192,7 @@ class MeasuredBody:
 
     # What its processes tell
 
-    def body_ready(self, worker: WorkerId) -> None:
+    def body_ready(self, body: BodyProcess, ready: Ready) -> None:
         """It is loaded."""
         self._tell(self._now())
 

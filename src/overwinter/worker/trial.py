@@ -1,0 +1,81 @@
+"""Does a new version answer? It is tried before it may, in the body that would.
+
+On the requests that its author gave with it, whatever fails refuses it. Without any, a function with a handler is tried
+on one that is made up: of the sizes that its program was exported with, zeros for numbers and a few words for BYTES. A
+handler may be right and still not take that, so what fails then is told, and refuses nothing.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from types import FrameType
+
+import torch
+
+from overwinter.core.errors import error_named
+from overwinter.core.tensor import BYTES, TensorSpec
+from overwinter.worker.messages import Failure
+from overwinter.worker.runner import Named, Runner
+from overwinter.worker.values import DTYPES, Value, parcels
+
+MADE_UP_S = 20
+"""A request that is made up may take so long: some handlers wait for what it does not have."""
+TEXT = b"a few words"
+
+
+def prove(runner: Runner, samples: list[Named]) -> None:
+    """Answer every sample; raises why one cannot be."""
+    for number, sample in enumerate(samples, 1):
+        failure = _failure(runner, sample)
+        if failure is not None:
+            raise error_named(failure.error)(f"{runner.function} does not answer sample {number}: {failure.message}")
+
+
+def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
+    """Why a request made up of `inputs` is not answered, in words for the author; empty when it is."""
+    try:
+        with _interrupted_after(MADE_UP_S):
+            failure = _failure(runner, _made_up(runner, inputs))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a handler that nobody has run before
+        failure = Failure(type(error).__name__, f"{type(error).__name__}: {error}")
+    if failure is None:
+        return ""
+    return (
+        f"{runner.function} was tried on a request made up of zeros and words, and failed: {failure.message}. "
+        "It may still answer real ones: give one with --sample NAME=VALUE, or samples=[{...}] in Python, to be sure"
+    )
+
+
+def _failure(runner: Runner, request: Named) -> Failure | None:
+    [outcome] = runner.answer([request])
+    if isinstance(outcome, Failure):
+        return outcome
+    parcels(outcome)
+    return None
+
+
+def _made_up(runner: Runner, inputs: tuple[TensorSpec, ...]) -> Named:
+    sizes = runner.example_sizes()
+    request: dict[str, Value] = {}
+    for spec in inputs:
+        shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape]
+        text = spec.datatype == BYTES
+        request[spec.name] = [TEXT] * prod(shape) if text else torch.zeros(shape, dtype=DTYPES[spec.datatype])
+    return request
+
+
+@contextmanager
+def _interrupted_after(seconds: int) -> Iterator[None]:
+    """TimeoutError within, wherever Python's own code runs then. For a process's first thread."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,68 @@
+"""A deploy tells what requests would find out."""
+
+import pytest
+import torch
+
+from overwinter.api.deployer import package
+from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.model.export import export
+
+from .nodes import NodeProcess, Scale, ask
+
+READS = """
+import torch
+
+INPUTS = [{"name": "row", "datatype": "BYTES", "shape": [1]}]
+OUTPUTS = [{"name": "sum", "datatype": "FP32", "shape": [1]}]
+
+def preprocess(inputs, state):
+    return {"x": torch.tensor([[float(item) for item in inputs["row"][0].split(b",")]])}
+
+def postprocess(outputs, inputs, state):
+    return {"sum": outputs["y"].sum(dim=1)}
+"""
+
+
+def deploy(node: NodeProcess, name: str, handler: str, *samples):
+    made = export(Scale(2.0), {"x": torch.zeros(2, 4)})
+    return package(name, made.program, made.weights, handler=handler, samples=samples).upload(node.client)
+
+
+def is_gone(node: NodeProcess, name: str) -> bool:
+    with pytest.raises(NotFoundError):
+        node.client.function(name)
+    return True
+
+
+def test_a_handler_that_cannot_be_called_is_refused(node: NodeProcess):
+    with pytest.raises(CallerError, match=r"preprocess\(inputs, state\)"):
+        deploy(node, "uncallable", "def preprocess(inputs):\n    return inputs\n")
+    assert is_gone(node, "uncallable")
+
+
+def test_a_handler_that_fails_on_what_is_made_up_is_deployed_with_a_warning(node: NodeProcess):
+    made = deploy(node, "doubted", READS)
+    assert "could not convert" in made.warning
+    assert "--sample" in made.warning
+    assert node.client.infer("doubted", {"row": ["1,2,3,4"]})["sum"].tolist() == [24.0]
+
+
+def test_a_sample_dispels_the_doubt(node: NodeProcess):
+    assert deploy(node, "proved", READS, {"row": ["1,2,3,4"]}, {"row": [b"0,0,0,0"]}).warning == ""
+    assert node.client.infer("proved", {"row": ["1,2,3,4"]})["sum"].tolist() == [24.0]
+
+
+def test_a_sample_that_is_not_answered_refuses(node: NodeProcess):
+    with pytest.raises(CallerError, match="sample 2.*must be 4"):
+        deploy(node, "refused", READS, {"row": ["1,2,3,4"]}, {"row": ["1,2,3"]})
+    assert is_gone(node, "refused")
+    broken = READS.replace('"sum": outputs', '"total": outputs')
+    with pytest.raises(CallerError, match="sample 1.*OUTPUTS lists"):
+        deploy(node, "refused", broken, {"row": ["1,2,3,4"]})
+
+
+def test_a_sample_of_a_function_without_a_handler_is_run_too(node: NodeProcess):
+    made = export(Scale(2.0), {"x": torch.zeros(2, 4)})
+    packed = package("sampled", made.program, made.weights, samples=[{"x": torch.ones(3, 4)}])
+    assert packed.upload(node.client).warning == ""
+    assert ask(node, "sampled") == [3.0] * 4

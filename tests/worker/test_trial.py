@@ -1,0 +1,107 @@
+"""A new version is refused for what it does to its author's requests, and only doubted for what it does to others."""
+
+import pytest
+import torch
+
+from overwinter.core.errors import CallerError, HandlerError
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.export import export
+from overwinter.model.program import encode_program
+from overwinter.worker import trial
+from overwinter.worker.handler import Handler
+from overwinter.worker.runner import Prepared, Runner
+
+TEXTS = (TensorSpec("text", "BYTES", ("batch", 2)), TensorSpec("scale", "FP32", ("n",)))
+LENGTHS = """
+import torch
+
+def preprocess(inputs, state):
+    assert inputs["scale"].shape == (3,)
+    return {"x": torch.tensor([[float(len(text))] * 3 for text in inputs["text"]])}
+"""
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x.sum(dim=1)}
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    made = export(Sum(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch", 1: "n"}})
+    return Prepared(encode_program(made.program))
+
+
+def runner(prepared, handler: str, outputs=()) -> Runner:
+    return Runner("f@1", prepared, [], Handler(handler, {}), outputs)
+
+
+def test_a_request_is_made_up_of_what_the_handler_declares(prepared):
+    assert trial.doubts(runner(prepared, LENGTHS), TEXTS) == ""
+
+
+def test_a_request_of_the_programs_own_inputs_is_zeros_of_its_example(prepared):
+    made = runner(prepared, "def preprocess(inputs, state):\n    assert inputs['x'].shape[1] == 3\n    return inputs\n")
+    assert trial.doubts(made, made.program.inputs) == ""
+
+
+FAULTS = {
+    "raises": ("def preprocess(inputs, state):\n    raise KeyError('no picture')\n", "no picture"),
+    "leaves": ("def preprocess(inputs, state):\n    raise SystemExit('enough')\n", "enough"),
+    "misses": ("def preprocess(inputs, state):\n    return {}\n", "needs a tensor 'x'"),
+    "returns nothing": ("def postprocess(outputs, inputs, state):\n    pass\n", "must return a dict"),
+    "cannot be sent": (
+        "def postprocess(outputs, inputs, state):\n    return {'y': outputs['y'].cfloat()}\n",
+        "complex64",
+    ),
+    "breaks its promise": (
+        "def postprocess(outputs, inputs, state):\n    return {'z': outputs['y']}\n",
+        "OUTPUTS lists",
+    ),
+}
+
+
+@pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())
+def test_what_fails_on_a_request_made_up_is_told_with_the_way_out(prepared, handler, words):
+    made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
+    told = trial.doubts(made, made.program.inputs)
+    assert words in told
+    assert "--sample" in told
+
+
+@pytest.mark.parametrize(("handler", "words"), [each for each in FAULTS.values() if "SystemExit" not in each[0]])
+def test_what_fails_on_a_sample_refuses(prepared, handler, words):
+    made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
+    with pytest.raises((HandlerError, CallerError), match=words):
+        trial.prove(made, [{"x": torch.ones(1, 3)}])
+
+
+def test_a_handler_that_waits_for_ever_is_told(prepared, monkeypatch):
+    monkeypatch.setattr(trial, "MADE_UP_S", 1)
+    made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
+    assert "more than 1 s" in trial.doubts(made, made.program.inputs)
+
+
+def test_the_sample_that_failed_is_named_by_its_number(prepared):
+    made = runner(prepared, "def preprocess(inputs, state):\n    1 / inputs['x'][0, 0].item()\n    return inputs\n")
+    trial.prove(made, [{"x": torch.ones(1, 3)}])
+    with pytest.raises(HandlerError, match="sample 2.*ZeroDivisionError"):
+        trial.prove(made, [{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        ("def preprocess(inputs):\n    return inputs\n", r"preprocess\(inputs, state\).*too many"),
+        ("def preprocess(inputs, state, more):\n    return inputs\n", "missing a required argument: 'more'"),
+        ("def postprocess(outputs, state):\n    return outputs\n", r"postprocess\(outputs, inputs, state\)"),
+        ("preprocess = 3\n", "preprocess is a int"),
+    ],
+)
+def test_a_step_that_cannot_be_called_as_it_will_be_is_refused(handler, words):
+    with pytest.raises(HandlerError, match=words):
+        Handler(handler, {})
+
+
+def test_a_step_may_take_more_than_it_is_given_where_that_has_a_default():
+    Handler("def preprocess(*inputs, more=1):\n    return inputs[0]\npostprocess = dict\n", {})
