@@ -107,12 +107,12 @@ def decode_request(body: bytes, head_bytes: int | None) -> Inference:
     if head_bytes is not None and head_bytes > len(body):
         raise CallerError(f"Inference-Header-Content-Length is {head_bytes}, and the body has {len(body)} bytes")
     tail = memoryview(body)
-    head = body if head_bytes is None else body[:head_bytes]
+    head = tail[:head_bytes]
     try:
         request = _decode(head)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         # Clients that write JSON as Python does send them bare.
-        lacking = any(word in head for word in (b"NaN", b"Infinity"))
+        lacking = any(word in bytes(head) for word in (b"NaN", b"Infinity"))
         way = "; JSON has no word for NaN and infinity: send them by the binary tensor extension" if lacking else ""
         raise CallerError(f"the body is not a valid inference request: {error}{way}") from error
     if request.parameters.sequence_id:
