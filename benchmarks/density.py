@@ -5,12 +5,17 @@ has answered, all have idled. What is counted:
 
 * Overwinter: anonymous PSS of the daemon, its zygotes and its bodies, the host store's pages once, and the memory files
   through which tensors pass;
-* plain processes: anonymous PSS, and of weights files that they map (`mmap=True`, safetensors) the bytes of each
-  different file once, since that is where their weights lie. A few are alive in the same run, and what they hold is
-  multiplied.
+* plain processes: anonymous PSS, and of weights files that they map (`mmap=True`) the bytes of each different
+  file once, since that is where their weights lie. A few are alive in the same run, and what they hold is
+  multiplied;
+* forked processes, the control: plain ones that come, all of them, from one process by fork, as in a preforking server.
+  It has imported PyTorch and, where all have the same weights, loaded the model. This leaves what Overwinter's sharing
+  of blocks saves beyond any fork.
 
 Pages of libraries are left out on both sides: every process on a machine shares them. The 32 different variants have a
 retrained head each: as plain processes with a weights file each, and as 32 functions of one node with a body each.
+A node gives a function no more bodies than it has cores for, so the node with all bodies of one function is told that
+it has as many.
 """
 
 import argparse
@@ -20,7 +25,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -28,7 +32,7 @@ from safetensors.torch import save_file
 from benchmarks.families import Family, as_tensors
 from benchmarks.measure import MIB, cpu_ticks, memory, occupied_bytes, print_result, settled, tray_bytes
 from benchmarks.nodes import Node, running_node
-from benchmarks.plain import Crowd, save
+from benchmarks.plain import Crowd, Forks, save
 from benchmarks.variants import measure_variants
 from benchmarks.wire import Connection, binary_request
 
@@ -37,6 +41,8 @@ VARIANTS_OF = "resnet50"
 IDLE_S = 1.0
 ROUNDS_MAX = 10
 """Times that all clients ask, until every body lives and has answered."""
+COMPARED = ("torch.load one", "mmap one", "forked one", "mmap variants", "forked variants")
+"""The rows beside which Overwinter's stand in RESULT; those of forked processes are the controls."""
 Row = dict[str, float]
 
 
@@ -88,7 +94,7 @@ def fill_node(node: Node, name: str, request: bytes, answer: bytes, bodies: int)
 def one_function(family: Family, bodies: int) -> dict[str, Row]:
     """A node with 1 and with `bodies` bodies of one function."""
     request, answer = binary_request("it", as_tensors(family.one())), family.answer()
-    with running_node() as node:
+    with running_node("--cores", str(bodies)) as node:
         family.deploy(node.client, "it", keep_alive_s=600, max_bodies=bodies)
         ask_at_once(node, [request], [answer])
         node.wait_bodies("it", 1)
@@ -125,6 +131,16 @@ def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) 
     return {"anonymous": anonymous / len(weights), "weights": files / len(set(weights))}
 
 
+def forked_bytes(family: Family, weights: list[Path], inputs: Path) -> Row:
+    """Processes forked from one, one for each of `weights`, all of them alive."""
+    with Forks(family.name, weights, inputs) as forks:
+        settled(lambda: memory(forks.pids).anonymous, idle)
+        if len(set(forks.digests)) != len(set(weights)):
+            raise RuntimeError(f"forked processes of {family.name} answer wrongly: {forks.digests}")
+        anonymous = memory(forks.pids).anonymous
+    return {"anonymous": anonymous, "weights": 0, "total": anonymous}
+
+
 def plain_rows(family: Family, alive: int, bodies: int, root: Path) -> Iterator[tuple[str, Row]]:
     """Each loader with one weights file for all, then with a file each, multiplied from `alive` to `bodies`."""
     inputs = root / "inputs.safetensors"
@@ -135,12 +151,17 @@ def plain_rows(family: Family, alive: int, bodies: int, root: Path) -> Iterator[
         places.append(root / f"weights-{variant}")
         save(family.state(), places[-1])
     family.vary(family.head(), 0)
-    for loader in ("torch.load", "mmap", "safetensors"):
+    for loader in ("torch.load", "mmap"):
         for kind, weights, files in (("one", places[:1] * alive, 1), ("variants", places[1:], bodies)):
             row = plain_bytes(family, loader, weights, inputs)
             anonymous, mapped = row["anonymous"] * bodies, row["weights"] * files
             yield f"{loader} {kind}", {"anonymous": anonymous, "weights": mapped, "total": anonymous + mapped}
             print(f"  {family.name}: plain, {loader}, {kind}", file=sys.stderr)
+    yield "forked one", forked_bytes(family, places[:1] * bodies, inputs)
+    first, few = (forked_bytes(family, places[1 : 1 + count], inputs)["total"] for count in (1, alive))
+    many = first + (few - first) / (alive - 1) * (bodies - 1)
+    yield "forked variants", {"anonymous": many, "weights": 0, "total": many}
+    print(f"  {family.name}: forked", file=sys.stderr)
 
 
 def measure_model(name: str, bodies: int, alive: int) -> dict[str, Row]:
@@ -171,21 +192,24 @@ def report_model(name: str, rows: dict[str, Row], bodies: int, alive: int) -> di
         saved[key] = 1 - ours["total"] / row["total"]
         sizes = f"{row['anonymous'] / MIB:12.0f}{row['weights'] / MIB:12.0f}{row.get('trays', 0) / MIB:8.1f}"
         share = "" if key.startswith("overwinter") else f"{saved[key]:22.1%}"
-        print(f"{labels.get(key, 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}")
+        print(
+            f"{labels.get(key, key if 'forked' in key else 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}"
+        )
     first, many = rows["overwinter one"], rows["overwinter many"]
     added = many["bodies"] - first["bodies"]
     body = (many["anonymous"] - first["anonymous"]) / added / MIB
     trays = (many["trays"] - first["trays"]) / added / MIB
     print(f"each further idle body: {body:.1f} MiB, and {trays:.2f} MiB for the tensors of a request")
-    return {"torch.load": saved["torch.load one"], "mmap variants": saved["mmap variants"], "body": body}
+    figures = {f"saved_vs_{'_'.join(key.replace('.', '_').split())}": saved[key] for key in COMPARED}
+    return {**figures, "body_mib": body}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="models of the zoo")
     parser.add_argument("--bodies", type=int, default=32, help="default 32")
-    parser.add_argument("--plain", type=int, default=4, help="plain processes alive at once; default 4")
-    parser.add_argument("--variants", type=int, default=200, help=f"of {VARIANTS_OF}, of each kind; default 200")
+    parser.add_argument("--plain", type=int, default=2, help="plain processes alive at once, 2 at least; default 2")
+    parser.add_argument("--variants", type=int, default=50, help=f"of {VARIANTS_OF}, of each kind; default 50")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}
@@ -193,14 +217,7 @@ def main() -> None:
         rows = measure_model(name, options.bodies, options.plain)
         figures[name] = report_model(name, rows, options.bodies, options.plain)
     share = measure_variants(VARIANTS_OF, options.variants)
-    result: dict[str, Any] = {
-        key: {name: row[figure] for name, row in figures.items()}
-        for key, figure in (
-            ("saved_vs_torch_load", "torch.load"),
-            ("saved_vs_mmap_variants", "mmap variants"),
-            ("body_mib", "body"),
-        )
-    }
+    result = {key: {name: row[key] for name, row in figures.items()} for key in next(iter(figures.values()))}
     print_result({**result, "variant_share": share})
 
 

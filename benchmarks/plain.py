@@ -1,18 +1,20 @@
 """What does serving a model cost without Overwinter? A plain PyTorch process that loads, runs once and waits.
 
-`python -m benchmarks.plain MODEL WEIGHTS INPUTS LOADER` builds the model without memory for its weights (on the meta
-device), which is the kindest way for it, takes them from the file, answers once, prints a digest and waits for the end
-of its input.
+`python -m benchmarks.plain MODEL INPUTS LOADER WEIGHTS ...` builds the model without memory for its weights (on the
+meta device), which is the kindest way for it, takes them from the file, answers once, prints its process id and a
+digest, and waits for the end of its input. With several files it forks a process for each once everything is imported,
+as a preforking server does; where all are the same file, once the model is loaded.
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from benchmarks import zoo
 from benchmarks.programs import flatten
@@ -21,27 +23,16 @@ State = dict[str, torch.Tensor]
 LOADERS: dict[str, Callable[[Path], State]] = {
     "torch.load": lambda path: torch.load(path, weights_only=True),
     "mmap": lambda path: torch.load(path, weights_only=True, mmap=True),
-    "safetensors": load_file,
 }
-SUFFIX = {"torch.load": ".pt", "mmap": ".pt", "safetensors": ".safetensors"}
 
 
 class Crowd:
     """Several plain processes of one model, alive until closed; each has answered once."""
 
     def __init__(self, model: str, loader: str, weights: Sequence[Path], inputs: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.plain", model]
-        self._processes = [
-            subprocess.Popen(
-                [*command, str(path.with_suffix(SUFFIX[loader])), str(inputs), loader],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for path in weights
-        ]
+        self._processes = [started(model, inputs, loader, [path]) for path in weights]
         self.pids = [process.pid for process in self._processes]
-        self.digests = [process.stdout.readline().strip() for process in self._processes if process.stdout]
+        self.digests = [answered(process)[1] for process in self._processes]
 
     def __enter__(self) -> "Crowd":
         return self
@@ -51,11 +42,41 @@ class Crowd:
             process.communicate()
 
 
+class Forks:
+    """Processes forked from one of a model, which is one of `pids` too; all alive until closed, each has answered."""
+
+    def __init__(self, model: str, weights: Sequence[Path], inputs: Path) -> None:
+        self._process = started(model, inputs, "torch.load", weights)
+        told = [answered(self._process) for _ in weights]
+        self.pids = list(dict.fromkeys([self._process.pid, *(pid for pid, _ in told)]))
+        self.digests = [digest for _, digest in told]
+
+    def __enter__(self) -> "Forks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+def started(model: str, inputs: Path, loader: str, weights: Sequence[Path]) -> "subprocess.Popen[str]":
+    """A process of this file."""
+    files = [str(path.with_suffix(".pt")) for path in weights]
+    command = [sys.executable, "-m", "benchmarks.plain", model, str(inputs), loader, *files]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def answered(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """The id and the digest of the next process that has answered; RuntimeError if there will be none."""
+    assert process.stdout is not None
+    line = process.stdout.readline().split()
+    if len(line) != 2:
+        raise RuntimeError(f"a plain process ended with status {process.wait()}")
+    return int(line[0]), line[1]
+
+
 def save(state: State, place: Path) -> None:
-    """Write the weights in both formats; `place` has no suffix."""
-    state = {name: tensor.clone() for name, tensor in state.items()}
-    torch.save(state, place.with_suffix(".pt"))
-    save_file(state, place.with_suffix(".safetensors"))
+    """Write the weights, each tensor by itself; `place` has no suffix."""
+    torch.save({name: tensor.clone() for name, tensor in state.items()}, place.with_suffix(".pt"))
 
 
 def fill(module: torch.nn.Module, state: State) -> None:
@@ -67,16 +88,41 @@ def fill(module: torch.nn.Module, state: State) -> None:
             setattr(module.get_submodule(path), attribute, state[name])
 
 
-def main() -> None:
-    name, weights, inputs, loader = sys.argv[1:]
-    torch.set_num_threads(1)
+def loaded(name: str, loader: str, weights: str) -> torch.nn.Module:
+    """The model with the weights of a file."""
     with torch.device("meta"):
         module = zoo.RECIPES[name].module(False).eval()
     fill(module, LOADERS[loader](Path(weights)))
+    return module
+
+
+def answer(module: torch.nn.Module, inputs: State) -> None:
+    """Answer once, say so, and wait."""
     with torch.inference_mode():
-        outputs = flatten(module(**load_file(inputs)))
-    print(hashlib.sha256(b"".join(output.numpy().tobytes() for output in outputs)).hexdigest(), flush=True)
+        outputs = flatten(module(**inputs))
+    digest = hashlib.sha256(b"".join(output.numpy().tobytes() for output in outputs)).hexdigest()
+    # One write, so that lines of several processes do not mix.
+    os.write(sys.stdout.fileno(), f"{os.getpid()} {digest}\n".encode())
     sys.stdin.read()
+
+
+def main() -> None:
+    name, inputs, loader, *weights = sys.argv[1:]
+    torch.set_num_threads(1)
+    tensors = load_file(inputs)
+    with torch.device("meta"):
+        # The classes of the model are imported when the first is built.
+        zoo.RECIPES[name].module(False)
+    module = loaded(name, loader, weights[0]) if len(set(weights)) == 1 else None
+    if module is not None and len(weights) == 1:
+        answer(module, tensors)
+        return
+    for path in weights:
+        if os.fork() == 0:
+            answer(module or loaded(name, loader, path), tensors)
+            return
+    for _ in weights:
+        os.wait()
 
 
 if __name__ == "__main__":
