@@ -130,10 +130,17 @@ def told_spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):8.1f} ({min(values):.1f}-{max(values):.1f})"
 
 
-def rounded(value: Any, digits: int = 3) -> Any:
+def told_shares(values: Sequence[float]) -> str:
+    """Mean, least and largest of some shares in per cent, for a table."""
+    return f"{statistics.fmean(values):.1%} [{100 * min(values):.1f}, {100 * max(values):.1f}]"
+
+
+def rounded(value: Any, digits: int = 4) -> Any:
     """The value with all floats in it rounded."""
     if isinstance(value, Mapping):
         return {key: rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item, digits) for item in value]
     return round(value, digits) if isinstance(value, float) else value
 
 

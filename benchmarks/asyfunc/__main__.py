@@ -10,8 +10,9 @@ def main() -> None:
     parser.add_argument("--level", choices=("model",), required=True, help="whole models, under bursts")
     parser.add_argument("--seconds", type=float, help="of the day to simulate; the scenario's if not given")
     parser.add_argument("--seed", type=int, help="of the arrivals; the scenario's if not given")
+    parser.add_argument("--seeds", type=int, default=2, help="of the table of equal conditions; default 2")
     options = parser.parse_args()
-    model_level.run(options.seconds, options.seed)
+    model_level.run(options.seconds, options.seed, options.seeds)
 
 
 if __name__ == "__main__":

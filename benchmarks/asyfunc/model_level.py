@@ -4,15 +4,21 @@ The six models of scenarios/asyfunc.toml, one after the other, each alone on the
 the same arrivals. Memory is the mean over time of weights and private memory; CPU utility is the paper's, cores of
 runs by their time over cores of bodies by their time alive; a violation is a request not answered within the promise,
 refused ones included. Everything is simulated: nothing here depends on the machine that it runs on.
+
+MLS copies the weights for each body and looks at the rate every 10 s, Overwinter shares them and starts a body as soon
+as requests wait. So both stand there under equal conditions too, over several seeds: MLS on the rungs of
+benchmarks.ladder (all have the same private memory, so that rung is not there), and Overwinter looking every 10 s.
 """
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
+from benchmarks.cores import on_all_cores
+from benchmarks.ladder import AT_ONCE, PAPER, SHARING, THRESHOLDS, climb
 from benchmarks.measure import MIB, print_result
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.scenario import Scenario, read_scenario
@@ -27,8 +33,22 @@ PLAIN = ("on-demand", "last-value", "k-last-value", "oracle")
 PLAIN_MODEL = "ssd300"
 ALPHA_PLAIN, BETA_PLAIN = 1.0, 0.95
 """Figure 1 compares predictors before there is an alpha: as many bodies as the expected rate fills."""
+RUNGS = (PAPER, SHARING, AT_ONCE, THRESHOLDS)
+OURS, OURS_SLOW = "overwinter", "overwinter, every 10 s"
+COMPARED: Mapping[str, Policy] = {
+    **{f"mls, {step.title}": step.policy for step in climb(POLICIES["mls"], RUNGS)},
+    OURS_SLOW: Policy(eager=False),
+    OURS: POLICIES["overwinter"],
+}
+"""Each difference of conditions by itself."""
+WANTED = ("memory", "cpu_utility", "violations")
+COMPARED_FIELDS = ("memory", "cores", "cpu_utility", "violations", "p99_ms")
 NEW_S = 4.0
 """Until a new process has imported PyTorch and made the network: 3 to 5 s, measured."""
+
+
+Means = dict[str, list[float]]
+"""Of each field one value for each seed."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -101,26 +121,56 @@ HEAD = f"  {'policy':14}" + "".join(f"{title:>10}" for title in TITLES)
 
 def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
     """Every policy on every model, told as it is known."""
-    cells: dict[str, dict[str, Cell]] = {policy: {} for policy in TOLD}
+    models = [function.name for function in scenario.functions]
+    found = on_all_cores(simulated, [(scenario, model, policy) for policy in RULES for model in models])
+    cells = dict(zip(RULES, by_model(found, models), strict=True))
+    cells |= {name: cells[same] for name, same in SAME_RULES.items()}
     for function in scenario.functions:
-        model, settings = function.name, function.settings
-        print(f"\n{model}: promise {settings.slo_ms:g} ms\n{HEAD}")
+        print(f"\n{function.name}: promise {function.settings.slo_ms:g} ms\n{HEAD}")
         for policy in RULES:
-            cell = cells[policy][model] = simulated(scenario, model, policy)
-            tell(policy, cell)
-        for name, same in SAME_RULES.items():
-            cells[name][model] = cells[same][model]
-        print(f"  {cells['mls'][model].requests} requests; last-value has the rules of mls, and so its figures")
+            tell(policy, cells[policy][function.name])
+        requests = cells["mls"][function.name].requests
+        print(f"  {requests} requests; last-value has the rules of mls, and so its figures")
     return cells
+
+
+def by_model(cells: Sequence[Cell], models: Sequence[str]) -> list[dict[str, Cell]]:
+    """Cells in the order of the models, over and over."""
+    return [dict(zip(models, cells[at : at + len(models)], strict=True)) for at in range(0, len(cells), len(models))]
 
 
 def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
     """The predictors alone."""
     print(f"\nfigure 1, {PLAIN_MODEL}, alpha {ALPHA_PLAIN:g} and beta {BETA_PLAIN:g}, bodies in {begun}\n{HEAD}")
-    cells = {policy: simulated(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN}
+    found = on_all_cores(simulated, [(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN])
+    cells = dict(zip(PLAIN, found, strict=True))
     for policy, cell in cells.items():
         tell(policy, cell)
     return cells
+
+
+def equal_conditions(scenario: Scenario, seeds: int) -> dict[str, Means]:
+    """The rows of the control, means over the models."""
+    models = [function.name for function in scenario.functions]
+    seeded = [msgspec.structs.replace(scenario, seed=scenario.seed + number) for number in range(seeds)]
+    tasks = product(COMPARED.values(), seeded, models)
+    found = by_model(on_all_cores(simulated, [(each, model, policy) for policy, each, model in tasks]), models)
+    print(f"\nconditions made equal one by one, means over the models and {seeds} seeds [least, most over the seeds]")
+    print(f"  {'':28}" + "".join(f"{title:>22}" for title in ("MiB", "cores", "utility", "violated", "p99 ms")))
+    rows: dict[str, Means] = {}
+    for place, name in enumerate(COMPARED):
+        cells = found[place * seeds : (place + 1) * seeds]
+        rows[name] = {field: [mean(each, field) for each in cells] for field in COMPARED_FIELDS}
+        row = "".join(f"{spread(field, values):>22}" for field, values in rows[name].items())
+        print(f"  {name:28}{row}", flush=True)
+    return rows
+
+
+def spread(field: str, values: Sequence[float]) -> str:
+    """Mean, least and largest, for a table."""
+    scale, digits = {"cpu_utility": (100, 1), "violations": (100, 2), "cores": (1, 1)}.get(field, (1, 0))
+    middle, least, most = (f"{scale * value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    return f"{middle}{'%' if scale == 100 else ''} [{least}, {most}]"
 
 
 def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], new: Mapping[str, Cell]) -> None:
@@ -128,7 +178,6 @@ def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], 
     saved = {model: 1 - cell.memory / cells["batch"][model].memory for model, cell in cells["mls"].items()}
     violated = {policy: mean(cells[policy], "violations") for policy in TOLD}
     utility = {policy: mean(cells[policy], "cpu_utility") for policy in TOLD}
-    ours, theirs = mean(cells["overwinter"], "memory"), mean(cells["mls"], "memory")
     print(f"""
 The paper and this
 * figure 1: on demand 10.5 % and last value 5.5 % violated, k times the last value 1.3 times the bodies needed. Here
@@ -148,15 +197,11 @@ BATCH {utility["batch"]:.0%}, BATCH+ {utility["batch+"]:.0%}.
   Without shadows alpha and beta themselves keep it between 60 and 80 %. Adaptive batching adds none, as here batches
   gain nothing (the paper: 11 % for InceptionV3), but it lowers the violations of BATCH from {violated["batch"]:.1%} \
 to {violated["batch+"]:.1%}.
-* overwinter against MLS: violations {violated["overwinter"]:.2%} and {violated["mls"]:.2%}, \
-CPU utility {utility["overwinter"]:.1%} and {utility["mls"]:.1%}, cores alive
-  {mean(cells["overwinter"], "cores"):.1f} and {mean(cells["mls"], "cores"):.1f}, \
-memory {ours:.0f} and {theirs:.0f} MiB, for its bodies share the weights and it wakes some as soon as requests wait.""")
+* overwinter against MLS: see the table of equal conditions below.""")
 
 
-def run(seconds: float | None, seed: int | None) -> None:
+def run(seconds: float | None, seed: int | None, seeds: int) -> None:
     """Print the tables, what agrees with the paper and what does not, and RESULT."""
-    began = time.process_time()
     scenario = read_scenario(SCENARIO)
     changes = {"duration_s": seconds, "seed": seed}
     scenario = msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
@@ -169,11 +214,15 @@ def run(seconds: float | None, seed: int | None) -> None:
     ready = figure_1(scenario, "prepared containers")
     new = figure_1(in_new_processes(scenario), "new processes")
     compare(cells, ready, new)
-    print(f"\n{time.process_time() - began:.0f} s of one core")
-    wanted = ("memory", "cpu_utility", "violations")
+    rows = equal_conditions(scenario, seeds)
     print_result(
         {
-            policy: {model: {field: getattr(cell, field) for field in wanted} for model, cell in by_model.items()}
-            for policy, by_model in cells.items()
+            "equal_conditions": {name: {field: told(row[field]) for field in WANTED} for name, row in rows.items()},
+            "one_seed": {name: {field: mean(row, field) for field in WANTED} for name, row in cells.items()},
         }
     )
+
+
+def told(values: Sequence[float]) -> dict[str, object]:
+    """Mean and spread, for RESULT."""
+    return {"mean": fmean(values), "spread": [min(values), max(values)]}

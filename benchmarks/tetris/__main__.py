@@ -1,31 +1,41 @@
 """What does sharing tensors and runtimes save? Tetris's experiments, live and simulated.
 
-`python -m benchmarks.tetris [--quick]`: memory against instances and variants, start-up, contention and latency on real
-processes; then, simulated, the paper's applications. `live_saved` is the share of the memory of as many separate
-processes that many instances of a model (or, where only these were measured, many variants) do not need;
-`live_startup_saved` the share of the start of a plain process from the page cache that is saved when a twin is present.
+`python -m benchmarks.tetris [--part live|simulated] [--full | --quick] [--seeds N]`: memory against instances and
+variants, start-up, contention and latency on real processes; then, simulated, the paper's applications. In RESULT:
+
+* `live_saved`: the share of the memory of as many separate processes that many instances of a model (or, where only
+  these were measured, many variants) do not need;
+* `live_startup_saved`: the share of a plain process's start from the page cache that is saved when a twin is present:
+  `with_imports` from the start of the process, most of which is importing PyTorch; `of_loading` the control, a process
+  that has imported everything before;
+* `sim_saved_vs_...`: the share of a baseline's memory, as in its paper and, the control, under equal conditions.
 """
 
 import argparse
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 
 from benchmarks.measure import print_result
-from benchmarks.tetris.live import live
+from benchmarks.tetris import live
+from benchmarks.tetris.simulated import simulated
 
-SIMULATED = "benchmarks.tetris.simulated"
+SEEDS = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few models, few instances: a check, not a measurement")
+    parser.add_argument("--part", choices=("live", "simulated"), help="only one of the two parts")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the ladder's arrivals; default {SEEDS}")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="live: more models, instances and starts")
+    size.add_argument("--quick", action="store_true", help="few models, few instances: a check, not a measurement")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    figures = dict(live(options.quick))
-    if find_spec(SIMULATED) is not None:
-        figures.update(import_module(SIMULATED).simulated(options.quick))
+    figures: dict[str, object] = {}
+    if options.part != "simulated":
+        figures.update(live.live(live.FULL if options.full else live.QUICK if options.quick else live.USUAL))
+    if options.part != "live":
+        figures.update(simulated(1 if options.quick else options.seeds, options.quick))
     print_result(figures)
 
 

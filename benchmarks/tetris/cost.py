@@ -7,16 +7,16 @@ multiplies by GB: 61.5 GB less are $0.000861 less only if each GB costs as much 
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from benchmarks.tetris.contenders import Contender, Outcome
 from overwinter.core.function import MOST
 from overwinter.simulation.scenario import Application, FunctionModel, Scenario
 from overwinter.simulation.workloads import Stable
 
-RATES = (100, 300, 1000, 2500, 5000)
+RATES = (100, 1000, 5000)
 RATES_QUICK = (100,)
 NODE_RATE = 1000
 RISE_S, SETTLE_S, END_S = 20.0, 42.0, 46.0
@@ -28,8 +28,7 @@ MACHINE_GB = 8
 PAPER_GB = {"infless": 61.5, "photons": 20.2}
 """What Tetris needs less for 100 requests than these, at some rate of the figure."""
 
-Memory = Callable[[Scenario, str], float]
-"""Mean MiB of a scenario by a policy."""
+Simulate = Callable[[Sequence[tuple[Scenario, Contender]]], list[Outcome]]
 
 
 def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
@@ -57,19 +56,14 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
 
 
 def measure(
-    scenarios: Sequence[Scenario], policies: Sequence[str], memory: Memory, quick: bool
+    scenarios: Sequence[Scenario], policies: Mapping[str, Contender], simulate: Simulate, quick: bool
 ) -> dict[int, Mapping[str, float]]:
     """GB for 100 requests a second, by rate and policy."""
-    found: dict[int, Mapping[str, float]] = {}
-    by_node: dict[float, Mapping[str, float]] = {}
-    for rate in RATES_QUICK if quick else RATES:
-        on_each = rate / math.ceil(rate / NODE_RATE)
-        if on_each not in by_node:
-            scenario = combination(scenarios, on_each)
-            by_node[on_each] = {policy: memory(scenario, policy) / 1024 * 100 / on_each for policy in policies}
-            print(f"  simulated: {on_each:.0f} requests/s on a node", file=sys.stderr)
-        found[rate] = by_node[on_each]
-    return found
+    on_each = {rate: rate / math.ceil(rate / NODE_RATE) for rate in (RATES_QUICK if quick else RATES)}
+    keys = [(rate, policy) for rate in sorted(set(on_each.values())) for policy in policies]
+    outcomes = simulate([(combination(scenarios, rate), policies[policy]) for rate, policy in keys])
+    gb = {key: outcome.mean / 1024 * 100 / key[0] for key, outcome in zip(keys, outcomes, strict=True)}
+    return {rate: {policy: gb[on_node, policy] for policy in policies} for rate, on_node in on_each.items()}
 
 
 def dollars(gb: float) -> float:

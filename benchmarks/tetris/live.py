@@ -44,6 +44,17 @@ FULL = Plan(
     runs=2,
     answers=40,
 )
+USUAL = Plan(
+    instances=("bert-base", "resnet152"),
+    variants=("inception-v3",),
+    latency=("bert-base",),
+    contention="inception-v3",
+    counts=(2, 32),
+    at_once=(1, 8),
+    plain=1,
+    runs=2,
+    answers=40,
+)
 QUICK = Plan(
     instances=("lstm", "textcnn"),
     variants=("inception-v3",),
@@ -57,9 +68,8 @@ QUICK = Plan(
 )
 
 
-def live(quick: bool = False) -> Mapping[str, Mapping[str, float]]:
+def live(plan: Plan) -> Mapping[str, object]:
     """Measure, print the tables, and give `live_saved` and `live_startup_saved` by model."""
-    plan = QUICK if quick else FULL
     sharing: dict[str, Sharing] = {}
     starts: dict[str, Start] = {}
     latencies: dict[str, Latencies] = {}
@@ -83,4 +93,7 @@ def live(quick: bool = False) -> Mapping[str, Mapping[str, float]]:
     latency.report(latencies)
     most = plan.counts[-1]
     saved = {name: row.saved("instances" if row.instances else "variants", most) for name, row in sharing.items()}
-    return {"live_saved": saved, "live_startup_saved": {name: row.saved for name, row in starts.items()}}
+    startup_saved = {
+        name: {"with_imports": row.saved, "of_loading": row.saved_of_loading} for name, row in starts.items()
+    }
+    return {"live_saved": saved, "live_startup_saved": startup_saved}

@@ -1,4 +1,4 @@
-"""The simulated part: Tetris's applications under its loads (5.3, figures 12 to 14), the mind's own policies in turn.
+"""The simulated part: Tetris's applications under its loads (5.3, figures 12 to 14), the scheduler's policies in turn.
 
 The scenarios are scenarios/tetris/*.toml, which say where each number comes from. All policies see the same requests,
 machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
@@ -16,41 +16,39 @@ Memory is, where weights are shared, each block once and what each body has for 
 its own copy of the weights. Nothing counts of the first minute, in which load rises.
 """
 
-import statistics
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.tetris import cost
+from benchmarks.tetris import cost, ladder
+from benchmarks.tetris.contenders import Contender, Outcome, simulate_all
 from overwinter.core.policies import Policy
-from overwinter.simulation.report import Report
-from overwinter.simulation.scenario import FunctionModel, Scenario, read_scenario
+from overwinter.simulation.scenario import Scenario, read_scenario
 from overwinter.simulation.workloads import Bursty, Periodic, Stable, Workload
-from overwinter.simulation.world import World
 
-MIB = 1 << 20
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios" / "tetris"
 APPLICATIONS = ("svt", "qa-audio", "ss", "qa-text")
 OURS = "overwinter"
 SAME = "overwinter, same bodies"
 ALONE = "overwinter, memory alone"
-POLICIES: Mapping[str, str | Policy] = {
-    "infless": "infless",
-    "photons": "photons",
-    "tetris-ro": "tetris-ro",
-    "tetris": "tetris",
-    SAME: "overwinter",
-    ALONE: Policy(core_mib=0.0),
-    OURS: "overwinter",
+POLICIES: Mapping[str, Contender] = {
+    "infless": Contender("infless"),
+    "photons": Contender("photons"),
+    "tetris-ro": Contender("tetris-ro"),
+    "tetris": Contender("tetris"),
+    SAME: Contender("overwinter"),
+    ALONE: Contender(Policy(core_mib=0.0)),
+    OURS: ladder.OURS,
 }
-COSTED = ("infless", "photons", "tetris", OURS)
-BODY_MIB = 8.0
-"""Measured (benchmarks.density): each further idle body 7.9 MiB for BERT, 6.1 for VGG19."""
-NODE_MIB = 184.0
-"""Measured there: a node with its first body, most of it its zygote. Counted whole for each application."""
+EQUAL = "infless, equal"
+COSTED = {
+    "infless": POLICIES["infless"],
+    EQUAL: ladder.on_rungs("infless")[-1][1],
+    "photons": POLICIES["photons"],
+    "tetris": POLICIES["tetris"],
+    OURS: ladder.OURS,
+}
 PAPER = {
     "svt": (0.86, 0.68),
     "qa-audio": (0.64, 0.33),
@@ -60,22 +58,6 @@ PAPER = {
 """Less mean memory than INFless, and than Photons, under a stable load (5.3)."""
 VIOLATIONS_MOST = 0.04
 QUICK_S = 90.0
-
-
-class Outcome(NamedTuple):
-    """One application under one load by one policy, after the rise."""
-
-    mean: float
-    """MiB, as the next two."""
-    median: float
-    peak: float
-    cores: float
-    """Of all bodies, on average."""
-    bodies: float
-    """On average."""
-    violations: float
-    """Share of the application's requests."""
-    lost: int
 
 
 Outcomes = Mapping[str, Mapping[str, Mapping[str, Outcome]]]
@@ -91,59 +73,23 @@ def loads(rate: float, rise_s: float) -> dict[str, Workload]:
     }
 
 
-def with_policy(scenario: Scenario, policy: str) -> Scenario:
-    """The scenario for one policy of the table."""
-    functions = scenario.functions
-    if policy == OURS:
-        functions = tuple(own_bodies(function) for function in functions)
-    mind = msgspec.structs.replace(scenario.mind, policy=POLICIES[policy])
-    return msgspec.structs.replace(scenario, mind=mind, functions=functions)
+def under_loads(scenario: Scenario) -> dict[str, Scenario]:
+    """The scenario of one application, by load."""
+    [application] = scenario.applications
+    assert isinstance(application.workload, Stable)
+    return {
+        load: msgspec.structs.replace(scenario, applications=(msgspec.structs.replace(application, workload=workload),))
+        for load, workload in loads(application.workload.rate, application.workload.rise_s or 0.0).items()
+    }
 
 
-def own_bodies(function: FunctionModel) -> FunctionModel:
-    """The same function in a body of this project: its runtime is the zygote's, and is not copied."""
-    if function.law is None:
-        raise ValueError(f"function {function.name} has no law by which its memory is known")
-    law = msgspec.structs.replace(function.law, runtime_mib=BODY_MIB)
-    return msgspec.structs.replace(function, law=law)
-
-
-def outcome(report: Report, scenario: Scenario, policy: str) -> Outcome:
-    """What is told of one simulation."""
-    samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
-    node = NODE_MIB if policy == OURS else 0.0
-    memory = [node + (each.blocks_bytes + each.bodies_bytes) / MIB for each in samples]
-    figures = list(report.applications.values())
-    asked = sum(each.requests for each in figures)
-    within = sum((each.attainment or 0.0) * each.requests for each in figures)
-    return Outcome(
-        statistics.fmean(memory),
-        statistics.median(memory),
-        max(memory),
-        statistics.fmean(each.body_cores for each in samples),
-        statistics.fmean(each.bodies for each in samples),
-        1 - within / asked,
-        sum(each.lost for each in figures),
-    )
-
-
-def simulate(scenario: Scenario, policy: str) -> Outcome:
-    """One simulation."""
-    scenario = with_policy(scenario, policy)
-    return outcome(World(scenario).run(), scenario, policy)
-
-
-def measure(scenarios: Mapping[str, Scenario]) -> Outcomes:
+def measure(loaded: Mapping[str, Mapping[str, Scenario]]) -> Outcomes:
     """Every application under every load by every policy."""
+    keys = [(load, name, policy) for name, by_load in loaded.items() for load in by_load for policy in POLICIES]
+    found = simulate_all([(loaded[name][load], POLICIES[policy]) for load, name, policy in keys])
     outcomes: dict[str, dict[str, dict[str, Outcome]]] = {}
-    for name, scenario in scenarios.items():
-        [application] = scenario.applications
-        assert isinstance(application.workload, Stable)
-        for load, workload in loads(application.workload.rate, application.workload.rise_s or 0.0).items():
-            under = msgspec.structs.replace(application, workload=workload)
-            loaded = msgspec.structs.replace(scenario, applications=(under,))
-            outcomes.setdefault(load, {})[name] = {policy: simulate(loaded, policy) for policy in POLICIES}
-        print(f"  simulated: {name}", file=sys.stderr)
+    for (load, name, policy), outcome in zip(keys, found, strict=True):
+        outcomes.setdefault(load, {}).setdefault(name, {})[policy] = outcome
     return outcomes
 
 
@@ -207,20 +153,21 @@ def own_share(name: str) -> float:
     return own / (own + weights)
 
 
-def simulated(quick: bool = False) -> dict[str, Mapping[str, object]]:
-    """Simulate, print the tables, and give what is saved and the worst violations by application, and the cost."""
+def simulated(seeds: int, quick: bool = False) -> dict[str, object]:
+    """Simulate, print the tables, and give what is saved beside its control, the violations, and the cost."""
     scenarios = {name: read_scenario(SCENARIOS / f"{name}.toml") for name in APPLICATIONS}
     if quick:
         scenarios = {name: msgspec.structs.replace(each, duration_s=QUICK_S) for name, each in scenarios.items()}
-    outcomes = measure(scenarios)
+    loaded = {name: under_loads(scenario) for name, scenario in scenarios.items()}
+    outcomes = measure(loaded)
     report(outcomes)
-    by_rate = cost.measure(list(scenarios.values()), COSTED, lambda *of: simulate(*of).mean, quick)
+    cells = ladder.measure(loaded, seeds, simulate_all)
+    ladder.report(cells, seeds)
+    by_rate = cost.measure(list(scenarios.values()), COSTED, simulate_all, quick)
     cost.report(by_rate)
     stable = outcomes["stable"]
     return {
-        "sim_saved_vs_infless": {name: saved(rows, OURS, "infless") for name, rows in stable.items()},
-        "sim_saved_vs_photons": {name: saved(rows, OURS, "photons") for name, rows in stable.items()},
-        "sim_violations": {name: max(outcomes[load][name][OURS].violations for load in outcomes) for name in stable},
+        **ladder.figures(cells),
         "sim_tetris_saved_vs_infless": {name: saved(rows, "tetris", "infless") for name, rows in stable.items()},
         "sim_tetris_saved_vs_photons": {name: saved(rows, "tetris", "photons") for name, rows in stable.items()},
         "sim_gb_per_100_requests": {str(rate): by_policy for rate, by_policy in by_rate.items()},

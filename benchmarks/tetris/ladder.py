@@ -1,0 +1,123 @@
+"""What is saved beside baselines that are given Overwinter's conditions, one after the other?
+
+Each baseline under the stable load (memory) and under bursts (violations) on each rung of benchmarks.ladder: with the
+paper's workers and rules; with workers that have only Overwinter's private memory, beside one zygote; with shared
+weights; starting workers as soon as requests wait; with Overwinter's alpha and beta. Tetris shares from the start.
+Overwinter weighs a core as 64 MiB and Tetris as nothing, so Overwinter stands there with both weights, and cores beside
+memory. Arrivals are drawn from several seeds; the spread is told beside the mean.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.ladder import AT_ONCE, PAPER, SHARING, THRESHOLDS, WORKERS, climb
+from benchmarks.measure import told_shares
+from benchmarks.tetris.contenders import Contender, Outcome
+from overwinter.core.policies import POLICIES, Policy
+from overwinter.simulation.scenario import Scenario
+
+RUNGS = (PAPER, WORKERS, SHARING, AT_ONCE, THRESHOLDS)
+BASELINES = ("infless", "photons", "tetris")
+OURS = Contender("overwinter", own_workers=True)
+ALONE = Contender(Policy(core_mib=0.0), own_workers=True)
+LOADS = ("stable", "bursty")
+
+
+class Cell(NamedTuple):
+    """One contender on one application; a value for each seed."""
+
+    memory: tuple[float, ...]
+    """Mean MiB under the stable load."""
+    cores: tuple[float, ...]
+    """Of all workers, mean under the stable load."""
+    violations: tuple[float, ...]
+    """Share of the requests under bursts."""
+
+
+Cells = Mapping[str, Mapping[Contender, Cell]]
+"""By application."""
+Simulate = Callable[[Sequence[tuple[Scenario, Contender]]], list[Outcome]]
+
+
+def on_rungs(baseline: str) -> list[tuple[str, Contender]]:
+    """A baseline on each rung, by the rung's title."""
+    return [(step.title, Contender(step.policy, step.own_workers)) for step in climb(POLICIES[baseline], RUNGS)]
+
+
+def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int, simulate: Simulate) -> Cells:
+    """All of them; `loaded` are the scenarios by application and load."""
+    contenders = list(dict.fromkeys([OURS, *(each for name in BASELINES for _, each in on_rungs(name))]))
+    keys = [
+        (name, each, load, seed) for name in loaded for each in contenders for load in LOADS for seed in range(seeds)
+    ]
+    tasks = [(with_seed(loaded[name][load], seed), each) for name, each, load, seed in keys]
+    outcomes = dict(zip(keys, simulate(tasks), strict=True))
+    return {
+        name: {
+            each: Cell(
+                tuple(outcomes[name, each, "stable", seed].mean for seed in range(seeds)),
+                tuple(outcomes[name, each, "stable", seed].cores for seed in range(seeds)),
+                tuple(outcomes[name, each, "bursty", seed].violations for seed in range(seeds)),
+            )
+            for each in contenders
+        }
+        for name in loaded
+    }
+
+
+def with_seed(scenario: Scenario, number: int) -> Scenario:
+    """The scenario with the arrivals of another seed; 0 is its own."""
+    return msgspec.structs.replace(scenario, seed=scenario.seed + number)
+
+
+def saved(ours: Cell, theirs: Cell) -> tuple[float, ...]:
+    """The share of their memory that is not needed, for each seed."""
+    return tuple(1 - own / other for own, other in zip(ours.memory, theirs.memory, strict=True))
+
+
+def report(cells: Cells, seeds: int) -> None:
+    """A table for each application."""
+    print(
+        f"\nConditions made equal one by one, over {seeds} seeds: MiB and cores under the stable load, what Overwinter"
+    )
+    print("saves of these MiB [least, most over the seeds], and violations under bursts")
+    for name, row in cells.items():
+        print(f"\n{name:34}{'MiB':>8}{'cores':>8}{'saved by overwinter':>24}{'violations':>12}")
+        for baseline in BASELINES:
+            for title, each in on_rungs(baseline):
+                tell(f"{baseline}, {title}", row[each], told_shares(saved(row[OURS], row[each])))
+        tell("overwinter, memory alone", row[ALONE], told_shares(saved(row[OURS], row[ALONE])))
+        tell("overwinter", row[OURS], "")
+
+
+def tell(title: str, cell: Cell, share: str) -> None:
+    """A line of a table."""
+    print(f"  {title:32}{fmean(cell.memory):8.0f}{fmean(cell.cores):8.1f}{share:>24}{fmean(cell.violations):12.2%}")
+
+
+def figures(cells: Cells) -> dict[str, object]:
+    """For RESULT: each headline figure with its control beside it."""
+    told: dict[str, object] = {
+        f"sim_saved_vs_{baseline}": {name: headline(row, baseline) for name, row in cells.items()}
+        for baseline in BASELINES
+    }
+    told["sim_violations_in_bursts"] = {name: violations(row) for name, row in cells.items()}
+    return told
+
+
+def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
+    """What is saved of a baseline's memory as in its paper, and with equal conditions."""
+    paper, *_, equal = (saved(row[OURS], row[each]) for _, each in on_rungs(baseline))
+    return {"as_in_paper": fmean(paper), "equal": fmean(equal), "equal_spread": [min(equal), max(equal)]}
+
+
+def violations(row: Mapping[Contender, Cell]) -> dict[str, object]:
+    """Overwinter's beside the baselines', as in their papers and with equal conditions."""
+    told: dict[str, object] = {"overwinter": fmean(row[OURS].violations)}
+    for baseline in BASELINES:
+        (_, paper), *_, (_, equal) = on_rungs(baseline)
+        told[baseline] = {"as_in_paper": fmean(row[paper].violations), "equal": fmean(row[equal].violations)}
+    return told
