@@ -228,8 +228,8 @@ def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
-    parser.add_argument("--wakes", type=int, default=2000, help="default 2000")
-    parser.add_argument("--deploys", type=int, default=200, help="default 200")
+    parser.add_argument("--wakes", type=int, default=1000, help="default 1000")
+    parser.add_argument("--deploys", type=int, default=100, help="default 100")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with running_node() as node:

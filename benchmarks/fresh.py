@@ -1,11 +1,12 @@
 """What does a program do that serves a model once and ends? It imports, loads, answers.
 
 Run by `benchmarks.wake` as `python -m benchmarks.fresh MODEL DIRECTORY`; written as the author of such a program would
-write it, with only the imports that it needs. Prints the beginning of its answer.
+write it, with only the imports that it needs. Prints the seconds since its last import and the beginning of its answer.
 """
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,21 +17,23 @@ SHOWN = 16
 """Numbers of the answer that are printed."""
 
 
-def load(name: str, directory: Path) -> Callable[..., list[torch.Tensor]]:
-    """The model out of a directory that `save_pretrained` wrote."""
+def load(name: str, directory: Path) -> tuple[float, Callable[..., list[torch.Tensor]]]:
+    """When all is imported, and the model out of a directory that `save_pretrained` wrote."""
     if name.startswith("resnet"):
         from transformers import ResNetForImageClassification
 
+        imported = time.perf_counter()
         network = ResNetForImageClassification.from_pretrained(directory).eval()
-        return lambda image: [network(pixel_values=image).logits]
+        return imported, lambda image: [network(pixel_values=image).logits]
 
     from transformers import BertModel
 
+    imported = time.perf_counter()
     if name == "minilm":
         network = BertModel.from_pretrained(directory, add_pooling_layer=False).eval()
-        return lambda input_ids, attention_mask: [embed(network, input_ids, attention_mask)]
+        return imported, lambda input_ids, attention_mask: [embed(network, input_ids, attention_mask)]
     network = BertModel.from_pretrained(directory).eval()
-    return lambda **inputs: [network(**inputs)[key] for key in ("last_hidden_state", "pooler_output")]
+    return imported, lambda **inputs: [network(**inputs)[key] for key in ("last_hidden_state", "pooler_output")]
 
 
 def embed(network: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -44,10 +47,11 @@ def embed(network: torch.nn.Module, input_ids: torch.Tensor, attention_mask: tor
 def main() -> None:
     name, directory = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    network = load(name, directory)
+    imported, network = load(name, directory)
     with torch.inference_mode():
         outputs = network(**load_file(directory / "inputs.safetensors"))
-    print(json.dumps(outputs[0].flatten()[:SHOWN].tolist()), flush=True)
+    shown = outputs[0].flatten()[:SHOWN].tolist()
+    print(json.dumps([time.perf_counter() - imported, *shown]), flush=True)
 
 
 if __name__ == "__main__":

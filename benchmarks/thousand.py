@@ -9,7 +9,8 @@ is compared with plain PyTorch's, bit for bit.
 
 Memory is sampled: anonymous and file PSS of daemon, zygotes and bodies, the pages of the host store, and the memory
 files through which tensors pass. Beside it stands what as many loaded models would hold: the anonymous PSS of a plain
-process with `torch.load` for each, one measured for each base model and multiplied, libraries left out.
+process with `torch.load` for each, one measured for each base model and multiplied, libraries left out; and, the
+control, the weights of all functions alone, as one process would hold them that has loaded every model.
 """
 
 import argparse
@@ -78,6 +79,8 @@ class Base(NamedTuple):
     cost: Cost
     loaded: int
     """Bytes of a plain process that holds it."""
+    weights: int
+    """Bytes of its weights alone."""
     payload: bytes
     targets: dict[int, Target]
 
@@ -178,7 +181,7 @@ def deploy_all(node: Node, models: Sequence[str], count: int, keep_alive_s: floa
             loaded = loaded_bytes(family, Path(root))
         cost = probe(node, family)
         targets = deploy_variants(node, family, range(number, count, len(models)), keep_alive_s)
-        bases.append(Base(name, cost, loaded, payload, targets))
+        bases.append(Base(name, cost, loaded, family.nbytes, payload, targets))
     return bases
 
 
@@ -239,7 +242,9 @@ def report(bases: Sequence[Base], outcomes: Sequence[Outcome], peak: Peak, slo_s
     print(f"{woken} of {counts['answered']} answers needed a wake; the generator was late by {1e3 * late:.1f} ms (p99)")
     print(f"{kept} of {len(functions)} functions kept their SLO in 98 % of their requests")
     print(f"memory at its peak {peak.total / MIB:.0f} MiB ({parts} MiB) with {peak.bodies} bodies; loaded models")
-    print(f"would hold {loaded / MIB:.0f} MiB: {loaded / peak.total:.1f} times as much")
+    weights = sum(base.weights * len(base.targets) for base in bases)
+    print(f"would hold {loaded / MIB:.0f} MiB: {loaded / peak.total:.1f} times as much; their weights alone are")
+    print(f"{weights / MIB:.0f} MiB: {weights / peak.total:.1f} times as much")
     print_result(
         {
             "requests": len(outcomes),
@@ -248,6 +253,7 @@ def report(bases: Sequence[Base], outcomes: Sequence[Outcome], peak: Peak, slo_s
             "wakes": woken,
             "peak_mib": peak.total / MIB,
             "loaded_mib": loaded / MIB,
+            "weights_mib": weights / MIB,
         }
     )
 
@@ -256,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(SLO_MS), metavar="model", help="models of the zoo")
     parser.add_argument("--functions", type=int, default=1000, help="default 1000")
-    parser.add_argument("--minutes", type=float, default=5.0, help="into which the hour is pressed; default 5")
+    parser.add_argument("--minutes", type=float, default=2.0, help="into which the hour is pressed; default 2")
     parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; else made requests")
     parser.add_argument("--load", type=float, default=0.55, help="share of all cores to ask for; default 0.55")
     parser.add_argument("--keep-alive", type=float, default=10.0, help="of every function, in seconds; default 10")
