@@ -39,8 +39,11 @@ fmt: setup ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: setup ## the benchmarks of the README's table
-	for name in wake density overhead; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+# Those that replay a recording need TRACES, the directory in which torpor-alibaba-fc lies (docs/benchmarks.md).
+bench: setup ## the benchmarks of the README's table, TRACES=DIR for all of them
+	for name in wake density overhead churn tetris "asyfunc --level model" scaling \
+	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)"); do \
+	    $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean: ## remove the environment and what tools left
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

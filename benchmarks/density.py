@@ -160,7 +160,7 @@ def plain_rows(family: Family, alive: int, bodies: int, root: Path) -> Iterator[
     yield "forked one", forked_bytes(family, places[:1] * bodies, inputs)
     first, few = (forked_bytes(family, places[1 : 1 + count], inputs)["total"] for count in (1, alive))
     many = first + (few - first) / (alive - 1) * (bodies - 1)
-    yield "forked variants", {"anonymous": many, "weights": 0, "total": many}
+    yield "forked variants", {"anonymous": many, "weights": 0, "total": many, "first": first}
     print(f"  {family.name}: forked", file=sys.stderr)
 
 
@@ -185,6 +185,8 @@ def report_model(name: str, rows: dict[str, Row], bodies: int, alive: int) -> di
         "overwinter one": "overwinter, 1 body",
         "overwinter many": f"overwinter, {bodies} bodies of one function",
         "overwinter variants": f"overwinter, {bodies} variants, a body each",
+        "forked one": "forked from one with the model",
+        "forked variants": "forked from one with PyTorch",
     }
     saved = {}
     for key, row in rows.items():
@@ -192,16 +194,16 @@ def report_model(name: str, rows: dict[str, Row], bodies: int, alive: int) -> di
         saved[key] = 1 - ours["total"] / row["total"]
         sizes = f"{row['anonymous'] / MIB:12.0f}{row['weights'] / MIB:12.0f}{row.get('trays', 0) / MIB:8.1f}"
         share = "" if key.startswith("overwinter") else f"{saved[key]:22.1%}"
-        print(
-            f"{labels.get(key, key if 'forked' in key else 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}"
-        )
+        print(f"{labels.get(key, 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}")
     first, many = rows["overwinter one"], rows["overwinter many"]
     added = many["bodies"] - first["bodies"]
     body = (many["anonymous"] - first["anonymous"]) / added / MIB
     trays = (many["trays"] - first["trays"]) / added / MIB
-    print(f"each further idle body: {body:.1f} MiB, and {trays:.2f} MiB for the tensors of a request")
+    forked = (rows["forked one"]["total"] - rows["forked variants"]["first"]) / (bodies - 1) / MIB
+    print(f"each further idle body: {body:.1f} MiB, and {trays:.2f} MiB for the tensors of a request;")
+    print(f"each further process forked from one with the model: {forked:.1f} MiB")
     figures = {f"saved_vs_{'_'.join(key.replace('.', '_').split())}": saved[key] for key in COMPARED}
-    return {**figures, "body_mib": body}
+    return {**figures, "body_mib": body, "forked_mib": forked}
 
 
 def main() -> None:

@@ -151,6 +151,7 @@ def main() -> None:
         "added_ms_p50": {kind: series[kind].ms(0.5) - bare.ms(0.5) for kind in ("1", "16")},
         "p99_ms": {kind: series[kind].ms(0.99) for kind in ("1", "16")},
         "rps": {kind: series[kind].rate for kind in ("1", "16")},
+        "bare_ms_p50": bare.ms(0.5),
         "bare_rps": bare.rate,
         "node_mib": held.total / MIB,
         "ready_s": ready_s,
