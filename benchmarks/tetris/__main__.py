@@ -19,7 +19,7 @@ from benchmarks.measure import print_result
 from benchmarks.tetris import live
 from benchmarks.tetris.simulated import simulated
 
-SEEDS = 3
+SEEDS = 2
 
 
 def main() -> None:

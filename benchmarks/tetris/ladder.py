@@ -8,6 +8,7 @@ memory. Arrivals are drawn from several seeds; the spread is told beside the mea
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from statistics import fmean
 from typing import NamedTuple
 
@@ -49,10 +50,8 @@ def on_rungs(baseline: str) -> list[tuple[str, Contender]]:
 
 def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int, simulate: Simulate) -> Cells:
     """All of them; `loaded` are the scenarios by application and load."""
-    contenders = list(dict.fromkeys([OURS, *(each for name in BASELINES for _, each in on_rungs(name))]))
-    keys = [
-        (name, each, load, seed) for name in loaded for each in contenders for load in LOADS for seed in range(seeds)
-    ]
+    contenders = list(dict.fromkeys([OURS, ALONE, *(each for name in BASELINES for _, each in on_rungs(name))]))
+    keys = list(product(loaded, contenders, LOADS, range(seeds)))
     tasks = [(with_seed(loaded[name][load], seed), each) for name, each, load, seed in keys]
     outcomes = dict(zip(keys, simulate(tasks), strict=True))
     return {
@@ -80,10 +79,8 @@ def saved(ours: Cell, theirs: Cell) -> tuple[float, ...]:
 
 def report(cells: Cells, seeds: int) -> None:
     """A table for each application."""
-    print(
-        f"\nConditions made equal one by one, over {seeds} seeds: MiB and cores under the stable load, what Overwinter"
-    )
-    print("saves of these MiB [least, most over the seeds], and violations under bursts")
+    print(f"\nConditions made equal one by one, over {seeds} seeds: MiB and cores under the stable load, what of it")
+    print("Overwinter saves [least, most over the seeds], and violations under bursts")
     for name, row in cells.items():
         print(f"\n{name:34}{'MiB':>8}{'cores':>8}{'saved by overwinter':>24}{'violations':>12}")
         for baseline in BASELINES:

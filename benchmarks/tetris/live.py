@@ -93,7 +93,7 @@ def live(plan: Plan) -> Mapping[str, object]:
     latency.report(latencies)
     most = plan.counts[-1]
     saved = {name: row.saved("instances" if row.instances else "variants", most) for name, row in sharing.items()}
-    startup_saved = {
+    start_saved = {
         name: {"with_imports": row.saved, "of_loading": row.saved_of_loading} for name, row in starts.items()
     }
-    return {"live_saved": saved, "live_startup_saved": startup_saved}
+    return {"live_saved": saved, "live_startup_saved": start_saved}
