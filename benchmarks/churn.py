@@ -219,6 +219,7 @@ def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str
             print(f"{title}: {(end.nbytes - before.nbytes) / count / 1024:+.2f} KiB a cycle")
     return {
         "growth_mib": (end.nbytes - start.nbytes) / MIB,
+        "held_mib": start.nbytes / MIB,
         "descriptors": end.descriptors - start.descriptors,
         "processes": end.processes - start.processes,
         "shm_files": end.files - start.files,
