@@ -7,11 +7,11 @@ multiplies by GB: 61.5 GB less are $0.000861 less only if each GB costs as much 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from benchmarks.tetris.contenders import Contender, Outcome
+from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.function import MOST
 from overwinter.simulation.scenario import Application, FunctionModel, Scenario
 from overwinter.simulation.workloads import Stable
@@ -27,8 +27,6 @@ USD_PER_HOUR = 0.0504
 MACHINE_GB = 8
 PAPER_GB = {"infless": 61.5, "photons": 20.2}
 """What Tetris needs less for 100 requests than these, at some rate of the figure."""
-
-Simulate = Callable[[Sequence[tuple[Scenario, Contender]]], list[Outcome]]
 
 
 def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
@@ -56,12 +54,12 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
 
 
 def measure(
-    scenarios: Sequence[Scenario], policies: Mapping[str, Contender], simulate: Simulate, quick: bool
+    scenarios: Sequence[Scenario], policies: Mapping[str, Contender], quick: bool
 ) -> dict[int, Mapping[str, float]]:
     """GB for 100 requests a second, by rate and policy."""
     on_each = {rate: rate / math.ceil(rate / NODE_RATE) for rate in (RATES_QUICK if quick else RATES)}
     keys = [(rate, policy) for rate in sorted(set(on_each.values())) for policy in policies]
-    outcomes = simulate([(combination(scenarios, rate), policies[policy]) for rate, policy in keys])
+    outcomes = simulate_all([(combination(scenarios, rate), policies[policy]) for rate, policy in keys])
     gb = {key: outcome.mean / 1024 * 100 / key[0] for key, outcome in zip(keys, outcomes, strict=True)}
     return {rate: {policy: gb[on_node, policy] for policy in policies} for rate, on_node in on_each.items()}
 

@@ -7,7 +7,7 @@ Overwinter weighs a core as 64 MiB and Tetris as nothing, so Overwinter stands t
 memory. Arrivals are drawn from several seeds; the spread is told beside the mean.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from statistics import fmean
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.ladder import AT_ONCE, PAPER, SHARING, THRESHOLDS, WORKERS, climb
 from benchmarks.measure import told_shares
-from benchmarks.tetris.contenders import Contender, Outcome
+from benchmarks.tetris.contenders import Contender, simulate_all
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.scenario import Scenario
 
@@ -40,7 +40,6 @@ class Cell(NamedTuple):
 
 Cells = Mapping[str, Mapping[Contender, Cell]]
 """By application."""
-Simulate = Callable[[Sequence[tuple[Scenario, Contender]]], list[Outcome]]
 
 
 def on_rungs(baseline: str) -> list[tuple[str, Contender]]:
@@ -48,12 +47,12 @@ def on_rungs(baseline: str) -> list[tuple[str, Contender]]:
     return [(step.title, Contender(step.policy, step.own_workers)) for step in climb(POLICIES[baseline], RUNGS)]
 
 
-def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int, simulate: Simulate) -> Cells:
+def measure(loaded: Mapping[str, Mapping[str, Scenario]], seeds: int) -> Cells:
     """All of them; `loaded` are the scenarios by application and load."""
     contenders = list(dict.fromkeys([OURS, ALONE, *(each for name in BASELINES for _, each in on_rungs(name))]))
     keys = list(product(loaded, contenders, LOADS, range(seeds)))
     tasks = [(with_seed(loaded[name][load], seed), each) for name, each, load, seed in keys]
-    outcomes = dict(zip(keys, simulate(tasks), strict=True))
+    outcomes = dict(zip(keys, simulate_all(tasks), strict=True))
     return {
         name: {
             each: Cell(
@@ -107,8 +106,14 @@ def figures(cells: Cells) -> dict[str, object]:
 
 def headline(row: Mapping[Contender, Cell], baseline: str) -> dict[str, object]:
     """What is saved of a baseline's memory as in its paper, and with equal conditions."""
-    paper, *_, equal = (saved(row[OURS], row[each]) for _, each in on_rungs(baseline))
-    return {"as_in_paper": fmean(paper), "equal": fmean(equal), "equal_spread": [min(equal), max(equal)]}
+    (_, first), *_, (_, last) = on_rungs(baseline)
+    paper, equal = saved(row[OURS], row[first]), saved(row[OURS], row[last])
+    return {
+        "as_in_paper": fmean(paper),
+        "equal": fmean(equal),
+        "equal_spread": [min(equal), max(equal)],
+        "cores": {"overwinter": fmean(row[OURS].cores), "equal": fmean(row[last].cores)},
+    }
 
 
 def violations(row: Mapping[Contender, Cell]) -> dict[str, object]:

@@ -161,9 +161,9 @@ def simulated(seeds: int, quick: bool = False) -> dict[str, object]:
     loaded = {name: under_loads(scenario) for name, scenario in scenarios.items()}
     outcomes = measure(loaded)
     report(outcomes)
-    cells = ladder.measure(loaded, seeds, simulate_all)
+    cells = ladder.measure(loaded, seeds)
     ladder.report(cells, seeds)
-    by_rate = cost.measure(list(scenarios.values()), COSTED, simulate_all, quick)
+    by_rate = cost.measure(list(scenarios.values()), COSTED, quick)
     cost.report(by_rate)
     stable = outcomes["stable"]
     return {
