@@ -56,7 +56,7 @@ def observed(entries: Iterable[Entry]) -> Journey:
                 else:
                     seen.first.append(entry.now - at)
                 ran.add(worker)
-            case Staged(function, added) if added and function in asked:
+            case Staged(function, _, added) if added and function in asked:
                 staged_bytes += added
                 staged_s += entry.now - asked[function]
             case _:

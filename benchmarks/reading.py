@@ -75,8 +75,8 @@ class Served:
             self.steps.append((Seconds(self._now), event, actions))
             for action in actions:
                 match action:
-                    case Stage(function):
-                        waiting.append(Staged(function, 1 << 20))
+                    case Stage(function, operation):
+                        waiting.append(Staged(function, operation, 1 << 20))
                     case StartBody(worker):
                         waiting.append(BodyReady(worker))
                     case Run(worker, run):

@@ -14,7 +14,7 @@ from .world import World, spec
 
 
 def body(id_: int, batch: int, cores: int = 1, runs: int = 0) -> Body:
-    made = Body(id_, "f@1", Point(cores, 1, batch, 4, 0.1), state="idle")
+    made = Body(id_, "f@1", Point(cores, 1, batch, 4, 0.1), timeout_s=60.0, state="idle")
     made.runs = {run: (run,) for run in range(runs)}
     return made
 

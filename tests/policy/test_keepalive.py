@@ -10,7 +10,7 @@ from tests.policy.world import spec
 def idle(policy, since, used, gaps=(), keep_alive_s=60.0):
     made = spec("f", keep_alive_s=keep_alive_s)
     function = Function(made, False, Speeds(made, policy), {}, used=used, gaps=list(gaps))
-    body = Body(1, made.id, function.speeds.usual, state="idle", since=since)
+    body = Body(1, made.id, function.speeds.usual, timeout_s=60.0, state="idle", since=since)
     return sleep_at(body, function, policy)
 
 

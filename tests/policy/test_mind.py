@@ -1,13 +1,15 @@
 """The mind's promises, one test each, driven synchronously."""
 
+import pytest
+
 from overwinter.core.actions import Announce, Drop, Prepare, Refuse, Reply, Run, Stage, StartBody, StopBody
 from overwinter.core.events import (
     BodyReady,
     Cancelled,
+    Deployed,
     LoadAsked,
     Removed,
     RunEnded,
-    StageFailed,
     UnloadAsked,
     ZygoteLost,
 )
@@ -194,7 +196,7 @@ def test_a_failed_stage_refuses_and_rests():
     world = World()
     world.deploy(spec())
     request = world.arrive()
-    world.send(StageFailed(world.staging.pop(), "NoSpaceError", "the tmpfs is full"))
+    world.fail_stage()
     assert world.answers[request].error == "NoSpaceError"
     again = world.arrive()
     assert not world.staging
@@ -210,7 +212,7 @@ def test_lost_blocks_are_staged_again():
     request = world.arrive()
     world.die(lost_blocks=True)
     world.ring()
-    assert world.staging == ["f@1"]
+    assert [stage.function for stage in world.staging] == ["f@1"]
     world.settle()
     assert isinstance(world.answers[request], Reply)
 
@@ -394,7 +396,7 @@ def test_blocks_that_come_after_a_removal_are_let_go():
 
 def test_a_restored_function_gives_back_what_was_resident_and_only_that():
     world = World()
-    world.resident = {"a", "b"}
+    world.resident = {("", "a"), ("", "b")}
     world.deploy(spec(name="f", blobs=(("a", 1),)))
     world.deploy(spec(name="g", blobs=(("a", 1), ("b", 1))))
     assert [a.addresses for a in world.send(Removed("g@1")) if isinstance(a, Drop)] == [("b",)]
@@ -439,3 +441,143 @@ def test_a_program_is_rehearsed_by_its_first_trial_alone():
         world.settle()
     assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True, False]
     assert kinds(world.log).count("Announce") == 2
+
+
+@pytest.mark.parametrize("event", [Removed, UnloadAsked])
+def test_what_runs_for_a_function_that_goes_keeps_its_whole_time(event):
+    world = awake(keep_alive_s=10.0)
+    world.now = 9.0
+    request = world.arrive()
+    world.send(event("f@1"))
+    while world.now < 69.0:
+        assert request not in world.answers
+        world.ring()
+    assert world.answers[request].error == "DeadlineError"
+    assert world.now == 69.0
+
+
+@pytest.mark.parametrize("event", [Removed, UnloadAsked])
+def test_a_deadline_holds_when_the_function_goes(event):
+    world = awake()
+    request = world.arrive(deadline=3.0)
+    world.send(event("f@1"))
+    world.ring()
+    assert world.now == 3.0
+    assert world.answers[request].error == "DeadlineError"
+
+
+def announced(world) -> list:
+    return [(action.function, action.error) for action in world.log if isinstance(action, Announce)]
+
+
+def until_staging(world) -> None:
+    pass
+
+
+def until_starting(world) -> None:
+    world.stage()
+
+
+def until_resting(world) -> None:
+    world.arrive()
+    world.stage()
+    world.die()
+    world.log.clear()
+    world.send(LoadAsked("f@1"))
+
+
+@pytest.mark.parametrize("until", [until_staging, until_starting, until_resting])
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (UnloadAsked("f@1"), "ConflictError"),
+        (Removed("f@1"), "NotFoundError"),
+        (Deployed(spec()), "NotFoundError"),
+    ],
+)
+def test_a_load_hears_that_the_function_went_away(until, event, error):
+    world = World()
+    world.deploy(spec())
+    world.send(LoadAsked("f@1"))
+    until(world)
+    assert not announced(world)
+    world.send(event)
+    assert announced(world) == [("f@1", error)]
+    world.settle()
+    assert announced(world) == [("f@1", error)]
+
+
+def test_a_load_hears_of_a_crash_and_the_next_one_of_success():
+    world = World()
+    world.deploy(spec())
+    world.send(LoadAsked("f@1"))
+    world.stage()
+    world.die()
+    assert announced(world) == [("f@1", "WorkerError")]
+    world.send(LoadAsked("f@1"))
+    world.ring()
+    world.settle()
+    assert announced(world) == [("f@1", "WorkerError"), ("f@1", None)]
+
+
+def test_a_load_that_comes_while_the_function_gives_way_is_heard():
+    world = World(host_bytes=30)
+    world.deploy(spec("f", keep_alive_s=1000.0))
+    world.deploy(spec("g", blobs=(("x", 30),)))
+    world.arrive("f")
+    world.settle()
+    world.now = 10.0
+    world.arrive("g")
+    assert world.stopping, "f gives way"
+    world.send(LoadAsked("f@1"))
+    for _ in range(100):
+        world.settle()
+        if world.alarm is not None:
+            world.ring()
+    assert announced(world) == [("f@1", None)]
+
+
+def test_a_new_version_under_an_old_id_is_another_function():
+    world = awake()
+    request = world.arrive()
+    world.send(Removed("f@1"))
+    world.deploy(spec())
+    again = world.arrive()
+    world.finish()
+    assert isinstance(world.answers[request], Reply)
+    world.settle()
+    assert isinstance(world.answers[again], Reply)
+
+
+def test_a_request_whose_body_dies_after_an_unload_is_not_left_waiting():
+    world = awake()
+    request = world.arrive()
+    world.send(UnloadAsked("f@1"))
+    world.die()
+    assert world.answers[request].error == "OverloadedError"
+
+
+def test_an_old_stage_that_fails_does_not_touch_the_new_load():
+    world = World()
+    world.deploy(spec())
+    world.arrive()
+    world.send(UnloadAsked("f@1"))
+    world.send(LoadAsked("f@1"))
+    request = world.arrive()
+    world.fail_stage()
+    assert request not in world.answers
+    assert not [error for _, error in announced(world) if error]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_an_old_stage_that_ends_does_not_stand_for_the_new_one():
+    world = World()
+    world.deploy(spec())
+    world.arrive()
+    world.send(UnloadAsked("f@1"))
+    world.send(LoadAsked("f@1"))
+    world.stage()
+    assert not world.starting, "what the new one brings is not there yet"
+    world.stage()
+    assert world.starting

@@ -1,13 +1,16 @@
 """Whoever asks again and again is answered again and again, however short bodies, bytes and cores are."""
 
 from heapq import heappop, heappush
+from math import inf
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Reply
 from overwinter.core.events import BodyReady, Cancelled, RunEnded
+from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
 
@@ -15,7 +18,28 @@ STAGE_S, WAKE_S, RUN_S, EXIT_S = 0.02, 0.03, 0.01, 0.005
 LASTS_S = 20.0
 TURN_S = 3.5
 """Without an answer to somebody who asks, for each function: a hundred wakes, and some seconds to change places."""
-PROFILE = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)
+SMALL = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)
+MANY = Profile(
+    weight_bytes=10,
+    macs=1,
+    points=tuple(
+        Point(cores, 4 * batch + runs, batch, runs, RUN_S * batch * runs / cores)
+        for cores in (1, 2)
+        for batch in (1, 2, 4)
+        for runs in (1, 2)
+    ),
+    wake_s=WAKE_S,
+)
+SETTINGS = {
+    "keep_alive_s": [1.0, 60.0],
+    "slo_ms": [None, 50, 200],
+    "max_bodies": [1, 2],
+    "max_batch": [1, 4],
+    "concurrency": [1, 2],
+    "threads": [1, 2],
+    "sandboxed": [False, False, False, False, True],
+    "profile": [None, SMALL, MANY],
+}
 
 
 class Clients:
@@ -82,7 +106,7 @@ class Clients:
     def go_on(self) -> None:
         while self.world.now < LASTS_S:
             self.plan()
-            at = self.heap[0][0]
+            at = self.heap[0][0] if self.heap else inf
             if self.world.alarm is not None and self.world.alarm <= at:
                 self.world.ring()
                 continue
@@ -92,7 +116,9 @@ class Clients:
         self.longest = max(self.longest, *(self.world.now - at for at in self.answered.values()))
 
 
-@settings(max_examples=10, deadline=None)
+@pytest.mark.parametrize("memory", [None, 20])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     functions=st.integers(2, 5),
@@ -100,23 +126,14 @@ class Clients:
     places=st.sampled_from([None, 1, 2, 3]),
     cores=st.sampled_from([None, 1, 2]),
 )
-def test_nobody_who_goes_on_asking_is_kept_out(seed, functions, bodies, places, cores):
+def test_nobody_who_goes_on_asking_is_kept_out(policy, memory, seed, functions, bodies, places, cores):
     chance = Random(seed)
-    world = World(bodies_max=bodies, host_bytes=None if places is None else 10 * places, cores=cores)
+    host = None if places is None else 10 * places
+    world = World(policy=policy, bodies_max=bodies, host_bytes=host, memory_bytes=memory, cores=cores)
     clients = Clients(world, chance)
     for name in "abcde"[:functions]:
-        world.deploy(
-            spec(
-                name,
-                blobs=((name, 10),),
-                timeout_s=60.0,
-                keep_alive_s=chance.choice([1.0, 60.0]),
-                slo_ms=chance.choice([None, 50, 200]),
-                max_bodies=chance.choice([1, 2]),
-                sandboxed=chance.random() < 0.2,
-                profile=chance.choice([PROFILE, None]),
-            )
-        )
+        drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0, **drawn))
         clients.answered[name] = 0.0
         think_s = chance.choice([0.001, 0.02, 0.2])
         for _ in range(chance.choice([1, 1, 2])):

@@ -3,7 +3,8 @@
 import pytest
 
 from overwinter.core.actions import Decide, Drop, Refuse, Reply, Stage
-from overwinter.core.events import Pressed, Removed, StageFailed
+from overwinter.core.events import Pressed, Removed
+from overwinter.core.profile import Point, Profile
 
 from .world import World, spec
 
@@ -139,18 +140,47 @@ def test_those_that_share_every_block_leave_one_after_the_other():
 
 
 def test_what_can_never_fit_is_refused_clearly_and_disturbs_nobody():
-    world = World(host_bytes=30)
-    world.deploy(own("f", pinned=True))
-    use(world, "f")
-    world.deploy(spec("g", blobs=(("base", 10), ("x", 11))))
-    world.arrive("g")
-    refusal = world.answers[2]
+    world = full()
+    world.deploy(spec("i", blobs=(("base", 10), ("x", 31))))
+    world.arrive("i")
+    refusal = world.answers[4]
     assert isinstance(refusal, Refuse)
     assert refusal.error == "NoSpaceError"
-    assert "21 bytes" in refusal.message
+    assert "41 bytes" in refusal.message
     assert not dropped(world)
-    use(world, "f")
-    assert isinstance(world.answers[3], Reply)
+    world.log.clear()
+    for name in "fgh":
+        use(world, name)
+    assert not [action for action in world.log if isinstance(action, Stage)], "they are where they were"
+
+
+def test_what_can_never_fit_beside_what_is_pinned_disturbs_nobody():
+    world = World(host_bytes=40)
+    for name, settings in (("f", {"pinned": True}), ("g", {})):
+        world.deploy(own(name, **settings))
+        use(world, name)
+    world.deploy(spec("h", blobs=(("base", 10), ("x", 21))))
+    world.arrive("h")
+    assert world.answers[3].error == "NoSpaceError"
+    assert "10 of them pinned" in world.answers[3].message
+    assert not dropped(world)
+
+
+def test_a_body_that_can_never_fit_is_refused_and_disturbs_nobody():
+    def sized(memory_bytes: int) -> Profile:
+        return Profile(weight_bytes=30, macs=1, points=(Point(1, memory_bytes, 1, 1, 0.1),))
+
+    world = World(memory_bytes=100, host_bytes=40, cores=2)
+    world.deploy(spec("f", profile=sized(60), blobs=(("x", 20),), keep_alive_s=100.0))
+    world.arrive("f")
+    world.settle()
+    world.deploy(spec("g", profile=sized(101), blobs=(("y", 30),)))
+    world.arrive("g")
+    refusal = world.answers[2]
+    assert refusal.error == "NoSpaceError"
+    assert "101 bytes" in refusal.message
+    assert not world.staging
+    assert not world.stopping
 
 
 def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
@@ -158,8 +188,7 @@ def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
     world.deploy(own("i"))
     world.mind.config = world.mind.config.__class__(host_bytes=1000)
     world.arrive("i")
-    function = world.staging.pop()
-    world.send(StageFailed(function, "NoSpaceError", "full", ("i-head",)))
+    world.fail_stage(came=("i-head",))
     assert dropped(world)
     assert [action.function for action in world.log if isinstance(action, Stage)] == ["i@1", "i@1"]
     world.settle()

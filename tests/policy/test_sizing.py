@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Decide, StartBody
-from overwinter.core.events import Foretold, Profiled, RunEnded
+from overwinter.core.events import Alarm, Foretold, Pressed, Profiled, RunEnded
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile, Shape
 from overwinter.policy.speeds import Speeds
@@ -171,7 +171,7 @@ def test_one_run_that_hangs_costs_the_runs_beside_it_a_retry_and_no_refusal():
 
 
 def test_who_wants_room_no_more_keeps_nobody_waiting():
-    points = {name: (Point(1, size, 1, 1, 0.1),) for name, size in (("big", 200), ("mid", 40), ("low", 90))}
+    points = {name: (Point(1, size, 1, 1, 0.1),) for name, size in (("big", 95), ("mid", 40), ("low", 90))}
     profiles = {name: Profile(weight_bytes=30, macs=1, points=known) for name, known in points.items()}
     world = World(cores=8, memory_bytes=100)
     for name in ("low", "big", "mid"):
@@ -202,3 +202,43 @@ def test_a_retry_goes_at_once_to_a_body_that_is_idle():
     world.send(RunEnded(second.worker, second.run))
     world.die(first.worker)
     assert [run.requests for run in world.running.values()] == [first.requests]
+
+
+def test_a_shape_chosen_in_want_of_room_is_forgotten_with_the_want():
+    points = (Point(1, 10, 1, 1, 0.1), Point(1, 80, 4, 1, 0.3))
+    world = World(cores=8, memory_bytes=100)
+    settings = {"max_batch": 4, "keep_alive_s": 5.0, "timeout_s": 600.0}
+    world.deploy(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points), **settings))
+    alone = Profile(weight_bytes=30, macs=1, points=(Point(1, 95, 1, 1, 0.1),))
+    world.deploy(spec("other", profile=alone, **settings))
+
+    def used() -> int:
+        [body] = [body for body in world.mind.state.bodies.values() if body.function == "f@1"]
+        return body.point.memory_bytes
+
+    world.arrive("other")
+    world.settle_processes()
+    world.arrive("f")
+    world.finish()
+    world.settle()
+    while world.alive:
+        world.ring()
+        world.settle()
+    world.arrive("f")
+    world.settle()
+    assert used() == 10
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"oracle"}))
+def test_a_look_at_the_rate_wakes_nobody_who_falls_asleep(policy):
+    world = made(policy)
+    play(world, 40, 9.9)
+    world.send(Pressed(10**9))
+    assert world.alive == world.stopping
+    assert world.alive
+    world.log.clear()
+    world.now = 10.1
+    world.send(Alarm())
+    assert not [action for action in world.log if isinstance(action, StartBody)]
+    world.settle()
+    assert not world.alive

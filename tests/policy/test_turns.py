@@ -2,7 +2,8 @@
 
 import pytest
 
-from overwinter.core.actions import StartBody
+from overwinter.core.actions import StartBody, StopBody
+from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
 
@@ -121,3 +122,46 @@ def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
     for name, nbytes in (("large", 80), ("small", 40), ("other", 40)):
         world.deploy(spec(name, blobs=((f"{name}-a", nbytes),), queue_limit=10000, timeout_s=1000.0))
     check_is_answered(world, "large", beside=("small", "other"))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("memory", [None, 30])
+def test_nobody_waits_behind_an_idle_body(policy, memory):
+    """There is room for the plainest configuration and none for the one that is wanted."""
+    points = (Point(1, 10, 1, 1, 0.3), Point(2, 20, 8, 1, 0.2))
+    settings = {"slo_ms": 400, "max_batch": 8, "threads": 2, "timeout_s": 1000.0}
+    world = World(policy=policy, cores=3, memory_bytes=memory)
+    for name, keep_alive_s in (("one", 1.0), ("two", 1.0), ("idle", 300.0)):
+        made = Profile(weight_bytes=30, macs=10**9, points=points)
+        world.deploy(spec(name, profile=made, keep_alive_s=keep_alive_s, **settings))
+    for name in ("one", "two", "idle"):
+        world.now += 100.0
+        world.arrive(name)
+        while len(world.answers) < world.next_request:
+            world.settle()
+            world.ring()
+        while name != "idle" and world.alive:
+            world.settle()
+            world.ring()
+    begun = world.now
+    asked = [world.arrive(name) for name in ("one", "two")]
+    while not set(asked) <= set(world.answers):
+        world.settle()
+        world.ring()
+    assert {type(world.answers[id_]).__name__ for id_ in asked} == {"Reply"}
+    assert world.now - begun < 10.0
+
+
+def test_no_more_bodies_leave_than_are_needed():
+    points = (Point(1, 40, 1, 1, 0.1), Point(1, 90, 4, 1, 0.2))
+    world = World(cores=8, memory_bytes=100)
+    for name in ("one", "two"):
+        world.deploy(spec(name, profile=profile(45), keep_alive_s=1000.0))
+        world.arrive(name)
+        world.settle()
+    wide = Profile(weight_bytes=30, macs=1, points=points)
+    world.deploy(spec("new", profile=wide, max_batch=4, slo_ms=500))
+    asked = world.arrive("new")
+    world.settle()
+    assert type(world.answers[asked]).__name__ == "Reply"
+    assert sum(isinstance(action, StopBody) for action in world.log) == 1

@@ -14,7 +14,20 @@ from overwinter.core.actions import (
     StopBody,
 )
 from overwinter.core.config import MindConfig
-from overwinter.core.events import Alarm, Arrived, BodyExited, BodyReady, Deployed, RunEnded, RunFailure, Staged
+from overwinter.core.events import (
+    Alarm,
+    Arrived,
+    BodyExited,
+    BodyReady,
+    Cancelled,
+    Deployed,
+    LoadAsked,
+    Removed,
+    RunEnded,
+    RunFailure,
+    Staged,
+    StageFailed,
+)
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import function_id
 from overwinter.policy.integrity import check_integrity
@@ -47,9 +60,19 @@ class World:
         self.mind = Mind(MindConfig(**config))
         self.now = 0.0
         self.alarm: float | None = None
-        self.staging: list[str] = []
+        self.staging: list[Stage] = []
         self.blobs: dict[str, tuple[str, ...]] = {}
-        self.resident: set[str] = set()
+        """Of every function that there ever was."""
+        self.stores: dict[str, str] = {}
+        self.deployed: dict[str, FunctionSpec] = {}
+        """Those that are there, on trial or not."""
+        self.on_trial: set[str] = set()
+        self.loading: set[str] = set()
+        """Somebody waits to hear how a deploy or a load went."""
+        self.open: dict[int, float] = {}
+        """The deadline of each request without an answer."""
+        self.resident: set[tuple[str, str]] = set()
+        """Store and address of every block that was brought and not dropped."""
         self.starting: dict[int, str] = {}
         self.alive: set[int] = set()
         self.stopping: set[int] = set()
@@ -60,16 +83,32 @@ class World:
 
     def send(self, event) -> list:
         actions = self.mind.handle(event, self.now)
-        check_integrity(self.mind.state)
+        check_integrity(self.mind, self.now)
+        self.take_note(event)
         for action in actions:
             self.carry_out(action)
         self.log += actions
         return actions
 
+    def take_note(self, event) -> None:
+        match event:
+            case Deployed(function, on_trial):
+                self.deployed[function.id] = function
+                if on_trial:
+                    self.on_trial.add(function.id)
+                    self.loading.add(function.id)
+            case LoadAsked(function):
+                self.loading.add(function)
+            case Removed(function):
+                self.deployed.pop(function, None)
+                self.on_trial.discard(function)
+            case Cancelled(request):
+                self.open.pop(request, None)
+
     def carry_out(self, action) -> None:
         match action:
-            case Stage(function):
-                self.staging.append(function)
+            case Stage():
+                self.staging.append(action)
             case StartBody(worker, function):
                 self.starting[worker] = function
                 self.alive.add(worker)
@@ -82,29 +121,51 @@ class World:
             case Reply(request) | Refuse(request):
                 assert request not in self.answers, f"request {request} was answered twice"
                 self.answers[request] = action
-            case SetAlarm(at):
-                self.alarm = at
-            case Drop(addresses):
-                self.resident -= set(addresses)
-            case Announce() | Prepare() | Decide():
+                self.open.pop(request, None)
+            case SetAlarm():
+                self.alarm = action.at
+            case Drop(addresses, store):
+                self.resident -= {(store, address) for address in addresses}
+            case Announce():
+                self.hear(action)
+            case Prepare() | Decide():
                 pass
+
+    def hear(self, announce: Announce) -> None:
+        self.loading.discard(announce.function)
+        if announce.function in self.on_trial and announce.error is not None:
+            self.deployed.pop(announce.function, None)
+        self.on_trial.discard(announce.function)
 
     # What may happen next
 
     def deploy(self, function: FunctionSpec, on_trial=False) -> list:
         self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
-        resident = not on_trial and set(self.blobs[function.id]) <= self.resident
+        self.stores[function.id] = function.store
+        places = {(function.store, address) for address in self.blobs[function.id]}
+        resident = not on_trial and places <= self.resident
         return self.send(Deployed(function, on_trial, resident))
 
     def arrive(self, name="f", version=None, deadline=None, priority=0) -> int:
         self.next_request += 1
+        timeout_s = max((f.settings.timeout_s for f in self.deployed.values() if f.name == name), default=0.0)
+        limit = self.now + timeout_s
+        self.open[self.next_request] = limit if deadline is None else min(limit, deadline)
         self.send(Arrived(self.next_request, name, version, deadline, priority))
         return self.next_request
 
-    def stage(self, added=30) -> list:
-        function = self.staging.pop(0)
-        self.resident |= set(self.blobs[function])
-        return self.send(Staged(function, added, self.blobs[function]))
+    def stage(self, added=30, at=0) -> list:
+        stage = self.staging.pop(at)
+        store, addresses = self.stores[stage.function], self.blobs[stage.function]
+        self.resident |= {(store, address) for address in addresses}
+        return self.send(Staged(stage.function, stage.operation, added, addresses, store))
+
+    def fail_stage(self, error="NoSpaceError", came=(), at=0) -> list:
+        """A stage, the oldest, fails, though the blocks `came` have come."""
+        stage = self.staging.pop(at)
+        store = self.stores[stage.function]
+        self.resident |= {(store, address) for address in came}
+        return self.send(StageFailed(stage.function, stage.operation, error, "full", tuple(came), store))
 
     def ready(self) -> list:
         worker = next(iter(self.starting))
@@ -126,7 +187,10 @@ class World:
     def ring(self) -> list:
         assert self.alarm is not None
         self.now, self.alarm = max(self.now, self.alarm), None
-        return self.send(Alarm())
+        actions = self.send(Alarm())
+        late = [id_ for id_, deadline in self.open.items() if deadline <= self.now]
+        assert not late, f"requests {late} are past their deadline"
+        return actions
 
     def settle(self) -> None:
         """Let everything that is under way go well."""
@@ -134,6 +198,15 @@ class World:
         while self.running:
             self.finish()
             self.settle_processes()
+
+    def calm(self) -> None:
+        """Let everything go well until there is nothing more to come."""
+        for _ in range(10_000):
+            self.settle()
+            if self.alarm is None:
+                return
+            self.ring()
+        raise AssertionError("it never comes to rest")
 
     def settle_processes(self) -> None:
         """As `settle`, but runs go on."""

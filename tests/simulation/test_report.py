@@ -51,8 +51,8 @@ def test_memory_is_summed_over_time_and_shared_blocks_count_once():
     report = read(
         (0.0, known("f", 100)),
         (0.0, known("g", 10, blobs=(("a", 10), ("c", 5)))),
-        (2.0, Staged("f@1", 30), StartBody(1, "f@1")),
-        (4.0, Staged("g@1", 5), StartBody(2, "g@1")),
+        (2.0, Staged("f@1", 1, 30), StartBody(1, "f@1")),
+        (4.0, Staged("g@1", 2, 5), StartBody(2, "g@1")),
         (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
         (5.5, RunEnded(1, 1), Reply(1, "f@1", "disk")),
         (8.0, BodyExited(1, "WorkerError", "stopped"), Drop(("b",))),
@@ -98,7 +98,7 @@ def test_a_journal_file_gives_the_same_report_as_the_world():
 
 
 def test_blocks_that_survived_a_restart_count_from_the_start():
-    report = read((0.0, Deployed(spec("f"), resident=True)), (5.0, Staged("f@1", 0)))
+    report = read((0.0, Deployed(spec("f"), resident=True)), (5.0, Staged("f@1", 1, 0)))
     assert report.memory.blocks_mean == report.memory.blocks_peak == 30
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse, Reply
-from overwinter.core.events import Arrived, BodyExited, StageFailed, ZygoteLost
+from overwinter.core.events import Arrived, BodyExited, Staged, StageFailed, ZygoteLost
 from overwinter.core.journal import read_journal
 from overwinter.policy.mind import Mind
 from overwinter.simulation.scenario import MIB, read_scenario
@@ -61,6 +61,14 @@ def test_tenants_with_dedicated_stores_share_nothing_and_evict_nothing_of_each_o
     assert report.total.wakes["disk"] > 3
     assert report.total.refused == {}
     assert report.total.lost == 0
+
+
+def test_what_is_staged_says_in_which_store():
+    own = function("own", tenant="red", settings={"dedicated": True, "keep_alive_s": 1})
+    shared = function("shared", blocks=[{"mib": 40}], settings={"keep_alive_s": 1})
+    steps = read_journal(io.BytesIO(journal_of(scene(own, shared, node={"host_mib": 45}))))[1]
+    staged = [step.event for step in steps if isinstance(step.event, Staged)]
+    assert {(event.function, event.store) for event in staged} == {("own@1", "red"), ("shared@1", "")}
 
 
 def test_bodies_sleep_after_their_keep_alive():

@@ -11,6 +11,7 @@ from overwinter.api.client import Client
 from overwinter.api.deployer import package
 from overwinter.core.errors import (
     CallerError,
+    ConflictError,
     DeadlineError,
     NotFoundError,
     OverloadedError,
@@ -158,6 +159,19 @@ def test_unload_gives_memory_back_and_load_makes_it_ready(node: NodeProcess):
     node.client.load("loaded")
     assert node.client.function("loaded")["life"] == "awake"
     assert ask(node, "loaded") == [78.0] * 4
+
+
+def test_a_load_under_way_hears_of_an_unload(node: NodeProcess):
+    deploy(node, "slow-to-wake", handler=f"import time\ntime.sleep(1.0)\n{SLOW}")
+    node.client.unload("slow-to-wake")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(Client(node.url).load, "slow-to-wake")
+        wait_until(lambda: node.client.function("slow-to-wake")["life"] == "waking")
+        node.client.unload("slow-to-wake")
+        with pytest.raises(ConflictError, match="slow-to-wake"):
+            loading.result(timeout=20)
+    node.client.load("slow-to-wake")
+    assert ask(node, "slow-to-wake", 0.0) == [1.0] * 4
 
 
 def test_removal_leaves_nothing_and_names_are_not_found_any_more(node: NodeProcess):

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from overwinter.core.ids import SHARED, Address, FunctionId, RequestId, RunId, Seconds, StoreName, WorkerId
+from overwinter.core.ids import SHARED, Address, FunctionId, OperationId, RequestId, RunId, Seconds, StoreName, WorkerId
 
 Start = Literal["warm", "host", "disk"]
 """From where a request's function had to be woken."""
@@ -21,6 +21,8 @@ class Stage(_Action, frozen=True):
     """Bring a function's missing blocks from the repository to the host store; answer Staged or StageFailed."""
 
     function: FunctionId
+    operation: OperationId
+    """Which the answer repeats: the function may have been let go, and loaded anew, meanwhile."""
 
 
 class Drop(_Action, frozen=True):

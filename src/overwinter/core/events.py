@@ -8,6 +8,7 @@ from overwinter.core.ids import (
     Address,
     FunctionId,
     FunctionName,
+    OperationId,
     RequestId,
     RunId,
     Seconds,
@@ -70,6 +71,8 @@ class Staged(_Event, frozen=True):
     """All blocks of a function lie in the host store; `added` bytes came from disk."""
 
     function: FunctionId
+    operation: OperationId
+    """Of the Stage that this answers."""
     added: int
     addresses: tuple[Address, ...] = ()
     """What was staged, so that it can be let go if nobody wants it any more; only told when bytes were added."""
@@ -80,6 +83,8 @@ class StageFailed(_Event, frozen=True):
     """The host store could not take a function's blocks."""
 
     function: FunctionId
+    operation: OperationId
+    """Of the Stage that this answers."""
     error: str
     message: str
     addresses: tuple[Address, ...] = ()

@@ -20,6 +20,8 @@ SHARED = StoreName("")
 RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)
+OperationId = NewType("OperationId", int)
+"""One staging; never used again."""
 
 
 def function_id(name: FunctionName, version: int) -> FunctionId:

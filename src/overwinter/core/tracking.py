@@ -34,7 +34,7 @@ from overwinter.core.events import (
     UnloadAsked,
 )
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.tally import Tally
 from overwinter.core.underway import LivingBody, OpenRequest
 
@@ -54,8 +54,8 @@ class Tracker(Generic[T]):
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
-        self._coming: dict[FunctionId, Seconds] = {}
-        """Functions whose blocks are on their way, and since when."""
+        self._coming: dict[FunctionId, tuple[OperationId, Seconds]] = {}
+        """Functions whose blocks are on their way, by which staging, and since when."""
         self._from_disk: dict[FunctionId, Seconds] = {}
         """Functions whose next body waited for the disk, and since when."""
         self._kept: set[FunctionId] = set()
@@ -208,25 +208,31 @@ class Tracker(Generic[T]):
     # Blocks
 
     def _stage(self, action: Stage, now: Seconds) -> None:
-        self._coming[action.function] = now
+        self._coming[action.function] = action.operation, now
 
     def _stage_failed(self, event: StageFailed, now: Seconds) -> None:
-        self._let_go(event.function, now)
+        if self._answers(event):
+            self._let_go(event.function, now)
 
     def _unload_asked(self, event: UnloadAsked, now: Seconds) -> None:
         if event.function not in self._trials:
             self._let_go(event.function, now)
 
     def _staged(self, event: Staged, now: Seconds) -> None:
-        began = self._coming.pop(event.function, None)
-        if began is None:
+        if not self._answers(event):
             # Let go while it came: the mind drops it in this very step.
             return
+        _, began = self._coming.pop(event.function)
         spec = self.specs[event.function]
         self.tallies[spec.name].staged_bytes += event.added
         if event.added:
             self._from_disk[event.function] = began
         self._keep(spec, now)
+
+    def _answers(self, event: Staged | StageFailed) -> bool:
+        """Whether it tells of the staging that is waited for, and not of one given up."""
+        operation, _ = self._coming.get(event.function, (None, None))
+        return operation == event.operation
 
     def _keep(self, spec: FunctionSpec, now: Seconds) -> None:
         self._kept.add(spec.id)

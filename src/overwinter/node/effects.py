@@ -1,9 +1,10 @@
 """Carries out what the mind asks for: one method per action. Whatever takes long comes back as an event."""
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable
-from typing import assert_never
+from typing import Any, assert_never
 
 from overwinter.core.actions import (
     Action,
@@ -31,7 +32,7 @@ from overwinter.core.events import (
     StageFailed,
     ZygoteLost,
 )
-from overwinter.core.ids import Address, FunctionId, RequestId, RunId, Seconds, WorkerId, split_id
+from overwinter.core.ids import Address, FunctionId, OperationId, RequestId, RunId, Seconds, WorkerId, split_id
 from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorMeta, check_size
 from overwinter.node import clock, views
 from overwinter.node.bodies import BodyProcess
@@ -84,8 +85,8 @@ class NodeEffects:
                 self._refuse(action)
             case SetAlarm(at):
                 self._set_alarm(at)
-            case Stage(function):
-                self._stage(self.functions[function])
+            case Stage(function, operation):
+                self._stage(self.functions[function], operation)
             case Drop(addresses, store):
                 self._hosts.store(store).drop(addresses)
             case StartBody():
@@ -104,21 +105,22 @@ class NodeEffects:
 
     # Blocks
 
-    def _stage(self, function: DeployedFunction) -> None:
+    def _stage(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)
         if all(host.holds(blob.address) for blob in function.blobs):
-            self.post(Staged(function.id, 0, (), function.store))
+            self.post(Staged(function.id, operation, 0, (), function.store))
         else:
-            self._tasks.create_task(self._copy_blocks(function, host))
+            self._tasks.create_task(self._copy_blocks(function, operation, host))
 
-    async def _copy_blocks(self, function: DeployedFunction, host: HostStore) -> None:
+    async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
             added = await asyncio.to_thread(host.stage, function.blobs)
         except MachineError as error:
-            self.post(StageFailed(function.id, type(error).__name__, str(error), addresses, function.store))
+            name = type(error).__name__
+            self.post(StageFailed(function.id, operation, name, str(error), addresses, function.store))
         else:
-            self.post(Staged(function.id, added, addresses, function.store))
+            self.post(Staged(function.id, operation, added, addresses, function.store))
             # Nobody waits for this: it makes the next wakes cheaper.
             await asyncio.to_thread(host.join_pages, function.blobs)
 
@@ -257,10 +259,13 @@ class NodeEffects:
         """Forget the alarm; whoever still waits is told that the node stops."""
         if self._alarm is not None:
             self._alarm.cancel()
-        for payload in self.payloads.values():
-            if not payload.reply.done():
-                payload.reply.set_exception(WorkerError("the node is stopping"))
+        waiting: list[asyncio.Future[Any]] = [payload.reply for payload in self.payloads.values()]
+        waiting += itertools.chain.from_iterable(self.announced.values())
+        for future in waiting:
+            if not future.done():
+                future.set_exception(WorkerError("the node is stopping"))
         self.payloads.clear()
+        self.announced.clear()
 
 
 def _taken(tray: Tray, meta: TensorMeta, at: int) -> Tensor:

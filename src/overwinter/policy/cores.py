@@ -142,7 +142,7 @@ def _needed_s(state: State, function: Function) -> float:
 
 def _holds(state: State, now: Seconds) -> Iterator[Hold]:
     for body in state.working.values():
-        function = state.functions.get(body.function)
+        function = state.owner(body)
         if function is not None and not function.spec.sandboxed:
             yield from (hold for hold in _of_body(function, body) if hold.until > now)
 

@@ -31,12 +31,15 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import FunctionId, RequestId, Seconds, WorkerId
-from overwinter.policy import keepalive, queueing, reclaiming, recovery
+from overwinter.core.ids import FunctionId, Seconds, WorkerId
+from overwinter.policy import keepalive, queueing, reclaiming, recovery, turns
 from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.serving import Serving
 from overwinter.policy.speeds import Speeds
 from overwinter.policy.state import Body, Function
+
+_TAKES = (Arrived, BodyReady, RunEnded)
+"""What never gives bytes of a host store back, and comes too often to look for them each time."""
 
 
 class Mind(Serving):
@@ -47,10 +50,12 @@ class Mind(Serving):
         self._actions = []
         self._step(event, now)
         state = self.state
-        if state.wants_room or state.wants_more:
-            self._fill_room(now)
+        if state.wants_bytes and not isinstance(event, _TAKES):
+            self._fill_bytes(now)
         if state.wants_core or state.late:
             self._fill_cores(now)
+        if state.wants_room or state.wants_more:
+            self._fill_room(now)
         alarm = self._alarms.due_change()
         if alarm is not None:
             self._actions.append(SetAlarm(alarm))
@@ -70,7 +75,6 @@ class Mind(Serving):
                 self._body_exited(event, now)
             case Cancelled(request):
                 self._cancelled(request)
-                self._fill_bytes(now)
             case Staged():
                 self._staged(event, now)
             case StageFailed():
@@ -99,12 +103,12 @@ class Mind(Serving):
 
     def _staged(self, event: Staged, now: Seconds) -> None:
         function = self.state.functions.get(event.function)
-        if function is None or function.blocks != "coming":
+        if function is None or function.staging != event.operation:
             # It was removed or unloaded meanwhile, and its blocks came after they had been let go.
             self._drop_unshared(event.addresses, event.store)
             return
         function.blocks = step_blocks(function.blocks, "staged")
-        function.blocks_at = now
+        function.blocks_at, function.staging = now, None
         function.restage = False
         if event.added:
             for request in function.queue:
@@ -116,7 +120,7 @@ class Mind(Serving):
 
     def _stage_failed(self, event: StageFailed, now: Seconds) -> None:
         function = self.state.functions.get(event.function)
-        if function is None or function.blocks != "coming":
+        if function is None or function.staging != event.operation:
             self._drop_unshared(event.addresses, event.store)
             return
         self._release(function)
@@ -130,14 +134,13 @@ class Mind(Serving):
         self._settle(function, "failed")
         self._refuse_queue(function, event.error, event.message, self.config.retry_after_min_s)
         self._failed(function, event.error, event.message, now)
-        self._fill_bytes(now)
 
     def _body_ready(self, worker: WorkerId, now: Seconds) -> None:
         body = self.state.bodies.get(worker)
         if body is None:
             return
         self._step_body(body, "ready", now)
-        function = self.state.functions.get(body.function)
+        function = self.state.owner(body)
         if function is None or body.state == "stopping":
             return
         if function.state == "waking":
@@ -167,18 +170,21 @@ class Mind(Serving):
         body = self.state.bodies.get(event.worker)
         if body is None:
             return
+        function = self.state.owner(body)
         self._forget_body(body)
         died = body.state != "stopping"
-        function = self.state.functions.get(body.function)
         if function is None:
-            for id_ in _in_hand(body):
+            for id_ in body.in_hand():
                 if id_ in self.state.requests:
                     self._refuse(id_, "NotFoundError", f"function {body.function} was removed")
         else:
             function.bodies.remove(body.id)
             if event.lost_blocks and function.blocks == "present":
                 self._release(function)
+            turns.keep_line(self.state, function)
             self._retry(function, body, event)
+            if function.state == "unloaded":
+                self._refuse_unloaded(function)
             self._settle(function, "failed" if died else "sleep")
             if died:
                 self._failed(function, event.error, event.reason, now)
@@ -186,12 +192,11 @@ class Mind(Serving):
             if function.spec.id in self.state.functions:
                 self._serve(function, now)
             self._watch_leave(function)
-        self._fill_bytes(now)
 
     def _retry(self, function: Function, body: Body, event: BodyExited) -> None:
         """Requests that a body died under, or never started for, get one more try or a clear error."""
         hopeless = body.state == "starting" and not self.state.is_ready(function)
-        in_hand = _in_hand(body)
+        in_hand = body.in_hand()
         struck = in_hand or (tuple(function.queue) if hopeless else ())
         for id_ in struck:
             request = self.state.requests.get(id_)
@@ -210,16 +215,23 @@ class Mind(Serving):
 
     def _known(self, spec: FunctionSpec, on_trial: bool) -> Function:
         sizes = {blob.address: blob.nbytes for blob in spec.blobs}
-        return Function(spec, on_trial, Speeds(spec, self.policy), sizes)
+        return Function(spec, on_trial, self._speeds(spec), sizes)
+
+    def _speeds(self, spec: FunctionSpec) -> Speeds:
+        return Speeds(spec, self.policy, self.config.memory_bytes)
 
     def _profiled(self, event: Profiled) -> None:
         function = self.state.functions.get(event.function)
         if function is not None:
             function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
-            before, function.speeds = function.speeds, Speeds(function.spec, self.policy)
+            before, function.speeds = function.speeds, self._speeds(function.spec)
             function.speeds.run_s = before.run_s
+            function.awaits = None
 
     def _deployed(self, function: Function, resident: bool, now: Seconds) -> None:
+        before = self.state.functions.get(function.spec.id)
+        if before is not None:
+            self._forget(before, "it was deployed anew", now)
         self.state.functions[function.spec.id] = function
         function.used = now
         if resident:
@@ -236,7 +248,6 @@ class Mind(Serving):
         function = self.state.functions.get(id_)
         if function is not None:
             self._forget(function, "it was removed", now)
-            self._fill_bytes(now)
 
     def _load(self, id_: FunctionId, now: Seconds) -> None:
         function = self.state.functions.get(id_)
@@ -258,12 +269,17 @@ class Mind(Serving):
         function = self.state.functions.get(id_)
         if function is None or function.on_trial or function.state == "unloaded":
             return
-        message = f"function {id_} was unloaded; load it first"
-        self._refuse_queue(function, "OverloadedError", message, self.config.retry_after_min_s)
+        self._refuse_unloaded(function)
+        if function.announce:
+            function.announce = False
+            self._actions.append(Announce(id_, "ConflictError", f"function {id_} was unloaded while it was loaded"))
         self._let_go(function, now)
         function.state = step_function(function.state, "unload")
         self._watch(function, now)
-        self._fill_bytes(now)
+
+    def _refuse_unloaded(self, function: Function) -> None:
+        message = f"function {function.spec.id} was unloaded; load it first"
+        self._refuse_queue(function, "OverloadedError", message, self.config.retry_after_min_s)
 
     def _give_back(self, nbytes: int, now: Seconds) -> None:
         """The machine runs short: blocks that nothing holds go first, then the bodies idle longest."""
@@ -296,7 +312,7 @@ class Mind(Serving):
             if request.deadline <= now:
                 if request.id in function.queue:
                     function.queue.remove(request.id)
-                self._expire(function, request.id, now)
+                self._expire(request.id, now)
         if function.state == "resting" and now >= function.rest_until:
             function.state = step_function(function.state, "rested")
             if function.announce:
@@ -307,7 +323,6 @@ class Mind(Serving):
         if leave_at is not None and leave_at <= now:
             self._decide(function, "evict", f"nobody used it for {now - function.used:.0f} s")
             self._release(function)
-        self._fill_bytes(now)
         self._serve(function, now)
         self._watch(function, now)
 
@@ -333,7 +348,12 @@ class Mind(Serving):
 
     def _look_after_body(self, body: Body, now: Seconds) -> None:
         """Let an idle body sleep; kill one that hangs."""
-        function = self.state.functions.get(body.function)
+        function = self.state.owner(body)
+        if function is None:
+            for id_ in body.in_hand():
+                if id_ in self.state.requests and self.state.requests[id_].deadline <= now:
+                    self._expire(id_, now)
+            self._watch_orphan(body)
         if body.state == "idle":
             at = now if function is None else keepalive.sleep_at(body, function, self.policy)
             if now >= at:
@@ -343,7 +363,7 @@ class Mind(Serving):
                 at = Seconds(now + self.policy.period_s)
         elif body.state == "busy":
             first = next(iter(body.begun.values()))
-            at = Seconds(first + (0.0 if function is None else function.spec.settings.timeout_s))
+            at = Seconds(first + body.timeout_s)
         else:
             limit_s = self.config.stop_timeout_s if body.state == "stopping" else self.config.start_timeout_s
             at = Seconds(body.since + limit_s)
@@ -365,17 +385,11 @@ class Mind(Serving):
         return any(other != body.id and self.state.bodies[other].has_slot for other in function.bodies)
 
     def _hung(self, body: Body, function: Function | None, now: Seconds) -> None:
-        timeout_s = 0.0 if function is None else function.spec.settings.timeout_s
         # The runs beside the one that hangs get their retry when the body is gone.
-        for run in [run for run, begun in body.begun.items() if now >= begun + timeout_s]:
+        for run in [run for run, begun in body.begun.items() if now >= begun + body.timeout_s]:
             for id_ in self._end_run(body, run):
                 if id_ in self.state.requests:
                     self._refuse(id_, "DeadlineError", f"function {body.function} hung and was stopped")
         self._stop(body, now, kill=True)
         if function is not None:
             self._failed(function, "WorkerError", f"a body of {body.function} hung and was stopped", now)
-
-
-def _in_hand(body: Body) -> tuple[RequestId, ...]:
-    """The requests that a body runs."""
-    return tuple(id_ for run in body.runs.values() for id_ in run)

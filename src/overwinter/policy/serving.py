@@ -7,7 +7,6 @@ from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, RunEnded
 from overwinter.core.ids import RequestId, RunId, Seconds, function_id
 from overwinter.policy import batching, cores, keepalive, queueing
-from overwinter.policy.scaling.wants import wants_body
 from overwinter.policy.sizing import Sizing
 from overwinter.policy.state import Body, Function, Request
 
@@ -81,7 +80,8 @@ class Serving(Sizing):
                 self._shed(function, step, now)
             self._run(function, step.body, step.count, now)
             granted = False
-        if function.queue and wants_body(self.state, function, self.policy, self.cores, now):
+        self._leave_if_idle(function)
+        if self._asks(function, now):
             self._wake(function, now, granted)
 
     def _fill_cores(self, now: Seconds) -> None:
@@ -141,7 +141,7 @@ class Serving(Sizing):
     def _run(self, function: Function, body: Body, count: int, now: Seconds) -> None:
         taken, expired = queueing.take(function.queue, count, self.state.requests, now)
         for id_ in expired:
-            self._expire(function, id_, now)
+            self._expire(id_, now)
         if not taken:
             return
         self._last_run += 1
@@ -165,16 +165,17 @@ class Serving(Sizing):
         function.every_s += USE_SMOOTHING * (now - function.used - function.every_s)
         function.used = now
 
-    def _expire(self, function: Function, id_: RequestId, now: Seconds) -> None:
-        waited = f"{now - self.state.requests[id_].arrived:.3f} s"
-        self._refuse(id_, "DeadlineError", f"function {function.spec.id} had no answer after {waited}")
+    def _expire(self, id_: RequestId, now: Seconds) -> None:
+        request = self.state.requests[id_]
+        waited = f"{now - request.arrived:.3f} s"
+        self._refuse(id_, "DeadlineError", f"function {request.function} had no answer after {waited}")
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         body = self.state.bodies.get(event.worker)
         if body is None or event.run not in body.runs:
             return
         failures = {failure.request: failure for failure in event.failures}
-        function = self.state.functions.get(body.function)
+        function = self.state.owner(body)
         spent = now - body.begun[event.run]
         batch = self._end_run(body, event.run)
         for id_ in batch:
@@ -226,3 +227,4 @@ class Serving(Sizing):
         function = None if request is None else self.state.functions.get(request.function)
         if function is not None and id_ in function.queue:
             function.queue.remove(id_)
+            self._leave_if_idle(function)

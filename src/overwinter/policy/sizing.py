@@ -4,6 +4,9 @@ The rate is counted here and predicted by name; the decision itself is a scaler 
 """
 
 from collections.abc import Sequence
+from math import inf
+
+import msgspec
 
 from overwinter.core.config import MindConfig
 from overwinter.core.ids import Seconds
@@ -43,7 +46,7 @@ class Sizing(Waking):
         del function.rates[: -self.policy.history]
         function.arrivals = 0
         function.tick_at = None
-        if function.bodies and function.speeds.points and function.state != "unloaded":
+        if function.state in ("waking", "awake") and function.bodies and function.speeds.points:
             rate = self._expected(function)
             if not self._needs_first_alone(function, rate):
                 self._resize(function, self._scaler(self._demand(function, rate, now)), now)
@@ -85,10 +88,10 @@ class Sizing(Waking):
         if not function.speeds.points or function.on_trial or not function.queue:
             return usual
         rate = max(self._expected(function), self._burst(function, now))
-        if not function.bodies:
-            first = self._first(function, now)
-            if rate <= function.speeds.first_rate:
-                return (first,)
+        if not self.state.has_body(function):
+            usual = (self._first(function, now),)
+            if rate <= function.speeds.first_rate and self._has_room(function.speeds.point(*usual)):
+                return usual
         else:
             rate += self._backlog(function)
         scaled = self._scaler(self._demand(function, rate, now))
@@ -96,10 +99,22 @@ class Sizing(Waking):
         return scaled.start or usual
 
     def _first(self, function: Function, now: Seconds) -> Shape:
-        """The shape of the only body at a low rate, asked for once: most functions never need another."""
+        """The shape of the only body at a low rate on an empty node, asked for once: most functions never need
+        another, and what there is no room for at the moment must not be remembered.
+        """
         speeds = function.speeds
         if speeds.first is None:
-            scaled = self._scaler(self._demand(function, LOW_RATE, now))
+            demand = self._demand(function, LOW_RATE, now)
+            limit = self.config.memory_bytes
+            scaled = self._scaler(
+                msgspec.structs.replace(
+                    demand,
+                    bodies=(),
+                    free_cores=self.cores,
+                    free_bodies=min(function.spec.settings.max_bodies, self.config.bodies_max),
+                    free_bytes=inf if limit is None else limit,
+                )
+            )
             self._tell_effort(function, scaled.best_effort)
             speeds.first = scaled.start[0] if scaled.start else speeds.usual.shape
             point = speeds.point(speeds.first)
@@ -149,7 +164,7 @@ class Sizing(Waking):
             bodies=standing,
             free_cores=max(0, free_cores),
             free_bodies=max(0, min(settings.max_bodies, self.config.bodies_max) - len(function.bodies)),
-            free_bytes=float("inf") if limit is None else max(0, limit - state.body_bytes),
+            free_bytes=inf if limit is None else max(0, limit - state.body_bytes),
             weight_bytes=speeds.weight_bytes,
             missing_bytes=0 if function.blocks == "present" else state.residents(function).missing(function.sizes),
             macs=speeds.macs,

@@ -18,32 +18,41 @@ PACE_MAX = 8.0
 class Speeds:
     """What is known of one function's runs."""
 
-    def __init__(self, spec: FunctionSpec, policy: Policy) -> None:
+    def __init__(self, spec: FunctionSpec, policy: Policy, memory_bytes: int | None = None) -> None:
+        """`memory_bytes`: of all bodies together; None: no bound."""
         settings, profile = spec.settings, spec.profile
         self.run_s: float | None = None
         """Smoothed seconds of a run, whatever its batch."""
         self.pace = 1.0
         """Observed by profiled latency, smoothed: a node with other work on its cores is slower than its profile."""
         self.points: tuple[Point, ...] = ()
-        """The measured configurations that settings and policy allow."""
+        """The measured configurations that settings, policy and memory allow."""
+        self.too_large_bytes: int | None = None
+        """What the smallest needs, where memory allows none of those that settings and policy allow."""
         self._known: dict[tuple[int, int], list[tuple[int, float]]] = {}
         self._latencies: dict[tuple[int, int, int], float] = {}
         if profile is not None:
-            self.points = tuple(
+            limit = inf if memory_bytes is None else memory_bytes
+            allowed = tuple(
                 point
                 for point in profile.points
                 if point.cores <= min(settings.threads, policy.cores_max)
                 and point.batch <= min(settings.max_batch, policy.batch_max)
                 and point.concurrency <= min(settings.concurrency, policy.concurrency_max)
             )
+            self.points = tuple(point for point in allowed if point.memory_bytes <= limit)
+            if allowed and not self.points:
+                self.too_large_bytes = min(point.memory_bytes for point in allowed)
         for point in sorted(self.points, key=lambda point: point.batch):
             self._known.setdefault((point.cores, point.concurrency), []).append((point.batch, point.latency_s))
         self.weight_bytes = sum({blob.address: blob.nbytes for blob in spec.blobs}.values())
         self.macs = 0 if profile is None else profile.macs
         slo_s = inf if settings.slo_ms is None else settings.slo_ms / 1000
+        # What was not measured is no reason to refuse it: alone it fits.
+        guessed_bytes = BODY_BYTES if memory_bytes is None else min(BODY_BYTES, memory_bytes)
         in_time = [point for point in self.points if point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)]
         self.usual = min(in_time or self.points, key=_plainness, default=None) or Point(
-            settings.threads, BODY_BYTES, settings.max_batch, settings.concurrency, 0.0
+            settings.threads, guessed_bytes, settings.max_batch, settings.concurrency, 0.0
         )
         """The shape of a body when nothing speaks for another: the plainest that keeps the promise."""
         self.first: Shape | None = None

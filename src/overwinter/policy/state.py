@@ -7,7 +7,17 @@ import msgspec
 
 from overwinter.core.actions import Start
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, StoreName, WorkerId
+from overwinter.core.ids import (
+    Address,
+    FunctionId,
+    FunctionName,
+    OperationId,
+    RequestId,
+    RunId,
+    Seconds,
+    StoreName,
+    WorkerId,
+)
 from overwinter.core.profile import Point
 from overwinter.policy.lifecycles import BlocksState, BodyState, FunctionState
 from overwinter.policy.speeds import Speeds
@@ -33,6 +43,8 @@ class Body(msgspec.Struct):
     id: WorkerId
     function: FunctionId
     point: Point
+    timeout_s: float
+    """A run that takes longer hangs."""
     state: BodyState = "starting"
     runs: dict[RunId, tuple[RequestId, ...]] = msgspec.field(default_factory=dict)
     begun: dict[RunId, Seconds] = msgspec.field(default_factory=dict)
@@ -42,6 +54,10 @@ class Body(msgspec.Struct):
     """When it last became what it is."""
     ready_at: Seconds = Seconds(0.0)
     """When it could first run something."""
+
+    def in_hand(self) -> tuple[RequestId, ...]:
+        """The requests that it runs."""
+        return tuple(id_ for run in self.runs.values() for id_ in run)
 
     @property
     def leaves(self) -> bool:
@@ -69,6 +85,10 @@ class Function(msgspec.Struct):
     """Its blocks, each once."""
     state: FunctionState = "asleep"
     blocks: BlocksState = "absent"
+    staging: OperationId | None = None
+    """What brings its blocks, while they come."""
+    awaits: Point | None = None
+    """What it would start, if it waits in line for room."""
     announce: bool = False
     """Somebody waits to hear how the next wake goes."""
     queue: deque[RequestId] = msgspec.field(default_factory=deque)
@@ -165,15 +185,15 @@ class State(msgspec.Struct):
     """Programs that the zygote holds compiled, the one used longest ago first."""
     proven: Counter[Address] = msgspec.field(default_factory=Counter)
     """How many functions of each program have passed their trial."""
-    wants_room: deque[FunctionId] = msgspec.field(default_factory=deque)
-    """Functions without a body that wait for others' to go."""
-    wants_more: deque[FunctionId] = msgspec.field(default_factory=deque)
+    wants_room: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Functions without a body that wait for others' to go, the longest waiting first."""
+    wants_more: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions with bodies that wait for room for one more."""
     wants_core: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions whose requests wait for a core and may be in time, the longest waiting first."""
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions whose requests wait for a core and cannot be in time."""
-    wants_bytes: deque[FunctionId] = msgspec.field(default_factory=deque)
+    wants_bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions that wait for room in a host store."""
     yields: FunctionId | None = None
     """Gets no more bodies: when those that it has are gone, its blocks may go, for others wait for the room."""
@@ -190,6 +210,11 @@ class State(msgspec.Struct):
         """Bytes in all host stores, those on their way included."""
         return sum(store.nbytes for store in list(self.stores.values()))
 
+    def owner(self, body: Body) -> Function | None:
+        """The function that a body runs, unless it was removed: one deployed anew under its name is another."""
+        function = self.functions.get(body.function)
+        return function if function is not None and body.id in function.bodies else None
+
     def open_requests(self, function: Function) -> list[Request]:
         """The function's requests that have no answer yet, waiting or running."""
         running = [id_ for worker in function.bodies for run in self.bodies[worker].runs.values() for id_ in run]
@@ -202,6 +227,10 @@ class State(msgspec.Struct):
     def slots(self, function: Function) -> list[Body]:
         """The function's bodies that can be handed a run."""
         return [body for worker in function.bodies if (body := self.bodies[worker]).has_slot]
+
+    def has_body(self, function: Function) -> bool:
+        """Whether the function has a body that is not about to go."""
+        return any(self.bodies[worker].state != "stopping" for worker in function.bodies)
 
     def has_starting(self, function: Function) -> bool:
         """Whether a body of the function is on its way."""

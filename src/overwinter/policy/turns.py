@@ -25,42 +25,48 @@ OFTEN = 4.0
 
 def is_behind(state: State, function: Function) -> bool:
     """Whether others come before this function."""
-    first = state.wants_room[0] if state.wants_room else None
-    if first is None and _has_body(state, function):
-        first = state.wants_more[0] if state.wants_more else None
+    first = next(iter(state.wants_room), None)
+    if first is None and state.has_body(function):
+        first = next(iter(state.wants_more), None)
     return first is not None and first != function.spec.id
 
 
 def line_up(state: State, function: Function) -> None:
     """Wait for room, behind those who do already."""
-    line = state.wants_more if _has_body(state, function) else state.wants_room
-    if function.spec.id not in line:
-        line.append(function.spec.id)
+    line, other = state.wants_room, state.wants_more
+    if state.has_body(function):
+        line, other = other, line
+    other.pop(function.spec.id, None)
+    line[function.spec.id] = None
+
+
+def keep_line(state: State, function: Function) -> None:
+    """Whoever loses his last body while he waits for one more waits among those without any."""
+    if function.spec.id in state.wants_more and not state.has_body(function):
+        line_up(state, function)
 
 
 def leave_line(state: State, function: Function) -> None:
     """Wait for room no more."""
+    function.awaits = None
     for line in (state.wants_room, state.wants_more):
-        if function.spec.id in line:
-            line.remove(function.spec.id)
+        line.pop(function.spec.id, None)
 
 
 def leave_bytes_line(state: State, function: Function) -> None:
     """Wait for room in a host store no more."""
-    if function.spec.id in state.wants_bytes:
-        state.wants_bytes.remove(function.spec.id)
+    state.wants_bytes.pop(function.spec.id, None)
 
 
 def first_in_line(state: State) -> FunctionId | None:
     """Whose the next room is."""
-    line = state.wants_room or state.wants_more
-    return line[0] if line else None
+    return next(iter(state.wants_room or state.wants_more), None)
 
 
 def idle_longest(state: State) -> Body | None:
     """Of the bodies that nobody needs now the first to go."""
     for body in state.idle.values():
-        owner = state.functions.get(body.function)
+        owner = state.owner(body)
         if owner is None or not owner.queue:
             return body
     return None
@@ -84,12 +90,8 @@ def next_to_yield(state: State, now: Seconds) -> tuple[Function | None, float]:
     return (yields if at <= now else None), at
 
 
-def _has_body(state: State, function: Function) -> bool:
-    return any(state.bodies[worker].state != "stopping" for worker in function.bodies)
-
-
 def _had_turn(state: State, body: Body, now: Seconds) -> bool:
-    function = state.functions.get(body.function)
+    function = state.owner(body)
     return function is not None and now >= body.ready_at + TURN_WAKES * wake_s(function)
 
 

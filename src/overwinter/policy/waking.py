@@ -9,34 +9,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from overwinter.core.actions import Action, Announce, Decide, Decision, Drop, Refuse, Stage, StartBody, StopBody
-from overwinter.core.config import MindConfig
-from overwinter.core.ids import Address, RequestId, RunId, Seconds, StoreName, WorkerId
-from overwinter.core.policies import policy_named
+from overwinter.core.actions import Announce, Drop, Stage, StartBody
+from overwinter.core.ids import Address, OperationId, Seconds, StoreName, WorkerId
 from overwinter.core.profile import Point, Shape
 from overwinter.policy import cores, keepalive, reclaiming, recovery, turns
-from overwinter.policy.alarms import Alarms
-from overwinter.policy.lifecycles import step_blocks, step_body, step_function
+from overwinter.policy.bodies import Bodies
+from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.scaling.wants import wants_body
-from overwinter.policy.state import Body, Function, State
+from overwinter.policy.state import Body, Function
 
 
-class Waking:
-    """The state, the actions of the step under way, and what wakes functions and puts them to sleep."""
-
-    def __init__(self, config: MindConfig) -> None:
-        self.config = config
-        self.policy = policy_named(config.policy)
-        self.cores = config.cores or 1
-        self._ordered = self.policy.order == "deadline" and config.cores is not None
-        self.state = State()
-        self._alarms = Alarms()
-        self._actions: list[Action] = []
-        self._last_worker = 0
+class Waking(Bodies):
+    """Adds what wakes functions and puts them to sleep."""
 
     def _wake(self, function: Function, now: Seconds, granted: bool = False) -> None:
         """Take the next step towards more bodies; `granted`: a core is this function's already."""
         if function.state == "resting" or function.blocks == "coming" or function.spec.id == self.state.yields:
+            return
+        too_large = function.speeds.too_large_bytes
+        if too_large is not None and not self.state.has_body(function):
+            limit = self.config.memory_bytes
+            why = f"a worker of function {function.spec.id} needs {too_large} bytes, and all workers may have {limit}"
+            self._give_up(function, f"{why}: raise memory_bytes", now)
             return
         if function.state == "asleep":
             function.state = step_function(function.state, "wake")
@@ -46,9 +40,12 @@ class Waking:
             return
         elif turns.is_behind(self.state, function) or len(self.state.bodies) >= self.config.bodies_max:
             # Without asking in which shapes.
-            self._make_room(function, now)
+            self._line_up(function)
         else:
-            self._start(function, self._wanted_shapes(function, now), now)
+            shapes = self._wanted_shapes(function, now)
+            if not self._start(function, shapes, now):
+                function.awaits = function.speeds.point(shapes[0])
+                self._line_up(function)
 
     def _wanted_shapes(self, function: Function, now: Seconds) -> Sequence[Shape]:
         """In which shapes bodies should be started for what waits."""
@@ -72,11 +69,13 @@ class Waking:
     def _stage(self, function: Function, now: Seconds) -> None:
         residents, line = self.state.residents(function), self.state.wants_bytes
         if self.config.host_bytes is not None:
-            if line and line[0] != function.spec.id:
-                self._await_bytes(function, now)
-                return
+            behind = next(iter(line), function.spec.id) != function.spec.id
             short = self.state.host_bytes() + residents.missing(function.sizes) - self.config.host_bytes
-            if short > 0 and not self._reclaim(short, function, now):
+            why = self._never_fits(function, self.config.host_bytes) if behind or short > 0 else None
+            if why is not None:
+                self._give_up(function, why, now)
+                return
+            if behind or (short > 0 and not self._reclaim(short, function, now)):
                 self._await_bytes(function, now)
                 return
         turns.leave_bytes_line(self.state, function)
@@ -84,7 +83,25 @@ class Waking:
         function.blocks = step_blocks(function.blocks, "stage")
         residents.hold(function.sizes)
         self.state.kept[function.spec.id] = None
-        self._actions.append(Stage(function.spec.id))
+        self._last_operation += 1
+        function.staging = OperationId(self._last_operation)
+        self._actions.append(Stage(function.spec.id, function.staging))
+
+    def _never_fits(self, function: Function, limit: int) -> str | None:
+        """Why no eviction can win room enough in the host store, if none can."""
+        size, pinned = sum(function.sizes.values()), reclaiming.pinned_bytes(self.state, function)
+        if size + pinned <= limit:
+            return None
+        beside = f", {pinned} of them pinned by others: make it larger, or unpin" if pinned else ": make it larger"
+        return f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}{beside}"
+
+    def _give_up(self, function: Function, why: str, now: Seconds) -> None:
+        """What it needs can never be had: whoever waits for it is told."""
+        self._step_back(function)
+        self._leave_lines(function)
+        function.restage = False
+        self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
+        self._failed(function, "NoSpaceError", why, now)
 
     def _reclaim(self, nbytes: int, keep: Function | None, now: Seconds) -> bool:
         """Let blocks leave the host stores until so many bytes are won; False if what may leave is not enough."""
@@ -104,17 +121,9 @@ class Waking:
         self._step_back(function)
         turns.leave_line(self.state, function)
         cores.leave_line(self.state, function)
-        line, limit = self.state.wants_bytes, self.config.host_bytes or 0
-        size, pinned = sum(function.sizes.values()), reclaiming.pinned_bytes(self.state, function)
-        if size + pinned > limit:
-            beside = f", {pinned} of them pinned by others: make it larger, or unpin" if pinned else ": make it larger"
-            why = f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}{beside}"
-            turns.leave_bytes_line(self.state, function)
-            self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
-            self._failed(function, "NoSpaceError", why, now)
-            return
+        line = self.state.wants_bytes
         if function.spec.id not in line:
-            line.append(function.spec.id)
+            line[function.spec.id] = None
             self._decide(function, "wait", "the host store is full of what is in use")
         self._free_bytes(now)
 
@@ -126,9 +135,10 @@ class Waking:
         function, at = turns.next_to_yield(state, now)
         if function is None:
             if at < inf:
-                self._alarms.watch(state.wants_bytes[0], Seconds(at))
+                self._alarms.watch(next(iter(state.wants_bytes)), Seconds(at))
             return
         state.yields = function.spec.id
+        turns.leave_line(state, function)
         for worker in list(function.bodies):
             if not state.bodies[worker].leaves:
                 self._retire(state.bodies[worker], now)
@@ -143,23 +153,25 @@ class Waking:
             self._decide(function, "evict", "others wait for room in the host store, and it has had its turn")
             self._release(function)
             self._fill_bytes(now)
-        if function.queue and wants_body(self.state, function, self.policy, self.cores, now):
+        if self._asks(function, now):
             self._wake(function, now)
 
     def _fill_bytes(self, now: Seconds) -> None:
         """Something was given back: the function that waited longest for room in the host store tries again."""
         line = self.state.wants_bytes
         while line:
-            function = self.state.functions[line[0]]
+            function = self.state.functions[next(iter(line))]
             if self._asks(function, now):
                 self._wake(function, now)
-                if line and line[0] == function.spec.id:
+                if next(iter(line), None) == function.spec.id:
                     return
             else:
-                line.popleft()
+                del line[function.spec.id]
 
     def _release(self, function: Function) -> None:
         """The function's blocks are kept no more: drop those that no other function holds, wherever they came from."""
+        turns.leave_line(self.state, function)
+        function.staging = None
         residents = self.state.residents(function)
         if function.blocks != "absent":
             function.blocks = step_blocks(function.blocks, "release")
@@ -176,17 +188,17 @@ class Waking:
     # Bodies
 
     def _start(self, function: Function, shapes: Sequence[Shape], now: Seconds) -> int:
-        """Start bodies of these shapes, and tell how many; where there is no room, the function waits for it."""
+        """Start bodies of these shapes as far as there is room and nobody comes before, and tell how many."""
         if function.spec.id == self.state.yields:
             return 0
         for started, shape in enumerate(shapes):
             point = function.speeds.point(shape)
             if turns.is_behind(self.state, function) or not self._has_room(point):
-                self._make_room(function, now)
                 return started
             turns.leave_line(self.state, function)
             self._last_worker += 1
-            body = Body(WorkerId(self._last_worker), function.spec.id, point, since=now)
+            timeout_s = function.spec.settings.timeout_s
+            body = Body(WorkerId(self._last_worker), function.spec.id, point, timeout_s, since=now)
             self.state.bodies[body.id] = self.state.working[body.id] = body
             self.state.counts["starting"] += 1
             self.state.reserved_cores += point.cores
@@ -203,65 +215,78 @@ class Waking:
         return len(shapes)
 
     def _has_room(self, point: Point) -> bool:
-        state, limit = self.state, self.config.memory_bytes
+        state = self.state
+        return self._fits(len(state.bodies), state.body_bytes, state.reserved_cores, point)
+
+    def _fits(self, bodies: int, nbytes: int, reserved: int, point: Point) -> bool:
+        """Whether there is room for one more beside so many bodies with so many bytes and cores."""
+        limit = self.config.memory_bytes
         return (
-            len(state.bodies) < self.config.bodies_max
-            # One body alone may be larger than the bound: it would never run otherwise.
-            and (limit is None or not state.bodies or state.body_bytes + point.memory_bytes <= limit)
-            and not (self.policy.reserves and state.reserved_cores and not self._has_cores(point))
+            bodies < self.config.bodies_max
+            and (limit is None or nbytes + point.memory_bytes <= limit)
+            # One body alone may be wider than the machine: it would never run otherwise.
+            and not (self.policy.reserves and reserved and reserved + point.cores > self.cores)
         )
 
-    def _has_cores(self, point: Point) -> bool:
-        return self.state.reserved_cores + point.cores <= self.cores
-
-    def _make_room(self, function: Function, now: Seconds) -> None:
-        """There is no room, or others come first: this function waits in line, and a body of another goes."""
+    def _line_up(self, function: Function) -> None:
+        """There is no room, or others come first: this function waits in line, which `_fill_room` serves."""
         self._step_back(function)
         turns.line_up(self.state, function)
-        if not self._has_room(function.speeds.usual):
-            self._let_one_go(now)
 
-    def _let_one_go(self, now: Seconds) -> None:
-        """Have a body leave for whoever waits for room, unless one does for each of them."""
+    def has_room_for(self, function: Function) -> bool:
+        """Whether there is room for what a function in line would start."""
+        return self._has_room(self._awaited(function))
+
+    def _awaited(self, function: Function) -> Point:
+        return function.awaits or function.speeds.usual
+
+    def _let_one_go(self, now: Seconds) -> bool:
+        """Have a body leave for those who wait for room, unless there will be room for all; whether one does."""
         state = self.state
-        if state.leaving >= len(state.wants_room) + len(state.wants_more):
-            return
+        if self._will_have_room():
+            return False
         body = turns.idle_longest(state)
         if body is None and state.leaving < len(state.wants_room):
             body = turns.longest_at_work(state, now)
         if body is not None:
             self._retire(body, now)
+        return body is not None
 
-    def _retire(self, body: Body, now: Seconds) -> None:
-        """It gets no more work, and goes when it has done what it has."""
-        self.state.leaving += not body.leaves
-        body.retires = True
-        if body.state == "idle":
-            self._stop(body, now)
-
-    def _step_back(self, function: Function) -> None:
-        """What was to wake must wait for others to go."""
-        if function.state == "waking" and not self.state.has_starting(function):
-            function.state = step_function(function.state, "wait")
+    def _will_have_room(self) -> bool:
+        """Whether all who wait find room when those who leave are gone."""
+        state = self.state
+        stay = [body for body in state.bodies.values() if not body.leaves]
+        bodies, nbytes = len(stay), sum(body.point.memory_bytes for body in stay)
+        reserved = sum(body.point.cores for body in stay)
+        for id_ in (*state.wants_room, *state.wants_more):
+            point = self._awaited(state.functions[id_])
+            if not self._fits(bodies, nbytes, reserved, point):
+                return False
+            bodies, nbytes, reserved = bodies + 1, nbytes + point.memory_bytes, reserved + point.cores
+        return True
 
     def _fill_room(self, now: Seconds) -> None:
-        """Start a body for the first in line, if there is room now; who wants none any more leaves the line."""
+        """Start a body for the first in line, if there is room now, else have others leave; who wants none any more
+        leaves the line.
+        """
         while (id_ := turns.first_in_line(self.state)) is not None:
             function = self.state.functions[id_]
             if not self._asks(function, now):
                 turns.leave_line(self.state, function)
-            elif not self._has_room(function.speeds.usual):
-                self._let_one_go(now)
-                return
+            elif not self.has_room_for(function):
+                if not self._let_one_go(now):
+                    return
             else:
                 self._wake(function, now)
                 if turns.first_in_line(self.state) == id_:
                     return
 
     def _asks(self, function: Function, now: Seconds) -> bool:
-        """Whether a function in line still wants what it waits for."""
+        """Whether a function wants a body, and may have one."""
+        if function.spec.id == self.state.yields:
+            return False
         if function.on_trial or function.announce:
-            return function.state != "resting"
+            return function.state != "resting" and not self.state.has_starting(function)
         return wants_body(self.state, function, self.policy, self.cores, now)
 
     def _keep(self, body: Body, function: Function, now: Seconds) -> None:
@@ -274,75 +299,10 @@ class Waking:
         self._alarms.watch(body.id, keepalive.sleep_at(body, function, self.policy))
         self._free_bytes(now)
 
-    def _step_body(self, body: Body, event: str, now: Seconds) -> None:
-        """The body's next state, in all tables that count it."""
-        state, before = self.state, body.state
-        body.state = step_body(before, event)
-        if body.state == before:
-            return
-        body.since = now
-        state.counts[before] -= 1
-        state.counts[body.state] += 1
-        if body.state == "busy":
-            state.working[body.id] = body
-        else:
-            state.working.pop(body.id, None)
-        if before == "idle":
-            del state.idle[body.id]
-        if event == "ready":
-            body.ready_at = now
-        if body.state == "idle":
-            state.idle[body.id] = body
-        elif body.state == "stopping":
-            state.leaving += not body.retires
-            state.reserved_cores -= body.point.cores
-
-    def _forget_body(self, body: Body) -> None:
-        """The body's process is gone."""
-        state = self.state
-        del state.bodies[body.id]
-        state.idle.pop(body.id, None)
-        state.working.pop(body.id, None)
-        state.counts[body.state] -= 1
-        state.leaving -= body.leaves
-        state.body_bytes -= body.point.memory_bytes
-        if body.state != "stopping":
-            state.reserved_cores -= body.point.cores
-        state.running_cores -= body.point.run_cores * len(body.runs)
-        self._alarms.forget(body.id)
-
-    def _end_run(self, body: Body, run: RunId) -> tuple[RequestId, ...]:
-        """Take a run out of its body; the requests that were in it."""
-        del body.begun[run]
-        self.state.running_cores -= body.point.run_cores
-        return body.runs.pop(run)
-
-    def _stop(self, body: Body, now: Seconds, kill: bool = False) -> None:
-        self._step_body(body, "stop", now)
-        # One that does not listen is killed.
-        self._alarms.forget(body.id)
-        self._alarms.watch(body.id, Seconds(now + self.config.stop_timeout_s))
-        self._actions.append(StopBody(body.id, kill))
-        function = self.state.functions.get(body.function)
-        if function is not None:
-            self._settle(function, "sleep")
-
-    def _settle(self, function: Function, event: str) -> None:
-        """A body left the function: asleep, or resting, if it was the last that ran or would."""
-        if function.state == "awake" and not self.state.is_ready(function):
-            starting = self.state.has_starting(function)
-            function.state = step_function(function.state, "sleep" if starting else event)
-            if starting:
-                function.state = step_function(function.state, "wake")
-        elif function.state == "waking" and function.blocks != "coming" and not self.state.has_starting(function):
-            function.state = step_function(function.state, "failed")
-
     def _let_go(self, function: Function, now: Seconds) -> None:
         """Give back all that a function holds: its idle bodies and its blocks."""
         self._alarms.forget(function.spec.id)
-        turns.leave_line(self.state, function)
-        cores.leave_line(self.state, function)
-        turns.leave_bytes_line(self.state, function)
+        self._leave_lines(function)
         if function.spec.id == self.state.yields:
             self.state.yields = None
         for worker in list(function.bodies):
@@ -350,6 +310,17 @@ class Waking:
             if body.state in ("idle", "starting"):
                 self._stop(body, now)
         self._release(function)
+
+    def _leave_lines(self, function: Function) -> None:
+        """Wait for nothing any more."""
+        turns.leave_line(self.state, function)
+        cores.leave_line(self.state, function)
+        turns.leave_bytes_line(self.state, function)
+
+    def _leave_if_idle(self, function: Function) -> None:
+        """Its last request is gone: it waits in no line any more."""
+        if not (function.queue or function.on_trial or function.announce):
+            self._leave_lines(function)
 
     # Ends
 
@@ -375,6 +346,8 @@ class Waking:
         self._refuse_queue(function, "NotFoundError", message)
         self._let_go(function, now)
         del self.state.functions[id_]
+        for worker in function.bodies:
+            self._watch_orphan(self.state.bodies[worker])
         versions = self.state.versions.get(function.spec.name, [])
         if function.spec.version in versions:
             versions.remove(function.spec.version)
@@ -382,16 +355,3 @@ class Waking:
             self.state.proven += Counter()
         if not versions:
             self.state.versions.pop(function.spec.name, None)
-
-    # Words
-
-    def _decide(self, function: Function, what: Decision, why: str) -> None:
-        self._actions.append(Decide(function.spec.id, what, why))
-
-    def _refuse(self, request: RequestId, error: str, message: str, wait: float | None = None) -> None:
-        self.state.requests.pop(request, None)
-        self._actions.append(Refuse(request, error, message, wait))
-
-    def _refuse_queue(self, function: Function, error: str, message: str, wait: float | None = None) -> None:
-        while function.queue:
-            self._refuse(function.queue.popleft(), error, message, wait)

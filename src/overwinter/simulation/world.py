@@ -43,7 +43,7 @@ from overwinter.core.events import (
     StageFailed,
     ZygoteLost,
 )
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, Seconds, WorkerId
+from overwinter.core.ids import Address, FunctionId, FunctionName, OperationId, RequestId, Seconds, WorkerId
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
 from overwinter.policy.integrity import check_integrity
@@ -199,7 +199,7 @@ class World:
         self._reader.observe(now, event, actions)
         self._turns += 1
         if self._checked and self._turns % CHECK_EVERY == 0:
-            check_integrity(self._mind.state)
+            check_integrity(self._mind, now)
         for action in actions:
             self._carry_out(action)
 
@@ -220,8 +220,8 @@ class World:
                 self._start(action)
             case StopBody(worker):
                 self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
-            case Stage(function):
-                self._stage(self._by_id[function])
+            case Stage(function, operation):
+                self._stage(self._by_id[function], operation)
             case Drop(addresses, store):
                 self._host.drop(addresses, store)
             case Prepare():
@@ -253,19 +253,20 @@ class World:
 
     # Blocks
 
-    def _stage(self, function: Simulated) -> None:
+    def _stage(self, function: Simulated, operation: OperationId) -> None:
         now, spec = self._timeline.now, function.spec
         missing = self._host.missing(spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
         if missing and (self._chance.store_full(now) or not self._host.has_room(missing)):
             message = f"the host store has no room for {added} bytes of function {spec.id}"
-            self._post(0.0, StageFailed(spec.id, "NoSpaceError", message, addresses))
+            self._post(0.0, StageFailed(spec.id, operation, "NoSpaceError", message, addresses, spec.store))
             return
         if missing:
             seconds = added / (self._machine.disk_mib_per_s * MIB) * self._chance.slowness()
             self._host.add(missing, spec.store, self._disk.take(now, seconds))
-        self._timeline.at(self._host.ready_at(spec, now), partial(self._turn, Staged(spec.id, added, addresses)))
+        staged = Staged(spec.id, operation, added, addresses, spec.store)
+        self._timeline.at(self._host.ready_at(spec, now), partial(self._turn, staged))
 
     # Bodies
 

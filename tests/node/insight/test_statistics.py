@@ -89,9 +89,9 @@ def read(*steps) -> Statistics:
 def test_a_request_is_followed_to_its_answer():
     seen = read(
         (0.0, Deployed(spec("f", slo_ms=2000))),
-        (1.0, Arrived(1, "f", None, None), Stage("f@1")),
+        (1.0, Arrived(1, "f", None, None), Stage("f@1", 1)),
         (1.5, Arrived(2, "f", None, None)),
-        (2.0, Staged("f@1", 30), StartBody(1, "f@1", False, 4, 2)),
+        (2.0, Staged("f@1", 1, 30), StartBody(1, "f@1", False, 4, 2)),
         (2.5, BodyReady(1), Run(1, 1, (1, 2))),
         (3.5, RunEnded(1, 1), Reply(1, "f@1", "disk"), Refuse(2, "HandlerError", "bad")),
     )
@@ -155,7 +155,9 @@ def test_what_is_remembered_is_bounded():
 
 def test_a_body_weighs_what_its_profile_says_until_it_is_weighed():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))
-    seen = read((0.0, Deployed(spec("f", profile=profile))), (0.0, Staged("f@1", 0), StartBody(1, "f@1", False, 2, 1)))
+    seen = read(
+        (0.0, Deployed(spec("f", profile=profile))), (0.0, Staged("f@1", 1, 0), StartBody(1, "f@1", False, 2, 1))
+    )
     seen.weigh(seen.bodies[1], 700.0, 2.0)
     seen.observe(5.0, BodyExited(1, "WorkerError", "gone"), [])
     assert seen.tallies["f"].private_byte_s == 2 * 500 + 3 * 700
