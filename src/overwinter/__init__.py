@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from overwinter.api.client import Client
     from overwinter.api.deployer import deploy
+    from overwinter.api.directories import deploy_directory
     from overwinter.core.pipeline import Pipeline, Stage
 
-__all__ = ["Client", "Pipeline", "Stage", "deploy"]
+__all__ = ["Client", "Pipeline", "Stage", "deploy", "deploy_directory"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> object:
         from overwinter.api.deployer import deploy
 
         return deploy
+    if name == "deploy_directory":
+        from overwinter.api.directories import deploy_directory
+
+        return deploy_directory
     if name in ("Pipeline", "Stage"):
         from overwinter.core import pipeline
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -12,8 +13,6 @@ from transformers import (
     GPT2LMHeadModel,
     ResNetConfig,
     ResNetForImageClassification,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from overwinter.core.errors import ProgramError
@@ -59,11 +58,165 @@ def test_longest_sequence_is_found_where_the_model_shows_it(tmp_path):
     assert program.dimensions["sequence"] == (1, 40)
 
 
-def test_model_with_a_decoder_of_its_own_is_refused(tmp_path):
-    config = T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=50)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(ProgramError, match="decoder"):
-        load_transformers(tmp_path)
+LAYERS = {key: SMALL[key] for key in SMALL if key != "vocab_size"}
+DECODING = {
+    "d_model": 16,
+    **{f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 2))},
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "vocab_size": 50,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+
+def clip():
+    text = {**SMALL, "max_position_embeddings": 20, "projection_dim": 8, "eos_token_id": 49}
+    config = {"text_config": text, "vision_config": {**LAYERS, "image_size": 32, "patch_size": 16, "projection_dim": 8}}
+    return transformers.CLIPModel(transformers.CLIPConfig(**config, projection_dim=8))
+
+
+def t5():
+    config = transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=50)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart():
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**DECODING, max_position_embeddings=40))
+
+
+def whisper():
+    positions = {"max_source_positions": 30, "max_target_positions": 20}
+    config = transformers.WhisperConfig(**DECODING, **positions, num_mel_bins=8)
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def swin():
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
+    )
+    return transformers.SwinForImageClassification(config)
+
+
+def vit():
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**LAYERS, image_size=32, patch_size=16))
+
+
+def detr():
+    layers = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "out_features": ["stage2"]}
+    sizes = {key: DECODING[key] for key in DECODING if key.startswith(("d_", "encoder", "decoder_a", "decoder_f"))}
+    config = transformers.DetrConfig(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone_config=ResNetConfig(**layers),
+        num_queries=4,
+        decoder_layers=1,
+        **sizes,
+    )
+    return transformers.DetrForObjectDetection(config)
+
+
+def segformer():
+    config = transformers.SegformerConfig(
+        hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8
+    )
+    return transformers.SegformerForSemanticSegmentation(config)
+
+
+def spectrogram():
+    config = transformers.ASTConfig(**LAYERS, max_length=64, num_mel_bins=16)
+    return transformers.ASTForAudioClassification(config)
+
+
+def mamba():
+    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=50, state_size=4)
+    return transformers.MambaForCausalLM(config)
+
+
+def wav2vec2():
+    lanes = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_feat_extract_layers": 2}
+    places = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
+    return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**SMALL, **lanes, **places))
+
+
+def opened_of(build, path, **options):
+    torch.manual_seed(0)
+    build().eval().save_pretrained(path)
+    return load_transformers(path, options)
+
+
+OTHER_SIZES = {"sequence": 9, "decoder_sequence": 5, "height": 96, "width": 160, "samples": 9_999}
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "inputs"),
+    [
+        (clip, {}, {"input_ids": 2, "attention_mask": 2, "pixel_values": 4}),
+        (clip, {"part": "text"}, {"input_ids": 2, "attention_mask": 2}),
+        (clip, {"part": "image"}, {"pixel_values": 4}),
+        (t5, {}, {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2}),
+        (t5, {"part": "encoder"}, {"input_ids": 2, "attention_mask": 2}),
+        (bart, {}, {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2}),
+        (whisper, {}, {"input_features": 3, "decoder_input_ids": 2}),
+        (whisper, {"part": "encoder"}, {"input_features": 3}),
+        (swin, {}, {"pixel_values": 4}),
+        (vit, {}, {"pixel_values": 4}),
+        (detr, {}, {"pixel_values": 4}),
+        (segformer, {"height": 64, "width": 128}, {"pixel_values": 4}),
+        (resnet, {"height": "any"}, {"pixel_values": 4}),
+        (spectrogram, {}, {"input_values": 3}),
+        (mamba, {"sequence": 6}, {"input_ids": 2, "attention_mask": 2}),
+        (wav2vec2, {}, {"input_values": 2}),
+        (wav2vec2, {"samples": 1000}, {"input_values": 2}),
+    ],
+)
+def test_architecture_gives_the_same_bits_at_other_sizes(build, options, inputs, tmp_path):
+    opened = opened_of(build, tmp_path, **options)
+    program, weights = export(*opened)
+    assert {spec.name: len(spec.shape) for spec in program.inputs} == inputs
+    others = {}
+    for name, example in opened.example_inputs.items():
+        for dim, size in opened.dynamic[name].items():
+            indices = torch.arange(OTHER_SIZES.get(size, 3 if size == "batch" else 1)) % example.shape[dim]
+            example = example.index_select(dim, indices)
+        others[name] = example
+    with torch.inference_mode():
+        expected = opened.module(**others)
+        given = compile_program(program)(weights, [others[spec.name] for spec in program.inputs])
+    assert [spec.name for spec in program.outputs] == list(expected)
+    assert all(torch.equal(one, other) for one, other in zip(given, expected.values(), strict=True))
+
+
+def test_texts_and_images_of_clip_are_counted_apart(tmp_path):
+    program, _ = export(*opened_of(clip, tmp_path))
+    shapes = {spec.name: spec.shape for spec in (*program.inputs, *program.outputs)}
+    assert shapes["input_ids"] == ("texts", "sequence")
+    assert shapes["pixel_values"] == ("images", 3, 32, 32)
+    assert shapes["logits_per_image"] == ("images", "texts")
+    assert program.dimensions["sequence"] == (1, 20)
+
+
+def test_encoder_saved_alone_is_found(tmp_path):
+    whisper().get_encoder().save_pretrained(tmp_path)
+    opened = load_transformers(tmp_path)
+    assert opened.example_inputs["input_features"].shape == (2, 8, 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"samples": 9}, "'samples'; there are batch, sequence"),
+        ({"sequence": 0}, "sequence must be a number"),
+        ({"sequence": "long"}, "sequence must be a number"),
+        ({"part": "encoder"}, "no part 'encoder'"),
+        ({"part": "head"}, "no part 'head'"),
+    ],
+)
+def test_option_that_a_model_has_not_is_named(options, words, tmp_path):
+    with pytest.raises(ProgramError, match=words):
+        opened_of(bert, tmp_path, **options)
 
 
 def test_incomplete_directories_are_named(tmp_path):

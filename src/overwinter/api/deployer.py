@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from overwinter.model.arguments import Dynamic
+    from overwinter.model.conversion import Exported
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
@@ -144,19 +145,34 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     be exported or answers otherwise as a program, and the node's own error when it refuses. A warning tells of sizes
     that had to be narrowed, and of what the node only doubts.
     """
-    from overwinter.model.agreement import agree  # PyTorch takes a second: only who deploys waits for it
-    from overwinter.model.export import export
+    from overwinter.model.export import export  # PyTorch takes a second: only who deploys waits for it
 
     chosen = settings_of(slo, settings)
     source = None if handler is None else Path(handler).read_text()
-    agreed = agree(export(model, example_inputs, dynamic))
+    return deploy_exported(
+        export(model, example_inputs, dynamic),
+        url,
+        name=name,
+        handler=source,
+        assets=assets,
+        samples=samples,
+        tenant=tenant,
+        settings=chosen,
+    )
+
+
+def deploy_exported(exported: "Exported", url: str, *, name: str, **function: Any) -> Uploaded:
+    """Compare a program with its model and deploy it; `function` is what `package` takes. Doubts are warnings."""
+    from overwinter.model.agreement import agree
+
+    agreed = agree(exported)
     for note in agreed.agreement.notes:
-        warnings.warn(note, stacklevel=2)
-    ready = package(name, *agreed, handler=source, assets=assets, samples=samples, tenant=tenant, settings=chosen)
+        warnings.warn(note, stacklevel=3)
+    ready = package(name, *agreed, **function)
     with Client(url) as client:
         made = ready.upload(client)
     if made.warning:
-        warnings.warn(made.warning, stacklevel=2)
+        warnings.warn(made.warning, stacklevel=3)
     return made
 
 

@@ -45,6 +45,15 @@ TIMEOUT_S = 600.0
     multiple=True,
     help="An input of a request that it must answer before it is deployed, as for `infer --input`. One for each.",
 )
+@click.option("--task", help="What a directory of transformers is for, as text-classification: brings its handler.")
+@click.option(
+    "--option",
+    "options",
+    type=assignment,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="How a directory of transformers is deployed: sequence=128, height=any, part=encoder, or what its task knows.",
+)
 @click.option("--tenant", help="Whose function it is; `default` unless told.")
 @click.option(
     "--set",
@@ -63,6 +72,8 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     handler: Path | None,
     assets: tuple[tuple[str, str], ...],
     sample: tuple[tuple[str, str], ...],
+    task: str | None,
+    options: tuple[tuple[str, str], ...],
     tenant: str | None,
     settings: tuple[tuple[str, str], ...],
     url: str,
@@ -71,12 +82,13 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     """Deploy a model as a new version of a function, or a pipeline of functions.
 
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
-    file of torch.export.save; or a directory of transformers. The model is exported here, and only blocks that the
-    node lacks are sent. A .toml file is a pipeline: it says all of it, its name too, and takes the place of one that
-    has the name.
+    file of torch.export.save; or a directory of transformers, which with --task takes texts, images or sound and gives
+    labels, entities, features or a text. The model is exported here, and only blocks that the node lacks are sent. A
+    .toml file is a pipeline: it says all of it, its name too, and takes the place of one that has the name.
     """
     if source.endswith(".toml"):
-        _deploy_pipeline(Path(source), any((name, slo, handler, assets, sample, tenant, settings)), url, as_json)
+        beside = (name, slo, handler, assets, sample, task, options, tenant, settings)
+        _deploy_pipeline(Path(source), any(beside), url, as_json)
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
@@ -88,12 +100,15 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     _check_names(name, tenant, [key for key, _ in assets], handler)
     # All that can be wrong at once is, before the long work: settings, files, the node.
     chosen = settings_of(slo, {key: _value(text) for key, text in settings})
+    if task is not None and handler is not None:
+        raise click.UsageError("--task brings a handler of its own: leave out --handler")
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
     with connect(url, TIMEOUT_S) as client:
         client.live()
         function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": chosen}
-        package = _packaged(source, function, sample)
+        wanted = (source, task, {key: _value(text) for key, text in options})
+        package = _packaged(*wanted, function, sample)
         with counting("uploading") as counted:
             uploaded = package.upload(client, counted)
     seconds = time.monotonic() - begun
@@ -121,7 +136,13 @@ def _deploy_pipeline(path: Path, with_options: bool, url: str, as_json: bool) ->
     click.echo(f"{made.name}@{made.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
 
 
-def _packaged(source: str, function: Mapping[str, Any], sample: tuple[tuple[str, str], ...]) -> "Package":
+def _packaged(
+    source: str,
+    task: str | None,
+    options: Mapping[str, Any],
+    function: dict[str, Any],
+    sample: tuple[tuple[str, str], ...],
+) -> "Package":
     from overwinter.api.deployer import declared, package
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import turning
@@ -129,10 +150,15 @@ def _packaged(source: str, function: Mapping[str, Any], sample: tuple[tuple[str,
     with turning("importing PyTorch"):
         from overwinter.cli.source import export_source, open_source
         from overwinter.model.agreement import agree
+        from overwinter.tasks.directory import Directory
     # What the author's code prints must not come between a program and its JSON.
     with redirect_stdout(sys.stderr):
         with turning(f"loading {source}"):
-            opened = open_source(source, Path.cwd())
+            opened = open_source(source, Path.cwd(), task, options)
+        samples: list[Mapping[str, Any]] = []
+        if isinstance(opened, Directory) and opened.handler is not None:
+            function |= {"handler": opened.handler, "assets": opened.assets}
+            samples.extend(opened.samples)
         with turning(f"exporting {source}"):
             exported = export_source(opened)
         with turning("comparing the program with the model"):
@@ -141,7 +167,8 @@ def _packaged(source: str, function: Mapping[str, Any], sample: tuple[tuple[str,
         click.echo(note, err=True)
     handler = function["handler"]
     taken = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
-    samples = [read_assignments(sample, {spec.name: spec for spec in taken})] if sample else []
+    if sample:
+        samples.append(read_assignments(sample, {spec.name: spec for spec in taken}))
     with turning("hashing its blocks"):
         return package(program=program, weights=weights, agreement=agreement, samples=samples, **function)
 

@@ -2,14 +2,14 @@
 
 `module:callable`     called without arguments; returns (module, example_inputs) or (module, example_inputs, dynamic)
 `model.pt2`           written by torch.export.save
-a directory           written by save_pretrained of transformers
+a directory           written by save_pretrained of transformers; with a task, it brings its handler
 
 Here the author's own code runs, on the author's own machine; PyTorch is imported when this file is.
 """
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import torch
 from overwinter.core.errors import AuthorError, CallerError
 from overwinter.model.arguments import Dynamic
 from overwinter.model.export import Exported, export, export_saved
-from overwinter.model.pretrained import load_transformers
+from overwinter.tasks.directory import Directory, export_directory, open_directory
 
 RETURNS = "(module, example_inputs) or (module, example_inputs, dynamic)"
 
@@ -32,14 +32,19 @@ class Opened(NamedTuple):
     dynamic: Dynamic | None = None
 
 
-def open_source(source: str, directory: Path) -> Opened | Path:
+def open_source(
+    source: str, directory: Path, task: str | None = None, options: Mapping[str, Any] | None = None
+) -> Opened | Directory | Path:
     """The model that `source` names, or the path of a `.pt2` file; modules are also looked for in `directory`.
 
-    CallerError when it names nothing, AuthorError when the author's code fails.
+    `task` and `options` say what a directory of `transformers` becomes. CallerError when it names nothing, AuthorError
+    when the author's code fails.
     """
     path = directory / source
     if path.is_dir():
-        return Opened(*load_transformers(path))
+        return open_directory(path, task, options)
+    if task is not None or options:
+        raise CallerError(f"a task and its options are for a directory of transformers, and {source!r} is none")
     if path.suffix == ".pt2":
         if not path.is_file():
             raise CallerError(f"there is no file {path}")
@@ -50,8 +55,10 @@ def open_source(source: str, directory: Path) -> Opened | Path:
     return _called(source, _found(module, name, directory))
 
 
-def export_source(opened: Opened | Path) -> Exported:
+def export_source(opened: Opened | Directory | Path) -> Exported:
     """The program and the weights; ProgramError when it cannot be exported."""
+    if isinstance(opened, Directory):
+        return export_directory(opened)
     return export_saved(opened) if isinstance(opened, Path) else export(*opened)
 
 

@@ -1,9 +1,13 @@
 """How is a directory written by `transformers` opened for export? For the deployer's side only.
 
 The directory holds `config.json` and safetensors; nothing is fetched. `transformers` is imported here, when asked to.
+What a model takes is read off its configuration and the signature of its `forward`: no list of architectures is kept.
 """
 
 import json
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +15,25 @@ import torch
 
 from overwinter.core.errors import ProgramError
 
-BATCH = 2
-SEQUENCE = 16
-AUDIO_SAMPLES = 16_000
+SIZES = {
+    "batch": 2,
+    "texts": 2,
+    "images": 3,
+    "sequence": 16,
+    "decoder_sequence": 8,
+    "samples": 16_000,
+    "frames": 128,
+    "height": 224,
+    "width": 224,
+}
+"""Names of sizes that may vary, and the example's size of each where the model says nothing."""
+USUALLY_FIXED = {"height", "width"}
+"""Vary only when asked to."""
+PARTS = {"encoder": "get_encoder", "text": "get_text_features", "image": "get_image_features"}
+"""Parts of a model that can be deployed alone, and what gives each."""
+ANY = "any"
+
+Axes = tuple[str | int, ...]
 
 
 class Pretrained(NamedTuple):
@@ -24,84 +44,235 @@ class Pretrained(NamedTuple):
     dynamic: dict[str, dict[int, str]]
 
 
-class _Plain(torch.nn.Module):
-    """A model that returns a dictionary of its output tensors, without caches or nested containers."""
+class Plain(torch.nn.Module):
+    """A model, or one method of it, that returns a dictionary of its output tensors, without caches or containers."""
 
-    def __init__(self, model: torch.nn.Module, **fixed: bool) -> None:
+    def __init__(self, model: Any, method: str = "forward", *, first_only: bool = False) -> None:
+        """With `first_only`, its first output alone."""
         super().__init__()
         self.model = model
-        self.fixed = fixed
+        self.method = method
+        self.first_only = first_only
+        # What is kept for the next token would be outputs of no use here.
+        self.fixed = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
-    def run(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        input_values: torch.Tensor | None = None,
+        input_features: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The model's output tensors by name."""
-        outputs = self.model(**inputs, **self.fixed)
-        return {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+        given = {name: value for name, value in locals().items() if isinstance(value, torch.Tensor)}
+        outputs = getattr(self.model, self.method)(**given, **self.fixed)
+        if isinstance(outputs, torch.Tensor):
+            return {"output": outputs}
+        tensors = [(name, value) for name, value in outputs.items() if isinstance(value, torch.Tensor)]
+        return dict(tensors[:1] if self.first_only else tensors)
+
+    def takes(self) -> set[str]:
+        """Names of all arguments of the model itself."""
+        return set(signature(getattr(self.model, self.method)).parameters)
 
 
-class _Text(_Plain):
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.run(input_ids=input_ids, attention_mask=attention_mask)
-
-
-class _Image(_Plain):
-    def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.run(pixel_values=pixel_values)
-
-
-class _Audio(_Plain):
-    def forward(self, input_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.run(input_values=input_values)
-
-
-def load_transformers(path: Path) -> Pretrained:
+def load_transformers(path: Path, options: Mapping[str, Any] | None = None) -> Pretrained:
     """The model in a `transformers` directory, wrapped to return plain tensors, with example inputs and dynamic sizes.
 
-    Text models take `input_ids` and `attention_mask` of any batch and length, image models `pixel_values`, audio
-    models `input_values`. ProgramError if the directory is incomplete, `transformers` is missing or the model
-    takes another kind of input.
+    `options` may give a size by its name, as `{"sequence": 128}` (fixed) or `{"height": "any"}` (may vary), and the
+    `part` of the model that is meant. ProgramError if the directory is incomplete, `transformers` is missing, the
+    model takes another kind of input or has no such part or size.
     """
+    sizes = dict(options or {})
+    part = sizes.pop("part", None)
+    return with_examples(_part(load_model(path), part), sizes)
+
+
+def load_model(path: Path, *, headless: bool = False) -> Any:
+    """The model of the class that the directory's configuration names, or its base without a head, for evaluation."""
     config_path = path / "config.json"
+    names = read_json(config_path).get("architectures") or ["AutoModel"]
+    transformers = import_transformers()
+    name = "AutoModel" if headless else str(names[0])
+    architecture = getattr(transformers, name, None) or _nested(transformers, path, name)
+    if architecture is None or not hasattr(architecture, "from_pretrained"):
+        raise ProgramError(
+            f"transformers {transformers.__version__} has no model class {name!r}, named in {config_path}"
+        )
     try:
-        names = json.loads(config_path.read_text(encoding="utf-8")).get("architectures") or ["AutoModel"]
+        return architecture.from_pretrained(path, local_files_only=True, use_safetensors=True, dtype="auto").eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ProgramError(f"transformers cannot load {path}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the directory; ProgramError when there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ProgramError(f"{path} is no transformers directory: it has no config.json") from error
-    except (ValueError, AttributeError) as error:
-        raise ProgramError(f"{config_path} is not a JSON object: {error}") from error
+        raise ProgramError(f"{path.parent} has no {path.name}, as a transformers directory must") from error
+    except ValueError as error:
+        raise ProgramError(f"{path} is not a JSON object: {error}") from error
+    if not isinstance(content, dict):
+        raise ProgramError(f"{path} is not a JSON object")
+    return content
+
+
+def import_transformers() -> Any:
+    """The package; ProgramError with the line that installs it."""
     try:
         import transformers
     except ImportError as error:
         raise ProgramError("opening a transformers directory needs `pip install transformers safetensors`") from error
-    architecture = getattr(transformers, str(names[0]), None)
-    if architecture is None or not hasattr(architecture, "from_pretrained"):
-        raise ProgramError(
-            f"transformers {transformers.__version__} has no model class {names[0]!r}, named in {config_path}"
-        )
+    return transformers
+
+
+def with_examples(plain: Plain, sizes: Mapping[str, Any]) -> Pretrained:
+    """The model with example inputs and the names of their dynamic sizes; `sizes` as the options."""
+    axes = _axes(plain)
+    config = plain.model.config
+    known = {name: size for name, size in _sizes(config).items() if any(name in each for each in axes.values())}
+    varying = set(known) - USUALLY_FIXED
+    for name, size in sizes.items():
+        if name not in known:
+            raise ProgramError(f"{type(plain.model).__name__} has no size {name!r}; there are {', '.join(known)}")
+        if size == ANY:
+            varying.add(name)
+        elif isinstance(size, int) and size > 0:
+            varying.discard(name)
+            known[name] = size
+        else:
+            raise ProgramError(f"the size {name} must be a number above 0 or {ANY!r}, not {size!r}")
+    source = torch.Generator().manual_seed(0)
+    shapes = {name: [known[axis] if isinstance(axis, str) else axis for axis in each] for name, each in axes.items()}
+    examples = {name: _MADE_OF[name](shape, config, source) for name, shape in shapes.items()}
+    floating = {name: value.to(plain.model.dtype) for name, value in examples.items() if value.is_floating_point()}
+    return Pretrained(plain.eval(), examples | floating, dynamic_of(axes, varying))
+
+
+def dynamic_of(axes: Mapping[str, Axes], varying: Collection[str]) -> dict[str, dict[int, str]]:
+    """What may vary, as `export` takes it."""
+    return {
+        name: {at: axis for at, axis in enumerate(each) if isinstance(axis, str) and axis in varying}
+        for name, each in axes.items()
+    }
+
+
+def _nested(transformers: Any, path: Path, name: str) -> Any:
+    """A model class that `transformers` does not list at its top, such as an encoder saved alone."""
     try:
-        model = architecture.from_pretrained(path, local_files_only=True, use_safetensors=True, dtype="auto")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ProgramError(f"transformers cannot load {path}: {error}") from error
-    return _with_inputs(model.eval())
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        module = import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+    return getattr(module, name, None)
 
 
-def _with_inputs(model: Any) -> Pretrained:
-    match model.main_input_name:
-        case "input_ids":
-            return _text_model(model)
-        case "pixel_values":
-            side = getattr(model.config, "image_size", None) or 224
-            height, width = side if isinstance(side, list | tuple) else (side, side)
-            example = torch.rand(BATCH, getattr(model.config, "num_channels", 3), height, width, dtype=model.dtype)
-            return Pretrained(_Image(model), {"pixel_values": example}, {"pixel_values": {0: "batch"}})
-        case "input_values":
-            example = torch.rand(BATCH, AUDIO_SAMPLES, dtype=model.dtype)
-            return Pretrained(_Audio(model), {"input_values": example}, {"input_values": {0: "batch"}})
-        case other:
-            raise ProgramError(f"{type(model).__name__} takes {other!r}; export it from a module of one's own instead")
+def _part(model: Any, part: str | None) -> Plain:
+    if part is None:
+        return Plain(model)
+    # Every model has a method that finds its encoder, and be it itself.
+    apart = getattr(model.config, "is_encoder_decoder", False)
+    known = [name for name, method in PARTS.items() if hasattr(model, method) and (apart or name != "encoder")]
+    if part not in known:
+        raise ProgramError(f"{type(model).__name__} has no part {part!r}; it has {', '.join(known) or 'none'}")
+    return Plain(model.get_encoder()) if part == "encoder" else Plain(model, PARTS[part])
 
 
-def _text_model(model: Any) -> Pretrained:
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ProgramError(f"{type(model).__name__} has a decoder of its own; export its parts from a module instead")
-    inputs = {name: torch.ones(BATCH, SEQUENCE, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
-    module = _Text(model, use_cache=False) if hasattr(model.config, "use_cache") else _Text(model)
-    return Pretrained(module.eval(), inputs, {name: {0: "batch", 1: "sequence"} for name in inputs})
+def _axes(plain: Plain) -> dict[str, Axes]:
+    """The inputs to give, by name, and what each of their sizes is."""
+    model, takes = plain.model, plain.takes()
+    kind = type(model).__name__
+    main = _main_input(plain, takes)
+    # Texts and images of a contrastive model are compared, each with each: their numbers need not be equal.
+    apart = {"input_ids", main, "pixel_values"} <= takes and hasattr(model, "get_text_features")
+    texts, images = ("texts", "images") if apart else ("batch", "batch")
+    axes: dict[str, Axes] = {}
+    if main == "input_ids" or apart:
+        axes |= {name: (texts, "sequence") for name in ("input_ids", "attention_mask") if name in takes}
+    if "pixel_values" in (main, *(takes if main == "input_ids" else ())):
+        axes["pixel_values"] = (images, *_image_axes(model.config))
+    elif main == "input_values":
+        mels = setting(model.config, "num_mel_bins")
+        axes[main] = ("batch", setting(model.config, "max_length"), mels) if mels else ("batch", "samples")
+    elif main == "input_features":
+        axes[main] = ("batch", *_feature_axes(model.config, kind))
+    decodes = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in takes
+    # A classifier with a decoder makes the decoder's input of the encoder's.
+    if decodes and "Classification" not in kind and "QuestionAnswering" not in kind:
+        axes["decoder_input_ids"] = ("batch", "decoder_sequence")
+    return axes
+
+
+def _main_input(plain: Plain, takes: set[str]) -> str:
+    name = str(plain.model.main_input_name)
+    known = ["input_ids", "pixel_values", "input_values", "input_features"]
+    if name not in takes:
+        name = next((each for each in known if each in takes), name)
+    if name not in known:
+        raise ProgramError(
+            f"{type(plain.model).__name__} takes {name!r}; deploy it as module:callable, from a module of one's own "
+            "that has example inputs"
+        )
+    return name
+
+
+def _image_axes(config: Any) -> Axes:
+    frames = setting(config, "num_frames")
+    return (*((frames,) if frames else ()), setting(config, "num_channels") or 3, "height", "width")
+
+
+def _feature_axes(config: Any, kind: str) -> Axes:
+    mels, positions = setting(config, "num_mel_bins"), setting(config, "max_source_positions")
+    if mels and positions:
+        # Whisper halves its frames once, and takes them in full length only.
+        return (mels, 2 * positions)
+    for name in ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins"):
+        width = setting(config, name)
+        if width:
+            return ("frames", width)
+    raise ProgramError(
+        f"{kind} takes 'input_features' of a shape that its config.json does not tell; deploy it as "
+        "module:callable, with example inputs"
+    )
+
+
+def _sizes(config: Any) -> dict[str, int]:
+    side = setting(config, "image_size")
+    if not side:
+        return dict(SIZES)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    longest = setting(config, "max_position_embeddings")
+    sequence = min(SIZES["sequence"], longest) if isinstance(longest, int) and longest > 0 else SIZES["sequence"]
+    return {**SIZES, "height": height, "width": width, "sequence": sequence}
+
+
+def setting(config: Any, name: str) -> Any:
+    """A value of a configuration, or of the one of its parts that has it; None if none has."""
+    parts = (config, *(getattr(config, f"{part}_config", None) for part in ("vision", "audio", "backbone", "text")))
+    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
+
+
+def _tokens(shape: list[int], config: Any, source: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, setting(config, "vocab_size") or 2, shape, generator=source)
+
+
+def _mask(shape: list[int], config: Any, source: torch.Generator) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int64)
+
+
+def _numbers(shape: list[int], config: Any, source: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, generator=source)
+
+
+_MADE_OF: dict[str, Callable[[list[int], Any, torch.Generator], torch.Tensor]] = {
+    "input_ids": _tokens,
+    "attention_mask": _mask,
+    "pixel_values": _numbers,
+    "input_values": _numbers,
+    "input_features": _numbers,
+    "decoder_input_ids": _tokens,
+}

@@ -82,7 +82,13 @@ def _sendable(name: str, value: object) -> Value:
         return value
     if isinstance(value, list) and all(isinstance(item, bytes) for item in value):
         return value
-    raise HandlerError(f"postprocess must give a torch.Tensor or a list of bytes for {name!r}")
+    if isinstance(value, list) and all(isinstance(row, list) for row in value):
+        same = len({len(row) for row in value}) == 1
+        if same and all(isinstance(item, bytes) for row in value for item in row):
+            return value
+    raise HandlerError(
+        f"postprocess must give a torch.Tensor, a list of bytes or a list of equally long lists of bytes for {name!r}"
+    )
 
 
 def _told(error: Exception) -> str:

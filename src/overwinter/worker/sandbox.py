@@ -181,6 +181,8 @@ def _python_files() -> list[str]:
     """Where Python, its packages and this package lie: all that a body may read by name."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     places = {sys.prefix, sys.base_prefix, package, "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache"}
+    # Packages need not lie in Python's own directory: those of a user do not, nor those that a .pth file names.
+    places |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
     places |= {"/dev/null", "/dev/zero", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"}
     return sorted(place for place in places if os.path.exists(place))
 

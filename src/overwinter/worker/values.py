@@ -10,7 +10,8 @@ from overwinter.core.tensor import BYTES, TensorMeta, pack_bytes, unpack_bytes
 from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
 from overwinter.worker.tray import Tray
 
-Value = torch.Tensor | list[bytes]
+Value = torch.Tensor | list[bytes] | list[list[bytes]]
+"""A tensor; a BYTES tensor of rank 1 or 2 as a list of its elements or of its rows."""
 
 DTYPES: dict[str, torch.dtype] = {datatype: getattr(torch, name) for name, datatype in NAMED_DATATYPES.items()}
 DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype in DTYPES.items()}
@@ -39,8 +40,11 @@ class Parcel:
                 raise HandlerError(f"output {name!r} is of {value.dtype}, which no client can be sent")
             self.meta = TensorMeta(name, DATATYPES[value.dtype], tuple(value.shape), value.nbytes)
         else:
-            self._bytes = pack_bytes(value)
-            self.meta = TensorMeta(name, BYTES, (len(value),), len(self._bytes))
+            rows = [item for item in value if isinstance(item, list)]
+            elements = [element for row in rows for element in row] or [e for e in value if isinstance(e, bytes)]
+            shape = (len(rows), len(rows[0])) if rows else (len(value),)
+            self._bytes = pack_bytes(elements)
+            self.meta = TensorMeta(name, BYTES, shape, len(self._bytes))
 
     def write(self, tray: Tray, offset: int) -> None:
         """Copy the bytes into the tray."""

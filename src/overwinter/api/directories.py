@@ -1,0 +1,40 @@
+"""How does a directory of `transformers` become a function of a node, from Python?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overwinter.api.deployer import DEFAULT_URL, Uploaded, deploy_exported, settings_of
+
+
+def deploy_directory(
+    path: str | Path,
+    *,
+    name: str,
+    task: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    slo: str | float | None = None,
+    tenant: str = "default",
+    url: str = DEFAULT_URL,
+    **settings: Any,
+) -> Uploaded:
+    """Deploy what save_pretrained of `transformers` wrote, and wait until it has proved itself.
+
+    With a `task`, such as "text-classification", the function takes texts, images or sound and gives labels, entities,
+    features or texts: its handler is made of the directory. `options` are sizes, as `{"sequence": 128}`, a `part`, or
+    what the task knows. The rest is as in `deploy`. ProgramError names what the directory lacks.
+    """
+    from overwinter.tasks.directory import export_directory, open_directory  # PyTorch takes a second
+
+    chosen = settings_of(slo, settings)
+    opened = open_directory(Path(path), task, options)
+    return deploy_exported(
+        export_directory(opened),
+        url,
+        name=name,
+        handler=opened.handler,
+        assets=opened.assets,
+        samples=opened.samples,
+        tenant=tenant,
+        settings=chosen,
+    )

@@ -1,0 +1,66 @@
+"""What does a task need of a directory, and how is it asked for?"""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from overwinter.core.errors import CallerError
+from overwinter.model.pretrained import Axes
+from overwinter.worker.values import Value
+
+
+class Bundle(NamedTuple):
+    """A handler with its assets, and requests to try it with."""
+
+    source: str
+    assets: dict[str, bytes]
+    sample: dict[str, Value]
+    """A request of several items, as different as a user's may be."""
+    expected: list[dict[str, torch.Tensor]]
+    """What `transformers` makes of each item alone, by the names of the model's inputs."""
+    axes: dict[str, Axes]
+    """What each size of the model's inputs is."""
+
+
+class Order(NamedTuple):
+    """What was asked for: a task of a directory, and options that its task knows."""
+
+    task: str
+    path: Path
+    options: dict[str, Any]
+
+    def choice(self, name: str, values: tuple[Any, ...]) -> Any:
+        """One of the `values` that an option may have, the first unless told."""
+        value = self.options.get(name, values[0])
+        if value not in values:
+            raise CallerError(f"{name} of {self.task} is {' or '.join(map(str, values))}, not {value!r}")
+        return value
+
+    def number(self, name: str) -> int | None:
+        """An option that is a number above 0."""
+        value = self.options.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise CallerError(f"{name} of {self.task} must be a number above 0, not {value!r}")
+        return value
+
+
+def handler_source(*parts: str) -> str:
+    """One handler out of files of `handlers`."""
+    return "\n\n".join((files("overwinter.tasks") / "handlers" / f"{part}.py").read_text() for part in parts)
+
+
+def labels(model: Any) -> list[str]:
+    """The names of the model's classes."""
+    names: Mapping[int, str] = model.config.id2label
+    return [names[index] for index in range(len(names))]
+
+
+def function_of_scores(model: Any) -> str:
+    """What makes scores of logits, as the pipelines of `transformers` choose it."""
+    problem, classes = model.config.problem_type, model.config.num_labels
+    if problem == "regression":
+        return "none"
+    return "sigmoid" if problem == "multi_label_classification" or classes == 1 else "softmax"

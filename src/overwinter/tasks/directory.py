@@ -1,0 +1,175 @@
+"""What of a `transformers` directory is deployed? The raw program, or a task with its handler.
+
+A handler is tried before it is sent: it must read requests as `transformers` does, and items of one request, which are
+padded to one length, must be answered as they are alone. Else the deploy is refused: a wrong answer is worse.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from overwinter.core.errors import CallerError, ProgramError
+from overwinter.model.export import Exported, export
+from overwinter.model.pretrained import Plain, dynamic_of, load_model, load_transformers, read_json
+from overwinter.tasks import image, speech, text
+from overwinter.tasks.bundle import Bundle, Order
+from overwinter.worker.handler import Handler
+from overwinter.worker.values import Value
+
+READING_TOLERANCE = 1e-5
+"""Largest difference between what a handler and `transformers` make of a request."""
+PADDING_TOLERANCE = 1e-3
+"""Largest difference, in parts of 1 or of the number, that padding may make to an answer; more in 16 bits."""
+
+
+class Task(NamedTuple):
+    """One kind of function that a directory can become."""
+
+    bundle: Callable[[Order, Any], Bundle]
+    head: str
+    """What the name of the model's class ends in; empty for the model without a head."""
+    files: dict[str, str]
+    """What the directory must have besides, and the class of `transformers` that writes it."""
+    options: tuple[str, ...]
+    labelled: bool = True
+    """Whether the names of its classes are needed."""
+
+
+TOKENIZER = {"tokenizer.json": "AutoTokenizer"}
+TASKS = {
+    "text-classification": Task(
+        text.classification, "ForSequenceClassification", TOKENIZER, ("top_k", "truncation", "sequence")
+    ),
+    "token-classification": Task(
+        text.entities, "ForTokenClassification", TOKENIZER, ("aggregation", "truncation", "sequence")
+    ),
+    "feature-extraction": Task(text.features, "", TOKENIZER, ("pooling", "truncation", "sequence"), labelled=False),
+    "image-classification": Task(
+        image.classification, "ForImageClassification", {"preprocessor_config.json": "AutoImageProcessor"}, ("top_k",)
+    ),
+    "automatic-speech-recognition": Task(
+        speech.transcription,
+        "ForCTC",
+        {"vocab.json": "AutoTokenizer", "preprocessor_config.json": "AutoFeatureExtractor"},
+        ("samples",),
+        labelled=False,
+    ),
+}
+
+
+class Directory(NamedTuple):
+    """A model with what its export needs, and what comes with it if it is for a task."""
+
+    module: torch.nn.Module
+    example_inputs: dict[str, torch.Tensor]
+    dynamic: dict[str, dict[int, str]]
+    handler: str | None = None
+    assets: Mapping[str, bytes] = {}
+    samples: tuple[Mapping[str, Value], ...] = ()
+    """Requests that the function must be able to answer."""
+
+
+def open_directory(path: Path, task: str | None = None, options: Mapping[str, Any] | None = None) -> Directory:
+    """What the directory becomes: the raw program, or a function for a task.
+
+    CallerError for an unknown task or option, ProgramError where the directory lacks what the task needs.
+    """
+    given = dict(options or {})
+    if task is None:
+        return Directory(*load_transformers(path, given))
+    if task not in TASKS:
+        raise CallerError(f"there is no task {task!r}; the tasks: {', '.join(TASKS)}")
+    known = TASKS[task].options
+    unknown = sorted(given.keys() - set(known))
+    if unknown:
+        raise CallerError(f"{task} has no option {unknown[0]!r}; its options: {', '.join(known)}")
+    _check_complete(path, task)
+    model = load_model(path, headless=not TASKS[task].head)
+    bundle = TASKS[task].bundle(Order(task, path, given), model)
+    try:
+        return _tried(bundle, Plain(model, first_only=True), fixed=set(given))
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise ProgramError(f"{type(model).__name__} cannot answer a sample of {task}: {error}") from error
+
+
+def export_directory(directory: Directory) -> Exported:
+    """The program and the weights; ProgramError, with what may help, when the model cannot be exported."""
+    try:
+        return export(directory.module, directory.example_inputs, directory.dynamic)
+    except ProgramError as error:
+        raise ProgramError(f"{error}{_advice(directory.dynamic)}") from error
+
+
+def _check_complete(path: Path, task: str) -> None:
+    """ProgramError that names what the directory lacks, before the model is loaded."""
+    config = read_json(path / "config.json")
+    head, files = TASKS[task].head, TASKS[task].files
+    [kind, *_] = config.get("architectures") or ["model of no class"]
+    if head not in kind:
+        raise ProgramError(f"{path} holds a {kind}; {task} needs a model ...{head}")
+    for file, writer in files.items():
+        if not (path / file).is_file():
+            way_out = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
+            raise ProgramError(f"{path} has no {file}, which {task} needs: {way_out}")
+    if TASKS[task].labelled and "id2label" not in config:
+        form = '"id2label": {"0": "negative", "1": "positive"}'
+        raise ProgramError(
+            f"config.json in {path} has no id2label, which {task} needs: name its classes there, as {form}"
+        )
+
+
+def _tried(bundle: Bundle, plain: Plain, fixed: set[str]) -> Directory:
+    handler = Handler(bundle.source, bundle.assets)
+    takes = plain.takes() & bundle.axes.keys()
+    items = [_item(bundle.sample, index) for index in range(len(bundle.expected))]
+    with torch.inference_mode():
+        for item, expected in zip(items, bundle.expected, strict=True):
+            _check_reading(handler.before(item), {name: expected[name] for name in sorted(takes)})
+        inputs = {name: value for name, value in handler.before(dict(bundle.sample)).items() if name in takes}
+        together = plain(**inputs)
+        for index, expected in enumerate(bundle.expected):
+            _check_padding(plain, index, together, plain(**{name: expected[name] for name in takes}))
+        handler.after(together, dict(bundle.sample))
+    # The tensors of an inference cannot be exported with.
+    examples = {name: value.clone() for name, value in inputs.items()}
+    dynamic = dynamic_of(bundle.axes, {"batch", "sequence", "samples"} - fixed)
+    return Directory(
+        plain, examples, {name: dynamic[name] for name in examples}, bundle.source, bundle.assets, (bundle.sample,)
+    )
+
+
+def _advice(dynamic: Mapping[str, Mapping[int, str]]) -> str:
+    """What may help when a model cannot be exported for all sizes: to fix the first that is no count of items."""
+    names = [name for dims in dynamic.values() for at, name in dims.items() if at]
+    return f"; the option {names[0]}=N deploys it for one size alone" if names else ""
+
+
+def _item(sample: Mapping[str, Value], index: int) -> dict[str, Value]:
+    return {name: value[index : index + 1] for name, value in sample.items()}
+
+
+def _check_reading(read: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    for name, wanted in expected.items():
+        same = read[name].shape == wanted.shape and read[name].dtype == wanted.dtype
+        # One last bit of 16 is more than the tolerance.
+        bits = torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0.0
+        if not same or not torch.allclose(read[name], wanted, rtol=bits, atol=READING_TOLERANCE):
+            raise ProgramError(
+                f"transformers makes another {name!r} of a sample than the handler of this task does; deploy the "
+                "directory without a task and with a --handler"
+            )
+
+
+def _check_padding(
+    plain: Plain, index: int, together: Mapping[str, torch.Tensor], alone: Mapping[str, torch.Tensor]
+) -> None:
+    for name, wanted in alone.items():
+        row = together[name][index][tuple(slice(size) for size in wanted.shape[1:])]
+        bound = max(PADDING_TOLERANCE, 8 * torch.finfo(wanted.dtype).eps)
+        if not torch.allclose(row, wanted[0], rtol=bound, atol=bound, equal_nan=True):
+            raise ProgramError(
+                f"{type(plain.model).__name__} answers otherwise where a text is padded to the length of a longer one: "
+                "it does not heed the mask; deploy the directory without a task"
+            )

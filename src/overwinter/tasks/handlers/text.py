@@ -1,0 +1,46 @@
+"""Reads texts: to token ids and masks. Assets: tokenizer.json, task.json."""
+
+import json
+from typing import Any
+
+import torch
+from tokenizers import Encoding, Tokenizer
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
+
+
+def setup(assets: dict[str, bytes]) -> dict[str, Any]:
+    """Read the tokenizer once per process."""
+    state = json.loads(assets["task.json"])
+    tokenizer = Tokenizer.from_str(assets["tokenizer.json"].decode())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if state["longest"] is not None:
+        tokenizer.enable_truncation(state["longest"])
+    return {**state, "tokenizer": tokenizer}
+
+
+def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Text [batch] to ids, mask and type ids, each [batch, longest text]."""
+    tokens = tokenized(inputs, state)
+    return {
+        "input_ids": padded([text.ids for text in tokens], state["pad"], state),
+        "attention_mask": padded([text.attention_mask for text in tokens], 0, state),
+        "token_type_ids": padded([text.type_ids for text in tokens], state["pad_type"], state),
+    }
+
+
+def tokenized(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> list[Encoding]:
+    """Each text as tokens."""
+    # One by one: a batch would start threads, and a sandbox may have none to give.
+    return [state["tokenizer"].encode(text.decode()) for text in inputs["text"]]
+
+
+def padded(rows: list[list[int]], filler: int, state: dict[str, Any]) -> torch.Tensor:
+    """Rows as one tensor, to the longest of them or to the one length that the program takes."""
+    joined = pad_sequence(
+        [torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=filler
+    )
+    return pad(joined, (0, max(0, (state["sequence"] or 0) - joined.shape[1])), value=filler)

@@ -1,0 +1,99 @@
+"""What do tasks of images take out of a directory? What its image processor does, and the names of its classes."""
+
+import io
+import json
+from typing import Any
+
+import torch
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.pretrained import import_transformers
+from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
+
+SHAPES = ((300, 417), (260, 190))
+"""Height and width of the sample images: one upright, one lying."""
+TOP = 5
+"""Labels of an image unless told, as in the pipeline of `transformers`."""
+
+
+def classification(order: Order, model: Any) -> Bundle:
+    """The best labels of each image and their scores: 5 of them unless `top_k` is given."""
+    names = labels(model)
+    try:
+        # What is written for torchvision is read for Pillow, which is what the node has.
+        processor = import_transformers().AutoImageProcessor.from_pretrained(
+            order.path, local_files_only=True, backend="pil"
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ProgramError(f"transformers cannot read the image processor in {order.path}: {error}") from error
+    top = min(order.number("top_k") or TOP, len(names))
+    shown = {"labels": names, "function": function_of_scores(model), "top_k": top}
+    state = {**shown, **_steps(processor), "dtype": str(model.dtype).removeprefix("torch.")}
+    pictures = [_picture(*shape) for shape in SHAPES]
+    expected = [{"pixel_values": _processed(processor, picture).to(model.dtype)} for picture in pictures]
+    return Bundle(
+        handler_source("image", "classification"),
+        {"task.json": json.dumps(state).encode()},
+        {"image": pictures},
+        expected,
+        {"pixel_values": ("batch", *expected[0]["pixel_values"].shape[1:])},
+    )
+
+
+def _steps(processor: Any) -> dict[str, Any]:
+    """What the processor does, step by step: its special cases become sizes, means and deviations."""
+    kind = type(processor).__name__.removesuffix("Pil").removesuffix("Processor")
+    resize = _target(processor.size) if processor.do_resize else None
+    crop = [processor.crop_size["height"], processor.crop_size["width"]] if processor.do_center_crop else None
+    match kind, resize:
+        case "ConvNextImage", [side] if side < 384:
+            resize, crop = [int(side / processor.crop_pct)], [side, side]
+        case "ConvNextImage", [side]:
+            resize = [side, side]
+        case "PoolFormerImage", [side]:
+            resize = [int(side / processor.crop_pct)]
+        case "LevitImage", [side]:
+            resize = [int((256 / 224) * side)]
+        case _:
+            pass
+    mean, deviation = [0.0] * 3, [1.0] * 3
+    if processor.do_normalize:
+        mean, deviation = [[float(part) for part in each] for each in (processor.image_mean, processor.image_std)]
+    if kind == "EfficientNetImage":
+        mean = [part + 1.0 for part in mean] if processor.rescale_offset else mean
+        deviation = [part * part for part in deviation] if processor.include_top else deviation
+    return {
+        "resize": resize,
+        "resample": 2 if processor.resample is None else int(processor.resample),
+        "crop": crop,
+        "scale": processor.rescale_factor if processor.do_rescale else 1.0,
+        "mean": mean,
+        "std": deviation,
+    }
+
+
+def _target(size: Any) -> list[int]:
+    return [size["shortest_edge"]] if size.get("shortest_edge") else [size["height"], size["width"]]
+
+
+def _picture(height: int, width: int) -> bytes:
+    """A PNG with edges, slopes and noise."""
+    from PIL import Image
+
+    source = torch.Generator().manual_seed(height)
+    slopes = torch.linspace(0, 200, height)[:, None, None] * torch.linspace(0, 1, width)[None, :, None]
+    blocks = 40 * ((torch.arange(height)[:, None, None] // 32 + torch.arange(width)[None, :, None] // 32) % 2)
+    noise = torch.randint(0, 16, (height // 4 + 1, width // 4 + 1, 3), generator=source)
+    spread = noise.repeat_interleave(4, 0).repeat_interleave(4, 1)[:height, :width]
+    values = (slopes + blocks + spread).clamp(0, 255).to(torch.uint8)
+    content = io.BytesIO()
+    Image.frombytes("RGB", (width, height), bytes(values.contiguous().flatten().tolist())).save(content, "PNG")
+    return content.getvalue()
+
+
+def _processed(processor: Any, picture: bytes) -> torch.Tensor:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    values: torch.Tensor = processor(images=image, return_tensors="pt")["pixel_values"]
+    return values

@@ -1,0 +1,68 @@
+"""What does speech recognition take out of a directory? What is done to samples, and the tokens of a text."""
+
+import json
+from typing import Any
+
+import torch
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.pretrained import import_transformers
+from overwinter.tasks.bundle import Bundle, Order, handler_source
+from overwinter.worker.handler import Handler
+
+SECONDS = 1.0
+
+
+def transcription(order: Order, model: Any) -> Bundle:
+    """The text of each recording, by the likeliest token of each frame."""
+    if model.main_input_name != "input_values":
+        kind = type(model).__name__
+        raise ProgramError(f"{order.task} takes models of samples; {kind} takes {model.main_input_name}")
+    transformers = import_transformers()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(order.path, local_files_only=True)
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(order.path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ProgramError(f"transformers cannot read {order.path}: {error}") from error
+    state = {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "normalize": bool(extractor.do_normalize),
+        "tokens": tokenizer.convert_ids_to_tokens(list(range(model.config.vocab_size))),
+        "blank": tokenizer.pad_token,
+        "delimiter": getattr(tokenizer, "word_delimiter_token", None),
+        "lower": bool(getattr(tokenizer, "do_lower_case", False)),
+    }
+    source, assets = handler_source("speech", "transcript"), {"task.json": json.dumps(state).encode()}
+    _check_spelling(Handler(source, assets), tokenizer, model.config.vocab_size)
+    sample = _sounds(order.number("samples") or int(SECONDS * extractor.sampling_rate))
+    expected = [{"input_values": _extracted(extractor, row).to(model.dtype)} for row in sample]
+    return Bundle(source, assets, {"audio": sample}, expected, {"input_values": ("batch", "samples")})
+
+
+def _extracted(extractor: Any, row: torch.Tensor) -> torch.Tensor:
+    extracted = extractor(row.numpy(), sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    values: torch.Tensor = extracted["input_values"]
+    return values
+
+
+def _sounds(samples: int) -> torch.Tensor:
+    """Two rows of falling tones and noise, one loud, one quiet."""
+    source = torch.Generator().manual_seed(samples)
+    time = torch.arange(samples) / 16_000
+    tones = torch.stack([torch.sin(2 * torch.pi * pitch * time) * torch.exp(-3 * time) for pitch in (220.0, 330.0)])
+    return (tones + 0.1 * torch.randn(2, samples, generator=source)) * torch.tensor([[0.5], [0.02]])
+
+
+def _check_spelling(handler: Handler, tokenizer: Any, size: int) -> None:
+    """ProgramError unless tokens become text as the tokenizer would have it, with repeats, blanks and spaces."""
+    source = torch.Generator().manual_seed(size)
+    ids = torch.randint(0, size, (4, 60), generator=source).repeat_interleave(2, 1)
+    ids[:, ::7] = tokenizer.pad_token_id
+    logits = torch.nn.functional.one_hot(ids, size).float()
+    texts = [text.decode() for text in handler.after({"logits": logits}, {})["text"] if isinstance(text, bytes)]
+    expected = [tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()]
+    if texts != expected:
+        raise ProgramError(
+            f"the tokenizer {type(tokenizer).__name__} makes texts in a way of its own; deploy the directory without a "
+            "task and with a --handler"
+        )

@@ -1,0 +1,94 @@
+"""What do tasks of texts take out of a directory? Its tokenizer, and the names of its classes."""
+
+import json
+from typing import Any
+
+import torch
+
+from overwinter.core.errors import CallerError, ProgramError
+from overwinter.model.pretrained import Axes, import_transformers
+from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
+
+SAMPLE = (
+    "Winter comes slowly to the valley; the first snow falls on the hills, and the river is quiet.",
+    "In 1905 Ada Müller, of 24 Bridge Street, paid £3.50 for a ticket to Zürich & never came back!",
+    "It works.",
+)
+UNKNOWN_LENGTH = 1_000_000
+"""A tokenizer that knows no longest text says a number above this one."""
+
+
+def classification(order: Order, model: Any) -> Bundle:
+    """Labels and scores of each text, all of them unless `top_k` is given."""
+    names = labels(model)
+    state = {"labels": names, "function": function_of_scores(model), "top_k": order.number("top_k") or len(names)}
+    return _bundle(order, state, "classification", truncates=order.choice("truncation", (False, True)))
+
+
+def entities(order: Order, model: Any) -> Bundle:
+    """What each token of each text is; neighbours joined with `aggregation` simple."""
+    state = {"labels": labels(model), "aggregation": order.choice("aggregation", ("none", "simple"))}
+    return _bundle(order, state, "entities", truncates=order.choice("truncation", (True, False)))
+
+
+def features(order: Order, model: Any) -> Bundle:
+    """A vector for each token, or their mean with `pooling` mean."""
+    part = "embedding" if order.choice("pooling", ("none", "mean")) == "mean" else "features"
+    return _bundle(order, {}, part, truncates=order.choice("truncation", (False, True)))
+
+
+def _bundle(order: Order, state: dict[str, Any], answer: str, *, truncates: bool) -> Bundle:
+    tokenizer = _tokenizer(order)
+    sequence = order.number("sequence")
+    state |= {
+        "pad": tokenizer.pad_token_id or 0,
+        "pad_type": tokenizer.pad_token_type_id,
+        "unknown": tokenizer.unk_token_id,
+        "longest": _longest(order, tokenizer) if truncates else None,
+        "sequence": sequence,
+    }
+    rules = tokenizer.backend_tokenizer.to_str()
+    assets = {"tokenizer.json": rules.encode(), "task.json": json.dumps(state).encode()}
+    texts = [_shortened(text, tokenizer, sequence or tokenizer.model_max_length) for text in SAMPLE]
+    expected = [_tokens(tokenizer(text, return_tensors="pt", truncation=truncates), state) for text in texts]
+    axes: dict[str, Axes] = dict.fromkeys(expected[0], ("batch", "sequence"))
+    return Bundle(handler_source("text", answer), assets, {"text": [text.encode() for text in texts]}, expected, axes)
+
+
+def _shortened(text: str, tokenizer: Any, longest: int) -> str:
+    """As many of the text's words as make no more tokens than `longest`."""
+    words = text.split()
+    while len(words) > 1 and len(tokenizer(" ".join(words))["input_ids"]) > longest:
+        words.pop()
+    return " ".join(words)
+
+
+def _tokenizer(order: Order) -> Any:
+    try:
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(order.path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ProgramError(f"transformers cannot read the tokenizer in {order.path}: {error}") from error
+    if not tokenizer.is_fast:
+        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {order.path} is not one of tokenizer.json")
+    return tokenizer
+
+
+def _longest(order: Order, tokenizer: Any) -> int | None:
+    longest: int = tokenizer.model_max_length
+    if longest < UNKNOWN_LENGTH:
+        return longest
+    if order.options.get("truncation"):
+        raise CallerError(
+            f"truncation needs a longest text: write model_max_length into {order.path}/tokenizer_config.json"
+        )
+    return None
+
+
+def _tokens(encoded: Any, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tokenizer's own tensors, made as long as the program takes them."""
+    fillers = {"input_ids": state["pad"], "attention_mask": 0, "token_type_ids": state["pad_type"]}
+    tensors: dict[str, torch.Tensor] = {name: encoded[name] for name in fillers if name in encoded}
+    missing = (state["sequence"] or 0) - tensors["input_ids"].shape[1]
+    if missing <= 0:
+        return tensors
+    return {name: torch.nn.functional.pad(t, (0, missing), value=fillers[name]) for name, t in tensors.items()}

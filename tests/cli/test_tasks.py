@@ -1,0 +1,51 @@
+"""A directory of transformers is deployed for a task with one line, and asked with another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.tasks.directories import WEATHER, image_directory, text_directory
+
+
+@pytest.fixture(scope="module")
+def weather(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = text_directory(tmp_path_factory.mktemp("weather"), "BertForSequenceClassification", WEATHER)
+    return str(path)
+
+
+def test_deploy_for_a_task_and_ask(run: Run, weather: str, tmp_path: Path) -> None:
+    run("deploy", weather, "--name", "weather", "--task", "text-classification", "--option", "top_k=2")
+    answer = json.loads(run("infer", "weather", "-i", "text=it works well", "--json").stdout)
+    labels, scores = (output["data"] for output in answer["outputs"])
+    assert len(labels[0]) == 2
+    assert set(labels[0]) <= set(WEATHER.values())
+    assert scores[0] == sorted(scores[0], reverse=True)
+
+
+def test_picture_goes_in_as_a_file(run: Run, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (50, 40), "navy").save(tmp_path / "sky.jpg")
+    run("deploy", str(image_directory(tmp_path / "vit")), "--name", "sky", "--task", "image-classification")
+    shown = run("infer", "sky", "-i", f"image=@{tmp_path}/sky.jpg").stdout
+    assert any(label in shown for label in WEATHER.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--task", "translation"), "there is no task 'translation'; the tasks: text-classification"),
+        (("--option", "samples=5"), "has no size 'samples'"),
+        (("--task", "text-classification", "--option", "pooling=mean"), "has no option 'pooling'"),
+    ],
+)
+def test_wrong_order_is_named(run: Run, weather: str, options: tuple[str, ...], words: str) -> None:
+    assert words in run("deploy", weather, "--name", "wrong", *options, exit_code=1).stderr
+
+
+def test_task_brings_its_handler(run: Run, weather: str) -> None:
+    order = ("deploy", weather, "--name", "twice", "--task", "text-classification", "--handler", "handler.py")
+    assert "leave out --handler" in run(*order, exit_code=2).stderr
+    assert "for a directory" in run("deploy", "cli_scale:model", "--name", "x", "--task", "y", exit_code=1).stderr

@@ -1,0 +1,10 @@
+"""Quiet transformers, and pipelines to compare with."""
+
+import pytest
+import transformers
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet():
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -1,0 +1,159 @@
+"""What a directory becomes, and what is said of one that lacks something."""
+
+import io
+import json
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from overwinter.core.errors import AuthorError, CallerError, ProgramError
+from overwinter.tasks.directory import TASKS, export_directory, open_directory
+from overwinter.tasks.image import SHAPES
+from overwinter.worker.handler import Handler
+from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory
+
+
+@pytest.fixture(scope="module")
+def weather(tmp_path_factory):
+    """A directory of a text classifier, for tests that do not change it."""
+    return text_directory(tmp_path_factory.mktemp("weather"), "BertForSequenceClassification", WEATHER)
+
+
+def copy_without(directory, path, file):
+    for each in directory.iterdir():
+        if each.name != file:
+            (path / each.name).write_bytes(each.read_bytes())
+    return path
+
+
+def test_without_a_task_it_is_the_raw_program(weather):
+    opened = open_directory(weather)
+    assert opened.handler is None
+    assert not opened.samples
+    assert set(opened.example_inputs) == {"input_ids", "attention_mask"}
+
+
+def test_sample_is_one_that_the_function_can_answer(weather):
+    opened = open_directory(weather, "text-classification")
+    [sample] = opened.samples
+    handler = Handler(opened.handler, opened.assets)
+    with torch.inference_mode():
+        answer = handler.after(opened.module(**opened.example_inputs), dict(sample))
+    assert [len(row) for row in answer["labels"]] == [3] * len(sample["text"])
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        ("summarization", {}, f"no task 'summarization'; the tasks: {', '.join(TASKS)}"),
+        ("text-classification", {"pooling": "mean"}, "no option 'pooling'; its options: top_k, truncation, sequence"),
+        ("text-classification", {"top_k": 0}, "top_k of text-classification must be a number"),
+        ("text-classification", {"truncation": "yes"}, "truncation of text-classification is False or True"),
+        ("token-classification", {}, "BertForSequenceClassification; token-classification needs"),
+        ("image-classification", {}, "BertForSequenceClassification; image-classification needs"),
+    ],
+)
+def test_wrong_order_is_named(task, options, words, weather):
+    with pytest.raises((CallerError, AuthorError), match=words):
+        open_directory(weather, task, options)
+
+
+@pytest.mark.parametrize(
+    ("make", "task", "file"),
+    [
+        (image_directory, "image-classification", "preprocessor_config.json"),
+        (speech_directory, "automatic-speech-recognition", "preprocessor_config.json"),
+        (speech_directory, "automatic-speech-recognition", "vocab.json"),
+    ],
+)
+def test_missing_file_is_named_with_the_way_out(make, task, file, tmp_path):
+    path = make(tmp_path / "whole")
+    (path / file).unlink()
+    with pytest.raises(ProgramError, match=f"has no {file}, which {task} needs: .*save_pretrained"):
+        open_directory(path, task)
+
+
+def test_missing_tokenizer_and_labels_are_named(weather, tmp_path):
+    with pytest.raises(ProgramError, match=r"has no tokenizer\.json, which text-classification needs"):
+        open_directory(copy_without(weather, tmp_path, "tokenizer.json"), "text-classification")
+    config = json.loads((weather / "config.json").read_text())
+    del config["id2label"], config["label2id"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_bytes((weather / "tokenizer.json").read_bytes())
+    with pytest.raises(ProgramError, match="no id2label, which text-classification needs"):
+        open_directory(tmp_path, "text-classification")
+
+
+def test_model_that_does_not_heed_the_mask_is_refused(tmp_path):
+    path = text_directory(tmp_path, "FNetForSequenceClassification", WEATHER)
+    with pytest.raises(ProgramError, match="FNetForSequenceClassification answers otherwise where a text is padded"):
+        open_directory(path, "text-classification")
+
+
+def test_model_of_one_length_names_the_option(tmp_path):
+    path = text_directory(tmp_path, "MambaModel")
+    with pytest.raises(ProgramError, match="the option sequence=N"):
+        export_directory(open_directory(path))
+
+
+PROCESSORS = {
+    "ViT": {"size": {"height": 32, "width": 32}},
+    "DeiT": {"size": {"height": 40, "width": 44}, "crop_size": {"height": 32, "width": 32}},
+    "CLIP": {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+    "ConvNext": {"size": {"shortest_edge": 32}, "crop_pct": 0.9},
+    "PoolFormer": {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "crop_pct": 0.8},
+    "Levit": {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+    "EfficientNet": {"size": {"height": 32, "width": 32}, "rescale_offset": True},
+    "Bit": {"size": {"shortest_edge": 24}, "crop_size": {"height": 32, "width": 32}, "do_normalize": False},
+    "Siglip": {"size": {"height": 32, "width": 32}, "do_rescale": False},
+}
+
+
+@pytest.mark.parametrize("kind", list(PROCESSORS))
+def test_images_are_read_as_by_their_processor(kind, tmp_path):
+    """Within 1e-5 of the processor's own pixel values."""
+    processor = getattr(transformers, f"{kind}ImageProcessorPil")(**PROCESSORS[kind])
+    opened = open_directory(image_directory(tmp_path, processor), "image-classification")
+    handler = Handler(opened.handler, opened.assets)
+    for shape in (*SHAPES, (33, 500), (31, 30)):
+        content = io.BytesIO()
+        noise = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        Image.frombytes("RGB", shape[::-1], bytes(noise.flatten().tolist())).save(content, "PNG")
+        expected = processor(images=Image.open(content), return_tensors="pt")["pixel_values"]
+        given = handler.before({"image": [content.getvalue()]})["pixel_values"]
+        torch.testing.assert_close(given, expected, atol=1e-5, rtol=0)
+
+
+def test_processor_that_does_more_is_refused(tmp_path):
+    processor = transformers.MobileViTImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_flip_channel_order=True
+    )
+    with pytest.raises(ProgramError, match="transformers makes another 'pixel_values'"):
+        open_directory(image_directory(tmp_path, processor), "image-classification")
+
+
+def test_tags_need_a_model_that_tags(tmp_path):
+    path = text_directory(tmp_path, "DistilBertForTokenClassification", TAGS)
+    opened = open_directory(path, "token-classification", {"truncation": False})
+    assert json.loads(opened.assets["task.json"])["longest"] is None
+
+
+@pytest.mark.parametrize("make", [image_directory, speech_directory])
+def test_model_in_16_bits_is_given_what_it_takes(make, tmp_path):
+    path = make(tmp_path / "wide")
+    kind = transformers.ViTForImageClassification if make is image_directory else transformers.Wav2Vec2ForCTC
+    kind.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    task = "image-classification" if make is image_directory else "automatic-speech-recognition"
+    [example] = open_directory(path, task).example_inputs.values()
+    assert example.dtype == torch.bfloat16
+
+
+def test_tokens_that_the_model_has_not_are_refused(weather, tmp_path):
+    config = transformers.BertConfig.from_pretrained(weather)
+    config.vocab_size = 20
+    copy_without(weather, tmp_path, "model.safetensors")
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ProgramError, match="cannot answer a sample of text-classification: index out of range"):
+        open_directory(tmp_path, "text-classification")

@@ -1,0 +1,160 @@
+"""Tasks through a real node, against the pipelines of transformers on the same directory."""
+
+import io
+import json
+
+import numpy
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from examples.weights import weights_path, weights_present
+from overwinter.api.client import Client
+from overwinter.api.directories import deploy_directory
+from overwinter.core.errors import OverwinterError
+from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory
+
+TEXTS = ["The quick brown fox came slowly to Zürich!", "well", "it works 7 times: works & works, 雪 snow"]
+
+
+@pytest.fixture(scope="session")
+def ask(node):
+    """The answer of a function of the node."""
+    with Client(node.url) as client:
+
+        def answer(name, **inputs):
+            return client.infer(name, inputs)
+
+        yield answer
+
+
+def picture(height: int, width: int, form: str = "PNG", mode: str = "RGB") -> bytes:
+    source = numpy.random.default_rng(height)
+    values = source.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=numpy.uint8)
+    content = io.BytesIO()
+    Image.fromarray(values).resize((width, height), Image.Resampling.BICUBIC).convert(mode).save(content, form)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("BertForSequenceClassification", {}),
+        ("DistilBertForSequenceClassification", {}),
+        ("RobertaForSequenceClassification", {"problem_type": "multi_label_classification"}),
+    ],
+)
+def test_texts_are_classified_as_by_the_pipeline(kind, config, node, ask, tmp_path):
+    path = text_directory(tmp_path, kind, WEATHER, **config)
+    deploy_directory(path, name="weather", task="text-classification", url=node.url)
+    answer = ask("weather", text=TEXTS)
+    expected = [transformers.pipeline("text-classification", str(path))(text, top_k=None) for text in TEXTS]
+    labels = [[label.decode() for label in row] for row in answer["labels"]]
+    assert labels == [[each["label"] for each in row] for row in expected]
+    scores = [[each["score"] for each in row] for row in expected]
+    numpy.testing.assert_allclose(answer["scores"], scores, atol=1e-5)
+
+
+def test_best_labels_alone(node, ask, tmp_path):
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
+    deploy_directory(path, name="best", task="text-classification", options={"top_k": 1}, url=node.url)
+    best = transformers.pipeline("text-classification", str(path))(TEXTS)
+    assert ask("best", text=TEXTS)["labels"].tolist() == [[each["label"].encode()] for each in best]
+
+
+@pytest.mark.parametrize("aggregation", ["none", "simple"])
+def test_entities_are_found_as_by_the_pipeline(aggregation, node, ask, tmp_path):
+    path = text_directory(tmp_path, "BertForTokenClassification", TAGS)
+    options = {"aggregation": aggregation}
+    deploy_directory(path, name="entities", task="token-classification", options=options, url=node.url)
+    pipeline = transformers.pipeline("token-classification", str(path), aggregation_strategy=aggregation)
+    answers = ask("entities", text=TEXTS)["entities"]
+    assert any(answer != b"[]" for answer in answers)
+    for found, text in zip(answers, TEXTS, strict=True):
+        assert_entities(found, pipeline(text))
+
+
+def assert_entities(answer: bytes, wanted: list[dict]) -> None:
+    found = json.loads(answer)
+    assert [each.pop("score") for each in found] == pytest.approx([each.pop("score") for each in wanted], abs=1e-5)
+    assert found == wanted
+
+
+def test_too_long_a_text_is_cut_only_where_the_pipeline_cuts_it(node, ask, tmp_path):
+    long = "works " * 200
+    tags = text_directory(tmp_path / "tags", "BertForTokenClassification", TAGS)
+    deploy_directory(tags, name="cut", task="token-classification", url=node.url)
+    assert_entities(
+        ask("cut", text=[long])["entities"][0], transformers.pipeline("token-classification", str(tags))(long)
+    )
+    classes = text_directory(tmp_path / "classes", "BertForSequenceClassification", WEATHER)
+    deploy_directory(classes, name="whole", task="text-classification", url=node.url)
+    with pytest.raises(OverwinterError, match="sequence must be 1 to 70"):
+        ask("whole", text=[long])
+
+
+def test_features_are_those_of_the_pipeline(node, ask, tmp_path):
+    path = text_directory(tmp_path, "BertModel")
+    deploy_directory(path, name="features", task="feature-extraction", url=node.url)
+    deploy_directory(path, name="mean", task="feature-extraction", options={"pooling": "mean"}, url=node.url)
+    expected = transformers.pipeline("feature-extraction", str(path))(TEXTS)
+    answer, means = ask("features", text=TEXTS), ask("mean", text=TEXTS)["embedding"]
+    assert answer["lengths"].tolist() == [len(row[0]) for row in expected]
+    for features, mean, row in zip(answer["features"], means, expected, strict=True):
+        numpy.testing.assert_allclose(features[: len(row[0])], row[0], atol=1e-5)
+        assert not features[len(row[0]) :].any()
+        numpy.testing.assert_allclose(mean, numpy.mean(row[0], 0), atol=1e-5)
+
+
+@pytest.mark.skipif("minilm-tokenizer" not in weights_present(), reason="MiniLM's package is not installed")
+def test_real_tokenizer_gives_the_features_of_the_pipeline(node, ask, tmp_path):
+    rules = str(weights_path("minilm-tokenizer"))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    tokens = transformers.PreTrainedTokenizerFast(tokenizer_file=rules, model_max_length=64, **special)
+    path = text_directory(tmp_path, "BertModel", tokens=tokens)
+    options = {"pooling": "mean", "truncation": True}
+    deploy_directory(path, name="meaning", task="feature-extraction", options=options, url=node.url)
+    texts = [*TEXTS, "A much longer text, that goes on and on. " * 20]
+    pipeline = transformers.pipeline("feature-extraction", str(path), truncation=True)
+    expected = [numpy.mean(pipeline(text)[0], 0) for text in texts]
+    numpy.testing.assert_allclose(ask("meaning", text=texts)["embedding"], expected, atol=1e-5)
+
+
+def test_model_of_one_length_takes_shorter_texts(node, ask, tmp_path):
+    path = text_directory(tmp_path, "MambaModel")
+    options = {"sequence": 24}
+    deploy_directory(path, name="fixed", task="feature-extraction", options=options, url=node.url)
+    [expected] = transformers.pipeline("feature-extraction", str(path))("well")
+    features = ask("fixed", text=["well"])["features"][0]
+    numpy.testing.assert_allclose(features, expected, atol=1e-5)
+
+
+def test_images_are_classified_as_by_the_pipeline(node, ask, tmp_path):
+    path = image_directory(tmp_path)
+    deploy_directory(path, name="sky", task="image-classification", options={"top_k": 2}, url=node.url)
+    forms = [("PNG", "RGB"), ("JPEG", "RGB"), ("PNG", "L"), ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "L")]
+    images = [picture(50 + 9 * at, 70, *form) for at, form in enumerate(forms)]
+    answer = ask("sky", image=images)
+    pipeline = transformers.pipeline("image-classification", str(path), use_fast=False)
+    expected = [pipeline(Image.open(io.BytesIO(image)), top_k=2) for image in images]
+    assert [[x.decode() for x in row] for row in answer["labels"]] == [[e["label"] for e in row] for row in expected]
+    numpy.testing.assert_allclose(answer["scores"], [[e["score"] for e in row] for row in expected], atol=1e-5)
+
+
+def test_what_is_no_image_is_said_and_disturbs_nobody(node, ask, tmp_path):
+    deploy_directory(image_directory(tmp_path), name="strict", task="image-classification", url=node.url)
+    with pytest.raises(OverwinterError, match="cannot identify image"):
+        ask("strict", image=[b"no image"])
+    assert ask("strict", image=[picture(40, 40)])["labels"].shape == (1, 3)
+
+
+def test_speech_is_recognised_as_by_the_pipeline(node, ask, tmp_path):
+    path = speech_directory(tmp_path / "speech")
+    deploy_directory(path, name="speech", task="automatic-speech-recognition", url=node.url)
+    pipeline = transformers.pipeline("automatic-speech-recognition", str(path))
+    for samples in (1999, 20_000):
+        audio = torch.randn(3, samples, generator=torch.Generator().manual_seed(0)) * torch.linspace(0, 1, samples)
+        expected = [pipeline(row.numpy())["text"] for row in audio]
+        assert len(set(expected)) == 3
+        assert [text.decode() for text in ask("speech", audio=audio)["text"]] == expected
