@@ -1,0 +1,172 @@
+"""`python -m benchmarks.fidelity [--only NAME] [--seed N] [--drawn N] [--table FILE] [--list]`.
+
+Architectures from `transformers` configurations and plain PyTorch, with small random weights, each through one real
+node: deployed over HTTP, asked at several sizes and by many callers at once, and compared with eager PyTorch. The last
+ones are drawn by the seed from the list of all model types of `transformers`. Each is examined in a process forked for
+it, which bounds the memory and what one model can disturb.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.fidelity import drawn, plain_models, saved_models, text_models, vision_models
+from benchmarks.fidelity.architecture import Architecture
+from benchmarks.fidelity.exam import Row, examine
+from benchmarks.fidelity.judge import VERDICTS, Finding
+from benchmarks.fidelity.table import told, written
+from benchmarks.measure import print_result
+from benchmarks.nodes import running_node
+
+LIMIT_S = 150.0
+"""The longest that one architecture may take."""
+DRAWN = "drawn:"
+"""What marks a model type among names."""
+
+
+class Skipped(NamedTuple):
+    """A drawn model type that cannot be asked, and why."""
+
+    name: str
+    why: str
+
+
+def listed() -> list[Architecture]:
+    """Every architecture that is written down."""
+    return [*text_models.MODELS, *vision_models.MODELS, *plain_models.MODELS, *saved_models.MODELS]
+
+
+def apart(name: str, work: Callable[[], Row | Skipped]) -> Row | Skipped:
+    """The work's result from a process of its own; a row that says so when that crashes or takes too long."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(theirs, work))
+    with warnings.catch_warnings():
+        # Libraries keep idle threads; the child uses none of what they hold.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    theirs.close()
+    try:
+        if ours.poll(LIMIT_S):
+            return ours.recv()
+        what = f"it took over {LIMIT_S:.0f} s"
+    except EOFError:
+        process.join()
+        what = f"its process ended with status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+    return Row(name, "", 0, (Finding("deploy", "wrong", text=what),), Finding("joined", "equal"))
+
+
+def _report(pipe: Connection, work: Callable[[], Row | Skipped]) -> None:
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        pipe.send(work())
+
+
+def prepare() -> None:
+    """Import what every export needs, so that it is not done in each process again."""
+    # Nothing is fetched: a model that would is one that cannot be built.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    from transformers import modeling_utils  # noqa: F401
+
+    from overwinter.model.export import export
+
+    torch.set_num_threads(1)
+    export(torch.nn.Linear(2, 2), (torch.ones(2, 2),))
+
+
+def rows(chosen: Sequence[Architecture], url: str, seed: int) -> list[Row]:
+    """A row for each, printed as it comes."""
+    found = []
+    for architecture in chosen:
+        began = time.perf_counter()
+        row = apart(architecture.name, lambda one=architecture: examine(one, url, seed))
+        assert isinstance(row, Row)
+        print(told(row._replace(source=architecture.source), time.perf_counter() - began), flush=True)
+        found.append(row._replace(source=architecture.source))
+    return found
+
+
+def drawn_rows(kinds: Sequence[str], count: int, url: str, seed: int) -> tuple[list[Row], list[Skipped]]:
+    """Rows of the first `count` of these model types that can be asked, and the types that cannot."""
+    found: list[Row] = []
+    skipped: list[Skipped] = []
+    for kind in kinds:
+        if len(found) == count:
+            break
+        began = time.perf_counter()
+        row = apart(drawn.name_of(kind), lambda one=kind: _examine_drawn(one, url, seed))
+        if isinstance(row, Skipped):
+            print(f"{drawn.name_of(kind):29} passed over: {row.why}", flush=True)
+            skipped.append(row)
+        else:
+            found.append(row._replace(source=row.source or f"transformers {kind}, drawn"))
+            print(told(found[-1], time.perf_counter() - began), flush=True)
+    return found, skipped
+
+
+def _examine_drawn(kind: str, url: str, seed: int) -> Row | Skipped:
+    try:
+        architecture = drawn.architecture(kind, seed)
+    except drawn.CannotBuildError as error:
+        return Skipped(kind, str(error))
+    return examine(architecture, url, seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", help="a name of the list, or drawn:TYPE; repeatable")
+    parser.add_argument("--seed", type=int, default=8, help="of weights, inputs and the draw")
+    parser.add_argument("--drawn", type=int, default=10, metavar="N", help="model types to draw")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the table to this Markdown file")
+    parser.add_argument("--list", action="store_true", help="print the names, and ask nothing")
+    options = parser.parse_args()
+    known = {architecture.name: architecture for architecture in listed()}
+    if options.list:
+        print("\n".join(f"{name:29} {architecture.source}" for name, architecture in known.items()))
+        return
+    if options.only is None:
+        chosen = list(known.values())
+        kinds = drawn.model_types(architecture.kind for architecture in chosen)
+        random.Random(options.seed).shuffle(kinds)
+        count = options.drawn
+    else:
+        kinds = [name.removeprefix(DRAWN) for name in options.only if name.startswith(DRAWN)]
+        names = [name for name in options.only if not name.startswith(DRAWN)]
+        count = len(kinds)
+        if unknown := set(names) - known.keys():
+            parser.error(f"no architecture is called {sorted(unknown)[0]!r}; --list prints all names")
+        chosen = [known[name] for name in names]
+    prepare()
+    began = time.perf_counter()
+    with running_node("--cores", "1") as node:
+        found = rows(chosen, node.url, options.seed)
+        if count:
+            print(
+                f"the first {count} that can be asked of {len(kinds)} model types in the order of seed {options.seed}:"
+            )
+        last, skipped = drawn_rows(kinds, count, node.url, options.seed)
+        found += last
+    print(f"{time.perf_counter() - began:.0f} s")
+    if options.table is not None:
+        options.table.write_text(written(found, skipped, options.seed))
+    counts = {verdict: sum(row.verdict == verdict for row in found) for verdict in VERDICTS}
+    print_result({"models": len(found), **counts})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What is one architecture of the comparison? A module to build, and how to make its inputs at any size."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from benchmarks.zoo import roughen
+
+VOCABULARY = 100
+EXAMPLE: Mapping[str, int] = {"batch": 2, "sequence": 8}
+OTHER: Mapping[str, int] = {"sequence": 11}
+
+Sizes = Mapping[str, int]
+
+
+class Field(NamedTuple):
+    """One input. A text in its shape is the name of a size that may vary."""
+
+    shape: tuple[int | str, ...]
+    make: Callable[[list[int], Generator], Tensor]
+
+    def at(self, sizes: Sizes, generator: Generator) -> Tensor:
+        """A random tensor of these sizes."""
+        return self.make([size if isinstance(size, int) else sizes[size] for size in self.shape], generator)
+
+
+class Architecture(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    source: str
+    module: Callable[[], nn.Module]
+    inputs: Mapping[str, Field]
+    example: Sizes = EXAMPLE
+    """The sizes given to the deploy."""
+    other: Sizes = OTHER
+    """Another value for each size that is no batch."""
+    default_dynamic: bool = False
+    """Deploy as one who says nothing: dimension 0 of every input is "batch"."""
+    kind: str = ""
+    """The model type of `transformers`, if it is one."""
+    saved: Callable[[nn.Module, dict[str, Tensor]], torch.export.ExportedProgram] | None = None
+    """How the author exports it, where a `.pt2` file is deployed and not the module."""
+
+    def build(self, seed: int) -> nn.Module:
+        """The module in evaluation mode, the same at each call: random weights, with nothing left at zero or one."""
+        torch.manual_seed(seed)
+        module = self.module().eval()
+        with torch.no_grad():
+            enliven(module)
+            roughen(module)
+        return module.requires_grad_(False)
+
+    @property
+    def names(self) -> list[str]:
+        """The sizes that vary, in the order of the inputs."""
+        every = [size for field in self.inputs.values() for size in field.shape if isinstance(size, str)]
+        return list(dict.fromkeys(every))
+
+    @property
+    def dynamic(self) -> dict[str, dict[int, str]] | None:
+        """What a deploy is told of the sizes that vary."""
+        if self.default_dynamic:
+            return None
+        return {
+            name: {dim: size for dim, size in enumerate(field.shape) if isinstance(size, str)}
+            for name, field in self.inputs.items()
+        }
+
+    def with_fixed_sizes(self) -> list["Architecture"]:
+        """The same with no size free but the batch, if there is another."""
+        fixed = {name: self.example[name] for name in self.names if name != "batch"}
+        if not fixed or self.default_dynamic:
+            return []
+        shapes = {
+            name: tuple(fixed.get(size, size) if isinstance(size, str) else size for size in field.shape)
+            for name, field in self.inputs.items()
+        }
+        return [self._replace(inputs={name: field._replace(shape=shapes[name]) for name, field in self.inputs.items()})]
+
+    def inputs_at(self, sizes: Sizes, seed: int) -> dict[str, Tensor]:
+        """Random inputs at these sizes; at the example's where a size is not given."""
+        generator = torch.Generator().manual_seed(seed)
+        return {name: field.at({**self.example, **sizes}, generator) for name, field in self.inputs.items()}
+
+    def cases(self) -> list[dict[str, int]]:
+        """The sizes to compare at: batches of 1, 2 and 3, another value of every other size, and each of them at 1."""
+        names = self.names
+        others = [name for name in names if name != "batch"]
+        found: list[dict[str, int]] = [{"batch": batch} for batch in (1, 2, 3) if "batch" in names]
+        if others:
+            found.append({name: self.other[name] for name in others})
+        found += [{name: size} for size in (1, 2, 3) for name in others]
+        return found or [{}]
+
+
+def enliven(module: nn.Module) -> None:
+    """Give each matrix the scale at which a signal passes: weights as small as a trained model begins with would not.
+
+    Tables of embeddings included; what is no parameter stays.
+    """
+    for parameter in module.parameters():
+        if parameter.dim() > 1 and parameter.is_floating_point():
+            parameter.normal_(std=parameter[0].numel() ** -0.5)
+
+
+def floats(*shape: int | str, dtype: torch.dtype = torch.float32) -> Field:
+    """Normal numbers."""
+    return Field(shape, lambda sizes, generator: torch.randn(sizes, generator=generator).to(dtype))
+
+
+def tokens(*shape: int | str, low: int = 3, high: int = VOCABULARY) -> Field:
+    """Whole numbers from `low` up to below `high`."""
+    return Field(shape, lambda sizes, generator: torch.randint(low, high, sizes, generator=generator))
+
+
+def mask(*shape: int | str, dtype: torch.dtype = torch.int64) -> Field:
+    """1 for what is there and 0 for padding: each row ends in padding of its own length, at most half of it."""
+
+    def make(sizes: list[int], generator: Generator) -> Tensor:
+        rows, length = sizes
+        ends = length - torch.randint(0, length // 2 + 1, (rows, 1), generator=generator)
+        return (torch.arange(length) < ends).to(dtype)
+
+    return Field(shape, make)
+
+
+def leaves(outputs: Any) -> list[Tensor]:
+    """The tensors in what a module returns, in the order in which an export gives them."""
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]

@@ -1,0 +1,190 @@
+"""What does a node do with one architecture? It is deployed, asked at each size, and asked by many callers at once."""
+
+import re
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import overwinter
+from benchmarks.fidelity.architecture import Architecture, Sizes, leaves
+from benchmarks.fidelity.judge import Finding, Verdict, judged, refused, worst
+from overwinter.api.deployer import package
+from overwinter.core.errors import AuthorError, CallerError, OverwinterError
+from overwinter.core.function import Settings
+from overwinter.model.export import export_saved
+
+SETTINGS: dict[str, Any] = {"timeout_s": 30.0, "max_bodies": 1}
+MAX_BATCH = 4
+CALLERS = 16
+ASKED = ("batch_size_sum", "batch_size_count")
+
+Inputs = dict[str, Tensor]
+
+
+class Row(NamedTuple):
+    """What was found of one architecture."""
+
+    name: str
+    source: str
+    parameters: int
+    findings: tuple[Finding, ...]
+    joined: Finding
+    """What became of requests that may run together."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """On every answer; of joined ones only whether they are wrong, since other kernels run for other sizes."""
+        return "wrong" if self.joined.verdict == "wrong" else worst(self.findings)
+
+
+def eager(module: nn.Module, inputs: Inputs) -> list[Tensor] | Exception:
+    """The module's own output tensors, or what it raises."""
+    try:
+        with torch.inference_mode():
+            return leaves(module(**{name: tensor.clone() for name, tensor in inputs.items()}))
+    except Exception as error:  # noqa: BLE001 - whatever an author's module raises
+        return error
+
+
+def examine(architecture: Architecture, url: str, seed: int) -> Row:
+    """All findings of one architecture on the node at `url`, which is left without it.
+
+    Where it cannot be deployed with sizes that vary, it is deployed with none but the batch, as the refusal says.
+    """
+    reference = architecture.build(seed)
+    module = architecture.build(seed)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    findings: list[Finding] = []
+    joined = Finding("joined", "equal")
+    with overwinter.Client(url) as client:
+        for asked in [architecture, *architecture.with_fixed_sizes()]:
+            joining = _deploy(asked, module, url, seed, MAX_BATCH)
+            refusal = joining if joining is None else _deploy(asked, module, url, seed, 1)
+            if refusal is not None:
+                findings.append(refusal)
+                continue
+            findings += [_asked(client, asked, reference, sizes, seed) for sizes in asked.cases()]
+            joined = _joined(client, asked, reference, seed) if joining is None else joining
+            client.remove(asked.name)
+            break
+    findings += _untouched(architecture, reference, module, seed)
+    return Row(architecture.name, architecture.source, parameters, tuple(findings), joined)
+
+
+def _deploy(architecture: Architecture, module: nn.Module, url: str, seed: int, max_batch: int) -> Finding | None:
+    """None when it is deployed, else why not."""
+    where = "deploy" if max_batch == 1 else f"deploy with max_batch {max_batch}"
+    settings = {**SETTINGS, "max_batch": max_batch}
+    inputs = architecture.inputs_at({}, seed)
+    try:
+        if architecture.saved is None:
+            dynamic = architecture.dynamic
+            overwinter.deploy(module, inputs, name=architecture.name, dynamic=dynamic, url=url, **settings)
+        else:
+            _deploy_saved(architecture.name, architecture.saved(module, inputs), url, settings)
+    except (CallerError, AuthorError) as error:
+        return refused(where, str(error))
+    except Exception as error:  # noqa: BLE001 - anything else is a finding
+        return Finding(where, "wrong", text=f"{type(error).__name__}: {error}")
+    return None
+
+
+def _deploy_saved(name: str, program: torch.export.ExportedProgram, url: str, settings: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as directory, overwinter.Client(url) as client:
+        path = Path(directory) / "model.pt2"
+        torch.export.save(program, path)
+        exported = export_saved(path)
+        package(name, exported.program, exported.weights, settings=Settings(**settings)).upload(client)
+
+
+def _asked(
+    client: overwinter.Client, architecture: Architecture, reference: nn.Module, sizes: Sizes, seed: int
+) -> Finding:
+    """The node's answer beside eager's at these sizes."""
+    where = " ".join(f"{name}={size}" for name, size in sizes.items()) or "as given"
+    inputs = architecture.inputs_at(sizes, seed + 1)
+    expected = eager(reference, inputs)
+    try:
+        given = _infer(client, architecture.name, inputs)
+    except (CallerError, AuthorError) as error:
+        found = refused(where, str(error))
+        agreed = isinstance(expected, Exception) and found.verdict == "refused_clearly"
+        return Finding(where, "equal", text=f"both refuse: {error}") if agreed else found
+    except OverwinterError as error:
+        return Finding(where, "wrong", text=f"{type(error).__name__}: {error}")
+    if isinstance(expected, Exception):
+        told = str(expected).splitlines() or [""]
+        return Finding(where, "wrong", text=f"answered, eager raises {type(expected).__name__}: {told[0][:150]}")
+    return judged(where, expected, typed(expected, given))
+
+
+def _infer(client: overwinter.Client, name: str, inputs: Inputs) -> list[Tensor]:
+    """A function's outputs in its own order."""
+    return [torch.as_tensor(array.copy()) for array in client.infer(name, inputs).values()]
+
+
+def typed(expected: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """The answers with bfloat16 as it was: a client gets it as float32, exactly."""
+    if len(expected) != len(given):
+        return list(given)
+    narrow = {torch.bfloat16: torch.bfloat16}
+    return [have.to(narrow.get(want.dtype, have.dtype)) for want, have in zip(expected, given, strict=True)]
+
+
+def _untouched(architecture: Architecture, reference: nn.Module, module: nn.Module, seed: int) -> list[Finding]:
+    """Nothing, unless the author's module answers otherwise after the deploy than it would have before."""
+    inputs = architecture.inputs_at({}, seed + 1)
+    before, after = eager(reference, inputs), eager(module, inputs)
+    if isinstance(before, Exception) or isinstance(after, Exception):
+        if type(before) is type(after):
+            return []
+        return [Finding("author's module", "wrong", text=f"after the deploy: {after!r:.200}")]
+    found = judged("author's module", before, after)
+    return [] if found.verdict == "equal" else [found._replace(verdict="wrong", text="changed by the deploy")]
+
+
+def _joined(client: overwinter.Client, architecture: Architecture, reference: nn.Module, seed: int) -> Finding:
+    """Each of many answers to callers at one time beside eager's answer to that caller alone."""
+    if "batch" not in architecture.names:
+        return Finding("joined", "equal", text="no batch")
+    each = [architecture.inputs_at({"batch": 1 + caller % 2}, seed + 100 + caller) for caller in range(CALLERS)]
+    before = _runs(client)
+    with ThreadPoolExecutor(CALLERS) as pool:
+        outcomes = list(pool.map(lambda inputs: _attempt(client, architecture.name, inputs), each))
+    requests, runs = (after - at for after, at in zip(_runs(client), before, strict=True))
+    findings = []
+    for inputs, outcome in zip(each, outcomes, strict=True):
+        expected = eager(reference, inputs)
+        if isinstance(outcome, CallerError | AuthorError):
+            continue  # Refused alone as well, and told there.
+        if isinstance(outcome, Exception) or isinstance(expected, Exception):
+            findings.append(Finding("joined", "wrong", text=f"{outcome!r:.200} for {expected!r:.100}"))
+        else:
+            findings.append(judged("joined", expected, typed(expected, outcome)))
+    if not findings:
+        return Finding("joined", "equal", text="all callers are refused")
+    found = max(findings, key=lambda finding: (finding.verdict == "wrong", finding.difference))
+    wrong = sum(finding.verdict == "wrong" for finding in findings)
+    if wrong:
+        return found._replace(text=f"{wrong} of {len(findings)} callers: {found.text}")
+    return found._replace(text=f"{requests} requests in {runs} runs")
+
+
+def _attempt(client: overwinter.Client, name: str, inputs: Inputs) -> list[Tensor] | Exception:
+    try:
+        return _infer(client, name, inputs)
+    except OverwinterError as error:
+        return error
+
+
+def _runs(client: overwinter.Client) -> tuple[int, int]:
+    """How many requests the node has run, and in how many runs."""
+    text = client.metrics()
+    found = [re.search(rf"^overwinter_{name} (\S+)$", text, re.MULTILINE) for name in ASKED]
+    requests, runs = (int(float(value[1])) if value else 0 for value in found)
+    return requests, runs

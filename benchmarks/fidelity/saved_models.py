@@ -1,0 +1,58 @@
+"""Which exported files does an author have? Each has conditions on its sizes."""
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from benchmarks.fidelity.architecture import Architecture, floats
+from benchmarks.fidelity.plain_modules import Gated, Said
+
+Inputs = dict[str, Tensor]
+
+
+def parity(x: Tensor) -> Tensor:
+    """Another answer for an even batch."""
+    return x if x.shape[0] % 2 == 0 else -x
+
+
+def limited(x: Tensor) -> Tensor:
+    """Another answer for a batch of 8 or more."""
+    return x if x.shape[0] < 8 else -x
+
+
+def free(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+    """With sizes that PyTorch may narrow by guards."""
+    dynamic = {"x": {0: Dim.AUTO}}
+    return torch.export.export(module, (inputs["x"],), dynamic_shapes=dynamic, strict=False)
+
+
+def asserted(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+    """With conditions as assertions in the graph and not as guards."""
+    return torch.export.export(
+        module,
+        (inputs["x"],),
+        dynamic_shapes={"x": {0: Dim("rows", min=2, max=64)}},
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+
+
+def twofold(module: nn.Module, inputs: Inputs) -> ExportedProgram:
+    """With a size that is twice another."""
+    pairs = Dim("pairs", min=1, max=32)
+    return torch.export.export(module, (inputs["x"],), dynamic_shapes={"x": {0: 2 * pairs}}, strict=False)
+
+
+def halves(x: Tensor) -> Tensor:
+    """Pairs of rows."""
+    return x.unflatten(0, (-1, 2)).sum(1)
+
+
+ROWS = {"x": floats("batch", 12)}
+
+MODELS: list[Architecture] = [
+    Architecture("pt2-gated", "PyTorch .pt2", Gated, ROWS, saved=free),
+    Architecture("pt2-guarded", "PyTorch .pt2", lambda: Said(parity), ROWS, saved=free),
+    Architecture("pt2-asserted", "PyTorch .pt2", lambda: Said(parity), ROWS, saved=asserted),
+    Architecture("pt2-twofold", "PyTorch .pt2", lambda: Said(halves), ROWS, example={"batch": 4}, saved=twofold),
+]

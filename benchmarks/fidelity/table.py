@@ -1,0 +1,100 @@
+"""How are the findings told, in a line and in a Markdown table?"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.fidelity.exam import CALLERS, MAX_BATCH, Row
+from benchmarks.fidelity.judge import BOUNDS, VERDICTS, Finding
+
+HEAD = """# What a node answers, beside eager PyTorch
+
+`python -m benchmarks.fidelity --seed {seed} --table docs/fidelity.md` wrote this file. Each architecture has small
+random weights, with no norm or bias left at 0 or 1. All go through one real node, over HTTP: deployed with the sizes
+that may vary, asked at batches of 1, 2 and 3 and, where another size varies, at 1, 2, 3 and another value of it, and
+compared with the author's module in eager PyTorch. Where a deploy with a size that varies is refused, the model is
+deployed again with that size fixed.
+
+* **equal**: every answer is eager's, bit for bit. **within**: every answer is within {bounds} of the largest
+  magnitude.
+* **refused clearly**: the deploy, or a size at which eager answers, is refused in one sentence, which the table gives;
+  everything that was answered is equal or within. Where eager raises too, a refusal is right and not told.
+* **joined**: {callers} callers at once under `max_batch={max_batch}`, each compared with eager on its own input alone:
+  the largest difference, and in how many runs the node answered.
+
+{counts}
+
+| architecture | source | parameters | compared at | verdict | largest difference | joined | refused |
+| --- | --- | --: | --- | --- | --: | --- | --- |
+"""
+"""What precedes the rows."""
+ROOT = Path(__file__).parents[2]
+PLACE = re.compile(rf"{re.escape(str(ROOT))}/|/[^\s\"']*?/(?=site-packages/)")
+"""Where this machine keeps its files."""
+
+
+def told(row: Row, seconds: float) -> str:
+    """Some lines for who waits."""
+    line = f"{row.name:29} {row.verdict:16} {difference(row.findings):>8}  joined {joined(row)}  ({seconds:.1f} s)"
+    return "\n".join([line, *(f"    {one.where}: {one.text}" for one in refusals(row))])
+
+
+def written(rows: Sequence[Row], skipped: Sequence[tuple[str, str]], seed: int) -> str:
+    """The whole file."""
+    total = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {spoken(verdict)}" for verdict in VERDICTS)
+    bounds = ", ".join(f"{bound:g} ({str(dtype).removeprefix('torch.')})" for dtype, bound in BOUNDS.items())
+    head = HEAD.format(
+        seed=seed, bounds=bounds, callers=CALLERS, max_batch=MAX_BATCH, counts=f"{len(rows)} architectures: {total}."
+    )
+    lines = [f"| {' | '.join(cells(row))} |" for row in rows]
+    if skipped:
+        lines += ["", "Drawn as well, and passed over because no small model of the type could be built or asked:", ""]
+        lines += [f"* `{name}`: {escaped(why)}" for name, why in skipped]
+    return head + "\n".join(lines) + "\n"
+
+
+def cells(row: Row) -> Iterator[str]:
+    """One row of the table."""
+    yield from (row.name, row.source, f"{row.parameters:,}", compared(row), spoken(row.verdict))
+    yield difference(row.findings)
+    yield escaped(joined(row))
+    yield "<br>".join(escaped(f"{one.where}: {one.text}") for one in refusals(row)) or "-"
+
+
+def refusals(row: Row) -> Iterator[Finding]:
+    """What was refused or is wrong, each sentence once."""
+    seen = set()
+    for finding in (*row.findings, row.joined):
+        if finding.verdict in ("refused_clearly", "wrong") and finding.text not in seen:
+            seen.add(finding.text)
+            yield finding
+
+
+def compared(row: Row) -> str:
+    """At which sizes an answer was compared."""
+    places = [finding.where for finding in row.findings if finding.compared]
+    return ", ".join(places) or "-"
+
+
+def difference(findings: Sequence[Finding]) -> str:
+    """The largest of them."""
+    largest = max(finding.difference for finding in findings)
+    return "0" if largest == 0 else f"{largest:.1e}"
+
+
+def joined(row: Row) -> str:
+    """What became of callers at one time."""
+    one = row.joined
+    if one.verdict in ("refused_clearly", "wrong") or not one.compared:
+        return spoken(one.verdict) if one.verdict in ("refused_clearly", "wrong") else one.text or "-"
+    return f"{difference([one])}, {one.text}"
+
+
+def spoken(verdict: str) -> str:
+    """A verdict for a reader."""
+    return verdict.replace("_", " ")
+
+
+def escaped(text: str) -> str:
+    """Text that a cell of a public table can hold."""
+    return PLACE.sub("", text).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
