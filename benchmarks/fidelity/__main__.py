@@ -28,7 +28,7 @@ from benchmarks.fidelity.table import told, written
 from benchmarks.measure import print_result
 from benchmarks.nodes import running_node
 
-LIMIT_S = 150.0
+LIMIT_S = 300.0
 """The longest that one architecture may take."""
 DRAWN = "drawn:"
 """What marks a model type among names."""

@@ -31,6 +31,7 @@ from benchmarks.fidelity.plain_modules import (
 
 SIGNAL = {"x": floats("batch", 12)}
 SERIES = {"x": floats("batch", "sequence", 12)}
+PADDED = {**SERIES, "padding": mask("batch", "sequence", dtype=torch.bool)}
 PICTURE = {"image": floats("batch", 3, 32, 32)}
 FREE = {"image": floats("batch", 3, "height", "width")}
 FREE_SIZES: dict[str, dict[str, int]] = {
@@ -142,7 +143,8 @@ NETWORKS = [
     plain("image-fft", ImageFFT, PICTURE),
     plain("autoencoder", VariationalAutoencoder),
     plain("coupling-flow", Coupling),
-    plain("transformer-encoder", MaskedEncoder, {**SERIES, "padding": mask("batch", "sequence", dtype=torch.bool)}),
+    plain("transformer-encoder", MaskedEncoder, PADDED),
+    plain("transformer-encoder-dense", lambda: MaskedEncoder(nested=False), PADDED),
     plain("attention", Attention, SERIES),
     plain("lstm", lambda: Sequence(nn.LSTM), {"x": floats("batch", 9, 12)}),
     plain("gru", lambda: Sequence(nn.GRU), {"x": floats("batch", 9, 12)}),

@@ -115,12 +115,12 @@ class Coupling(nn.Module):
 
 
 class MaskedEncoder(nn.Module):
-    """PyTorch's own transformer over padded series: eager takes a fast path of nested tensors."""
+    """PyTorch's own transformer over padded series: unless told, eager takes a path that leaves the padding out."""
 
-    def __init__(self) -> None:
+    def __init__(self, nested: bool = True) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True, norm_first=False)
-        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         return self.encoder(x, src_key_padding_mask=~padding)

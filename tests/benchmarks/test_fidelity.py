@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.fidelity import drawn
 from benchmarks.fidelity.__main__ import apart, listed
 from benchmarks.fidelity.architecture import Architecture, floats, leaves
-from benchmarks.fidelity.exam import CALLERS, Row, examine
+from benchmarks.fidelity.exam import CALLERS, Row, eager, examine
 from benchmarks.fidelity.judge import Finding, judged, refused, worst
 from benchmarks.fidelity.table import written
 from benchmarks.nodes import running_node
@@ -126,6 +126,12 @@ def test_a_node_that_answers_otherwise_is_found_out():
     assert tampered.verdict == "wrong"
     assert [finding.verdict for finding in tampered.findings if finding.where.startswith("batch")] == ["wrong"] * 3
     assert tampered.joined.verdict == "wrong"
+
+
+def test_eager_is_given_the_same_chances_twice():
+    module = nn.Dropout()
+    inputs = {"input": torch.ones(100)}
+    assert judged("again", eager(module, inputs), eager(module, inputs)).verdict == "equal"
 
 
 def test_an_exporter_that_crashes_is_a_wrong_model_and_not_the_end():
