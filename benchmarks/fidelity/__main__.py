@@ -30,8 +30,6 @@ from benchmarks.nodes import running_node
 
 LIMIT_S = 300.0
 """The longest that one architecture may take."""
-DRAWN = "drawn:"
-"""What marks a model type among names."""
 
 
 class Skipped(NamedTuple):
@@ -129,7 +127,7 @@ def _examine_drawn(kind: str, url: str, seed: int) -> Row | Skipped:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help="a name of the list, or drawn:TYPE; repeatable")
+    parser.add_argument("--only", action="append", metavar="NAME", help="a name of the list, or drawn-TYPE; repeatable")
     parser.add_argument("--seed", type=int, default=8, help="of weights, inputs and the draw")
     parser.add_argument("--drawn", type=int, default=10, metavar="N", help="model types to draw")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the table to this Markdown file")
@@ -145,12 +143,12 @@ def main() -> None:
         random.Random(options.seed).shuffle(kinds)
         count = options.drawn
     else:
-        kinds = [name.removeprefix(DRAWN) for name in options.only if name.startswith(DRAWN)]
-        names = [name for name in options.only if not name.startswith(DRAWN)]
-        count = len(kinds)
-        if unknown := set(names) - known.keys():
+        types = {drawn.name_of(kind): kind for kind in drawn.model_types([])}
+        if unknown := set(options.only) - known.keys() - types.keys():
             parser.error(f"no architecture is called {sorted(unknown)[0]!r}; --list prints all names")
-        chosen = [known[name] for name in names]
+        chosen = [known[name] for name in options.only if name in known]
+        kinds = [types[name] for name in options.only if name not in known]
+        count = len(kinds)
     prepare()
     began = time.perf_counter()
     with running_node("--cores", "1") as node:
