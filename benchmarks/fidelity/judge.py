@@ -20,14 +20,14 @@ BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.
 
 LONGEST_REFUSAL = 400
 INTERNAL = re.compile(
-    r"__\w+__|Traceback|object has no attribute|object at 0x|does not have a field|NoneType"
+    r"__\w+__|Traceback|\b[A-Z]\w+Error: |object has no attribute|object at 0x|does not have a field|NoneType"
     r"|FakeTensor|L\['|Proxy\(|<function|<class|<built-in|torch\._C|GuardOnDataDependent|graph\(\)|\b[su]\d+\b"
 )
 """What tells of the inside of a tool and not of the author's model."""
 WAY_OUT = re.compile(
     r"(?:[;:,.(]|\b(?:or|so|and)) (?:use|set|give|leave|wrap|narrow|fix|change|export|replace|write|pass|make|choose"
     r"|raise|keep|call|compute|split|convert|move|turn|try|put|remove|mark|name|load|send|take|ask|deploy|read)\b"
-    r"|\bmust (?:be|not|hold)\b|\binstead\b"
+    r"|\bmust (?:be|not|hold)\b|\bneeds\b|\binstead\b"
 )
 """Words that say what is to be done, or what must hold."""
 

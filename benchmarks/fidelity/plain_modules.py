@@ -115,15 +115,23 @@ class Coupling(nn.Module):
 
 
 class MaskedEncoder(nn.Module):
-    """PyTorch's own transformer over padded series: unless told, eager takes a path that leaves the padding out."""
+    """PyTorch's own transformer over padded series, all positions."""
 
-    def __init__(self, nested: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True, norm_first=False)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
 
-    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        return self.encoder(x, src_key_padding_mask=~padding)
+    def forward(self, x: Tensor, present: Tensor) -> Tensor:
+        return self.encoder(x, src_key_padding_mask=~present)
+
+
+class PooledEncoder(MaskedEncoder):
+    """The same, averaged over what is no padding."""
+
+    def forward(self, x: Tensor, present: Tensor) -> Tensor:
+        kept = present.unsqueeze(2)
+        return (super().forward(x, present) * kept).sum(1) / kept.sum(1)
 
 
 class Attention(nn.Module):

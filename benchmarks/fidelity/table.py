@@ -22,6 +22,9 @@ deployed again with that size fixed.
 * **joined**: {callers} callers at once under `max_batch={max_batch}`, each compared with eager on its own input alone:
   the largest difference, and in how many runs the node answered.
 
+PyTorch's fused kernel for `nn.TransformerEncoder` gives zeros for padding, where the layers, and so a program, give
+numbers: it is asked for what is no padding, and for all positions without that kernel.
+
 {counts}
 
 | architecture | source | parameters | compared at | verdict | largest difference | joined | refused |
