@@ -19,16 +19,16 @@ EXAMPLE = {"batch": 2, "sequence": 8, "target": 6, "samples": 1600, "frames": 64
 OTHER = {"sequence": 11, "target": 9, "samples": 2345, "frames": 81}
 
 COUNTS = {
-    "layers num_layers num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "
+    "num_layers num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers depth num_blocks encoder_num_hidden_layers decoder_num_hidden_layers": 2,
-    "vocab_size n_vocab decoder_vocab_size": VOCABULARY,
+    "vocab_size n_words decoder_vocab_size": VOCABULARY,
     "num_experts num_local_experts n_routed_experts moe_num_experts": 4,
     "num_experts_per_tok moe_k moe_topk": 2,
     "num_queries": 5,
     "num_labels": 5,
 }
 SIZES = {
-    "hidden_size d_model dim n_embd embed_dim embedding_size width hidden_dim encoder_hidden_size": 32,
+    "hidden_size d_model dim n_embd embed_dim emb_dim embedding_size width hidden_dim encoder_hidden_size": 32,
     "intermediate_size encoder_ffn_dim decoder_ffn_dim encoder_intermediate_size ffn_dim d_ff d_inner n_inner "
     "moe_intermediate_size shared_expert_intermediate_size": 64,
     "projection_dim projection_size": 16,
@@ -194,4 +194,4 @@ def _words(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if isinstance(error, CannotBuildError):
         return lines[0]
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:160]}" if lines else type(error).__name__

@@ -26,7 +26,7 @@ INTERNAL = re.compile(
 """What tells of the inside of a tool and not of the author's model."""
 WAY_OUT = re.compile(
     r"(?:[;:,.(]|\b(?:or|so|and)) (?:use|set|give|leave|wrap|narrow|fix|change|export|replace|write|pass|make|choose"
-    r"|raise|keep|call|compute|split|convert|move|turn|try|put|remove|mark|name|load|send|take|ask|deploy|read)\b"
+    r"|raise|keep|call|compute|split|convert|move|turn|try|put|remove|mark|name|load|send|take|ask|deploy|read|return|draw)\b"
     r"|\bmust (?:be|not|hold)\b|\bneeds\b|\binstead\b"
 )
 """Words that say what is to be done, or what must hold."""

@@ -15,8 +15,8 @@ that may vary, asked at batches of 1, 2 and 3 and, where another size varies, at
 compared with the author's module in eager PyTorch. Where a deploy with a size that varies is refused, the model is
 deployed again with that size fixed.
 
-* **equal**: every answer is eager's, bit for bit. **within**: every answer is within {bounds} of the largest
-  magnitude.
+* **equal**: every answer is eager's, bit for bit. **within**: every answer is within {bounds}
+  of the largest magnitude.
 * **refused clearly**: the deploy, or a size at which eager answers, is refused in one sentence, which the table gives;
   everything that was answered is equal or within. Where eager raises too, a refusal is right and not told.
 * **joined**: {callers} callers at once under `max_batch={max_batch}`, each compared with eager on its own input alone:
@@ -74,9 +74,16 @@ def refusals(row: Row) -> Iterator[Finding]:
 
 
 def compared(row: Row) -> str:
-    """At which sizes an answer was compared."""
-    places = [finding.where for finding in row.findings if finding.compared]
-    return ", ".join(places) or "-"
+    """At which sizes an answer was compared: each size that varied alone, then those that varied together."""
+    alone: dict[str, list[str]] = {}
+    together = []
+    for where in (finding.where for finding in row.findings if finding.compared):
+        name, _, size = where.partition("=")
+        if size.isdigit():
+            alone.setdefault(name, []).append(size)
+        else:
+            together.append(where)
+    return "; ".join([*(f"{name} {', '.join(sizes)}" for name, sizes in alone.items()), *together]) or "-"
 
 
 def difference(findings: Sequence[Finding]) -> str:

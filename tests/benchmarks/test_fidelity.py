@@ -183,9 +183,9 @@ def test_the_table_tells_of_each_architecture_and_of_those_passed_over():
         "bert",
         "transformers BertModel",
         37856,
-        (Finding("batch=1", "equal", compared=True),),
+        tuple(Finding(where, "equal", compared=True) for where in ("batch=1", "batch=2", "texts=5 images=7")),
         Finding("joined", "equal"),
     )
     table = written([row], [("sam", "it is part | of another")], 8)
-    assert "| bert | transformers BertModel | 37,856 | batch=1 | equal | 0 |" in table
+    assert "| bert | transformers BertModel | 37,856 | batch 1, 2; texts=5 images=7 | equal | 0 |" in table
     assert "`sam`: it is part \\| of another" in table
