@@ -281,7 +281,7 @@ def refusals():
         "aten.nonzero.default": lambda self, x: torch.nonzero(x),
         "aten.index.Tensor": lambda self, x: x[x > 0].sum(),
         "aten.dropout.default": lambda self, x: nn.functional.dropout(x, 0.5, True),
-        "aten.empty": lambda self, x: torch.empty(x.shape).fill_(1),
+        "aten.empty_strided.*raw strides": lambda self, x: torch.empty_strided(x.shape, (0, 1, 2)).fill_(1),
         "aten.add_.Tensor, writes in place to weight 'total'": lambda self, x: x + self.total.add_(x.mean()),
         "aten.mul_.Tensor, writes in place to input 'x'": lambda self, x: x.mul_(2),
         "aten.zero_.default, writes in place to weight 'weight'": lambda self, x: x + self.weight[0].zero_(),

@@ -93,6 +93,12 @@ COUNTS = {
     ),
     "aten.lstm.input": (((1, 7, 4), [], [(20, 4), (20, 5), (20,), (20,)]), (1, 7, 5), 7 * 20 * 9),
     "aten.einsum.default": (("bij,bjk->bik", [(3, 7, 4), (3, 4, 5)]), (3, 7, 5), 3 * 7 * 4 * 5),
+    "aten._grouped_mm.default": (((9, 4), (3, 4, 5), (3,)), (9, 5), 9 * 4 * 5),
+    "aten.embedding_bag.padding_idx": (((10, 4), (7,), (3,)), (3, 4), 7 * 4),
+    "aten.fft_fft.default": (((3, 8),), (3, 8), 5 * 3 * 8 * 3 // 2),
+    "aten.fft_rfft2.default": (((3, 8, 4), None, [-2, -1]), (3, 8, 3), 5 * 3 * 32 * 5 // 4),
+    "aten.fft_fftn.default": (((3, 8, 4), None, [1]), (3, 8, 4), 5 * 96 * 3 // 2),
+    "aten.stft.center": (((2, 64), 16), (2, 9, 17), 5 * 2 * 17 * 16 * 4 // 4),
     "aten.relu.default": (((2, 7),), (2, 7), 0),
 }
 

@@ -7,6 +7,7 @@ from overwinter.model.compile import resolve
 from overwinter.model.operators import (
     FRESH,
     MUTATING,
+    REFUSE_VALUES,
     REQUIRED,
     SIZE_OPERATORS,
     SYMBOLIC,
@@ -17,7 +18,9 @@ from overwinter.model.operators import (
 )
 
 FORBIDDEN = [
+    "aten._ctc_loss.default",
     "aten._pin_memory.default",
+    "aten._reshape_alias.default",
     "aten._unsafe_index.Tensor",
     "aten.as_strided.default",
     "aten.bernoulli.p",
@@ -25,7 +28,11 @@ FORBIDDEN = [
     "aten.empty.memory_format",
     "aten.empty_like.default",
     "aten.empty_strided.default",
+    "aten.fractional_max_pool2d.default",
     "aten.from_file.default",
+    "aten.lcm.default",
+    "aten.linalg_ldl_solve.default",
+    "aten.linalg_lu_solve.default",
     "aten.multinomial.default",
     "aten.new_empty.default",
     "aten.normal_.default",
@@ -34,6 +41,7 @@ FORBIDDEN = [
     "aten.random_.default",
     "aten.record_stream.default",
     "aten.resize_.default",
+    "aten.segment_reduce.default",
     "aten.set_.source_Tensor",
     "aten.t_.default",
     "aten.unsqueeze_.default",
@@ -53,6 +61,39 @@ def test_operator_exists_and_does_to_memory_what_its_list_says(name):
     assert written == ([0] if name in MUTATING else [])
     if name in FRESH:
         assert not any(result.alias_info for result in returns)
+
+
+def test_operators_that_refuse_values_are_of_the_table():
+    assert REFUSE_VALUES <= TENSOR_OPERATORS
+
+
+SINGULAR = torch.zeros(2, 2)
+OUTSIDE = torch.tensor([7])
+REFUSED_VALUES = {
+    "aten.embedding.default": (SINGULAR, OUTSIDE),
+    "aten.floor_divide.default": (OUTSIDE, torch.zeros(1, dtype=torch.int64)),
+    "aten.gather.default": (torch.ones(3), 0, OUTSIDE),
+    "aten.index.Tensor": (torch.ones(3), [OUTSIDE]),
+    "aten.index_put.default": (torch.ones(3), [OUTSIDE], torch.ones(1)),
+    "aten.index_select.default": (torch.ones(3), 0, OUTSIDE),
+    "aten.linalg_inv.default": (SINGULAR,),
+    "aten.linalg_cholesky.default": (-torch.eye(2),),
+    "aten.nll_loss.default": (torch.ones(1, 3), OUTSIDE),
+    "aten.max_unpool2d.default": (torch.ones(1, 1, 1), OUTSIDE[None, None], (2, 2)),
+    "aten.one_hot.default": (OUTSIDE, 3),
+    "aten.put.default": (torch.ones(3), OUTSIDE, torch.ones(1)),
+    "aten.quantile.default": (torch.ones(3), torch.tensor(2.0)),
+    "aten.remainder.Tensor": (OUTSIDE, torch.zeros(1, dtype=torch.int64)),
+    "aten.scatter_add.default": (torch.ones(3), 0, OUTSIDE, torch.ones(1)),
+    "aten.take.default": (torch.ones(3), OUTSIDE),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_VALUES)
+def test_operators_that_refuse_values_do_so_before_they_touch_memory(name):
+    assert name in REFUSE_VALUES
+    with torch.inference_mode(), pytest.raises((RuntimeError, IndexError)):
+        resolve(name)(*REFUSED_VALUES[name])
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
@@ -114,6 +155,26 @@ MAY_BE_MISTAKEN_FOR_VIEWS = {
     "aten.index_put.default": (torch.ones(3), (torch.zeros(1, dtype=torch.int64),), torch.ones(1)),
     "aten.fliplr.default": (torch.ones(1, 1),),
     "aten.angle.default": (torch.ones(3),),
+    "aten.absolute.default": (torch.ones(3),),
+    "aten.block_diag.default": ((torch.ones(3, 3),),),
+    "aten.clip.default": (torch.ones(3), 0),
+    "aten.column_stack.default": ((torch.ones(3, 1),),),
+    "aten.cummax.default": (torch.ones(()), 0),
+    "aten.diag.default": (torch.ones(3, 3),),
+    "aten.diagflat.default": (torch.ones(1),),
+    "aten.diagonal_scatter.default": (torch.ones(3, 3), torch.ones(3)),
+    "aten.dstack.default": ((torch.ones(1, 1, 3),),),
+    "aten.fft_fftn.default": (torch.ones(3, dtype=torch.complex64), None, ()),
+    "aten.fft_fftshift.default": (torch.ones(1),),
+    "aten.fix.default": (torch.ones(3, dtype=torch.int64),),
+    "aten.linalg_matmul.default": (torch.ones(1), torch.ones(1)),
+    "aten.linalg_matrix_power.default": (torch.ones(3, 3), 1),
+    "aten.matrix_power.default": (torch.ones(3, 3), 1),
+    "aten.pad_sequence.default": ((torch.ones(3),),),
+    "aten.quantile.default": (torch.ones(1), torch.ones(())),
+    "aten.repeat_interleave.self_Tensor": (torch.ones(1), torch.ones(1, dtype=torch.int64)),
+    "aten.trapezoid.dx": (torch.ones(2),),
+    "aten.vander.default": (torch.ones(1), 1),
 }
 """Operators at arguments where giving back the argument would be the least work."""
 

@@ -13,6 +13,7 @@ import torch
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.aliasing import check_span
+from overwinter.model.guards import guarded
 from overwinter.model.liveness import live_in, live_out, span
 from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, NUMBER_CHECKS, SYMBOLIC, is_symbolic
 from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot, slots_of
@@ -186,7 +187,7 @@ class _Signature:
 
     def __init__(self, operator: str, overload: torch._ops.OpOverload) -> None:
         schema = overload._schema
-        self.run = getattr(overload, "_op", overload)
+        self.run = guarded(operator, overload)
         self.positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
         self.names = {argument.name for argument in schema.arguments}
         self.needed = {argument.name for argument in schema.arguments if not argument.has_default_value()}

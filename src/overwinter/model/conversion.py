@@ -20,8 +20,10 @@ from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, simp
 from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
 from overwinter.model.macs import macs
+from overwinter.model.nested import inline_nested
 from overwinter.model.operators import CHECKS, is_allowed
 from overwinter.model.program import MAX_TEXT, validate
+from overwinter.model.refusals import way_out
 from overwinter.model.sizes import Sizes, symbolic_kind
 from overwinter.model.structure import (
     Argument,
@@ -81,11 +83,14 @@ def convert(
     It begins with the `checks`; where one of the graph's own fails, the request is told the author's `words` for it.
     ProgramError, naming the operator and the line that called it, for what a program cannot hold.
     """
+    inline_nested(exported.graph_module)
     nodes = simplify(exported.graph_module)
     for node in nodes:
         name = operator_name(node.target)
         if node.target is not operator.getitem and not is_allowed(name):
-            raise ProgramError(f"{name} is not an operator that a program may call; called at {source_line(node)}")
+            raise ProgramError(
+                f"{name} is not an operator that a program may call; called at {source_line(node)}{way_out(name)}"
+            )
     conversion = _Conversion(exported, sizes, words)
     conversion.number_weights(nodes)
     conversion.number_inputs(labels, shapes)
@@ -343,7 +348,8 @@ def _message(text: str) -> str:
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[int | str, ...]) -> TensorSpec:
     datatype = DATATYPES.get(dtype_name(tensor.dtype))
     if datatype is None:
-        raise ProgramError(f"{name!r} is of {tensor.dtype}, which the wire does not know")
+        way = "; pass it as pairs, with torch.view_as_real and torch.view_as_complex" if tensor.is_complex() else ""
+        raise ProgramError(f"{name!r} is of {tensor.dtype}, for which the Open Inference Protocol has no datatype{way}")
     return TensorSpec(name, datatype, shape)
 
 

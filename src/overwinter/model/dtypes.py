@@ -13,11 +13,10 @@ ITEM_BYTES: dict[str, int] = {
     "bfloat16": 2,
     "float32": 4,
     "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
 }
-"""Bytes of one element of each type that a weight may have."""
-
-INTERNAL_BYTES: dict[str, int] = {**ITEM_BYTES, "complex64": 8, "complex128": 16}
-"""The same for the values inside a program, which may also be complex."""
+"""Bytes of one element of each type that a weight or a value inside a program may have."""
 
 DATATYPES: dict[str, str] = {name: datatype for name, datatype in NAMED_DATATYPES.items() if name in ITEM_BYTES}
 """PyTorch's name of an element type that a program may take or give, to its Open Inference Protocol datatype."""

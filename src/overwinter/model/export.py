@@ -18,6 +18,7 @@ from overwinter.model.arguments import BATCH, Bounds, Dynamic, Example, Input, a
 from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.liveness import peak_activation_bytes
+from overwinter.model.refusals import check_module
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
 from overwinter.model.tracing import Words, border, fixing_line, trace
@@ -48,6 +49,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     that may vary, it is doubled: an export takes a 1 for fixed. ProgramError if the model cannot become a program.
     """
     module.eval()
+    check_module(module)
     arguments = arguments_of(module, example_inputs, dynamic)
     named = {label for _, _, dims in arguments.inputs for label in dims.values()}
     bounds = {label: _default(label) for label in sorted(named)} | arguments.bounds

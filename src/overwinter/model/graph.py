@@ -1,19 +1,21 @@
 """What is left of an exported graph when all that a program does not need is taken out?
 
-Gradient switches are inlined; copies of nothing and calls whose results nobody reads are dropped. Assertions stay, but
-those on what cannot differ from one run to the next; what depends on sizes only is asserted before all else.
+Copies of nothing and calls whose results nobody reads are dropped; some operators that a program may not call are
+replaced by others that do the same. Assertions stay, but those on what cannot differ from one run to the next; what
+depends on sizes only is asserted before all else.
 """
 
-import operator
-from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from overwinter.core.errors import ProgramError
 from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_symbolic
+
+MAX_LINE = 300
+"""Most characters of a line of source in a message."""
 
 SAME_MEMORY = "overwinter_same_memory"
 """Under this key a node's metadata lists the values of dropped calls that gave the node's own value."""
@@ -28,9 +30,26 @@ _IDENTITIES = frozenset(
         _FRESH_COPY,
     }
 )
+_PLAIN_FORMATS = (torch.contiguous_format, torch.preserve_format)
 _DROPOUTS = frozenset(
-    f"aten.{kind}{suffix}.default" for kind in ("dropout", "feature_dropout", "alpha_dropout") for suffix in ("", "_")
+    f"aten.{kind}dropout{suffix}.default"
+    for kind in ("", "feature_", "alpha_", "feature_alpha_")
+    for suffix in ("", "_")
 )
+_ATEN = torch.ops.aten
+_REPLACEMENTS: dict[str, tuple[torch._ops.OpOverload, int]] = {
+    "aten._reshape_alias.default": (_ATEN.reshape.default, 2),
+    "aten.empty.memory_format": (_ATEN.zeros.default, 1),
+    "aten.empty_like.default": (_ATEN.zeros_like.default, 1),
+    "aten.instance_norm.default": (_ATEN.batch_norm.default, 9),
+    "aten.new_empty.default": (_ATEN.new_zeros.default, 2),
+    "transformers.grouped_mm_fallback.default": (_ATEN._grouped_mm.default, 3),
+}
+"""What is called in place of an operator that a program may not call, and how many of its arguments that takes.
+
+Memory that nobody wrote becomes zeros. A norm of instances by given statistics is one of batches. For groups of rows
+`transformers` calls PyTorch's operator while it runs, and one of its own while it is exported.
+"""
 _METADATA_CHECK = "aten._assert_tensor_metadata.default"
 _FUNCTIONAL_CHECKS = {
     "aten._functional_assert_async.msg": "aten._assert_async.msg",
@@ -51,7 +70,7 @@ def operator_name(target: object) -> str:
 
 def simplify(module: GraphModule) -> list[Node]:
     """The calls of the graph that a program needs, in order; the graph is changed in place."""
-    _inline_switches(module)
+    _replace(module)
     written = {_storage(node.args[0]) for node in _calls(module) if operator_name(node.target) in MUTATING}
     for node in _calls(module):
         name = operator_name(node.target)
@@ -77,7 +96,7 @@ def source_line(node: Node) -> str:
     places = [at for at, line in enumerate(lines) if line.startswith("File ")]
     outside = [at for at in places if not lines[at].startswith((f'File "{Path(torch.__file__).parent}', 'File "<'))]
     for at in (outside or places)[-1:]:
-        return " ".join(lines[at : at + 2])
+        return shorten(" ".join(lines[at : at + 2]), MAX_LINE)
     return f"module {module_path(node) or '(the model itself)'}"
 
 
@@ -89,6 +108,19 @@ def module_path(node: Node) -> str | None:
         if not key.startswith("_empty_nn_module_stack"):
             path = name.split("@")[0]
     return path
+
+
+def _replace(module: GraphModule) -> None:
+    for node in _calls(module):
+        found = _REPLACEMENTS.get(operator_name(node.target))
+        if found is None or node.kwargs.get("memory_format") not in (None, *_PLAIN_FORMATS):
+            continue
+        if found[0] is _ATEN.batch_norm.default and node.args[5] is not False:
+            continue
+        node.target, count = found
+        node.args = node.args[:count]
+        if node.target is _ATEN.zeros.default:
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format"}
 
 
 def _calls(module: GraphModule) -> list[Node]:
@@ -150,64 +182,3 @@ def _checks_first(nodes: list[Node]) -> list[Node]:
         if node in sized and (operator_name(node.target) in CHECKS or any(user in first for user in node.users)):
             first.add(node)
     return [node for node in nodes if node in first] + [node for node in nodes if node not in first]
-
-
-def _inline_switches(module: GraphModule) -> None:
-    """Replace each call of a nested graph under a gradient or autocast switch by the nested graph's own calls."""
-    while True:
-        switches = [node for node in _calls(module) if isinstance(node.target, torch._ops.HigherOrderOperator)]
-        if not switches:
-            return
-        for node in switches:
-            _inline(module, node)
-
-
-def _inline(module: GraphModule, node: Node) -> None:
-    leading = _SWITCHES.get(_switch_name(node))
-    if leading is None:
-        raise ProgramError(f"cannot run control flow {node.target} as a flat program; made at {source_line(node)}")
-    count, is_harmless = leading
-    if not is_harmless(node.args[:count]):
-        raise ProgramError(
-            f"autocast inside the model is not supported; convert the weights instead ({source_line(node)})"
-        )
-    place = node.args[count]
-    assert isinstance(place, Node)
-    nested = module.get_submodule(str(place.target))
-    assert isinstance(nested, GraphModule)
-    holes = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
-    value_map: dict[Node, Any] = dict(zip(holes, node.args[count + 1 :], strict=True))
-    for inner in nested.graph.nodes:
-        if inner.op == "get_attr":
-            setattr(module, f"{place.target}_{inner.target}", getattr(nested, str(inner.target)))
-    with module.graph.inserting_before(node):
-        results = module.graph.graph_copy(nested.graph, value_map)
-    for inner, copy in value_map.items():
-        if inner.op == "get_attr":
-            copy.target = f"{place.target}_{inner.target}"
-    for user in list(node.users):
-        if user.target is not operator.getitem or not isinstance(results, tuple | list):
-            raise ProgramError(f"unexpected use of a nested graph at {source_line(node)}")
-        user.replace_all_uses_with(results[int(str(user.args[1]))])
-        module.graph.erase_node(user)
-    module.graph.erase_node(node)
-
-
-def _switch_name(node: Node) -> str:
-    """The bare name of a higher-order operator."""
-    return str(node.target)
-
-
-def _always(_switch: tuple[Any, ...]) -> bool:
-    return True
-
-
-def _is_off(switch: tuple[Any, ...]) -> bool:
-    return switch[2] is False
-
-
-_SWITCHES: dict[str, tuple[int, Callable[[tuple[Any, ...]], bool]]] = {
-    "wrap_with_set_grad_enabled": (1, _always),
-    "wrap_with_autocast": (4, _is_off),
-}
-"""Switches that may be inlined: how many arguments come before the nested graph, and when they change nothing."""

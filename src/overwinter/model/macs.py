@@ -4,7 +4,7 @@ Counted for the operators that carry a model's arithmetic; everything else count
 """
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import log2, prod
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -78,7 +78,35 @@ def _einsum(args: Arguments, _output: Shape) -> int:
     return prod(sizes.values())
 
 
+def _bags(args: Arguments, _output: Shape) -> int:
+    table: Shape = args[0]
+    indices: Shape = args[1]
+    return prod(indices) * table[-1]
+
+
+def _fourier(count: int | None, fields: int = 2) -> Callable[[Arguments, Shape], int]:
+    """For fast transforms over the last `count` dimensions, or all, unless the call says which.
+
+    Two and a half multiply-accumulates for each point and halving; half as many where one side is real (`fields` 1).
+    """
+
+    def transformed(args: Arguments, output: Shape) -> int:
+        points = [max(sizes) for sizes in zip(args[0], output, strict=True)]
+        dims = args[2] if len(args) > 2 and args[2] is not None else range(-(count or len(points)), 0)
+        lengths = [points[dim] for dim in (dims if isinstance(dims, Sequence) else [dims])]
+        return int(1.25 * fields * prod(points) * log2(max(1, prod(lengths))))
+
+    return transformed
+
+
+def _frames(args: Arguments, output: Shape) -> int:
+    """A transform of `n_fft` real points for each frame."""
+    length: int = args[1]
+    return int(1.25 * prod(output) / output[-2] * length * log2(length))
+
+
 _COUNTS: dict[str, Callable[[Arguments, Shape], int]] = {
+    "aten._grouped_mm.default": _rows_by_columns(0),
     "aten.addbmm.default": _summed_products,
     "aten.addmm.default": _rows_by_columns(1),
     "aten.addmv.default": _rows_by_columns(1),
@@ -96,6 +124,20 @@ _COUNTS: dict[str, Callable[[Arguments, Shape], int]] = {
     "aten.convolution.default": _either_convolution,
     "aten.dot.default": _rows_by_columns(0),
     "aten.einsum.default": _einsum,
+    "aten.embedding_bag.default": _bags,
+    "aten.embedding_bag.padding_idx": _bags,
+    "aten.fft_fft.default": _fourier(1),
+    "aten.fft_fft2.default": _fourier(2),
+    "aten.fft_fftn.default": _fourier(None),
+    "aten.fft_ifft.default": _fourier(1),
+    "aten.fft_ifft2.default": _fourier(2),
+    "aten.fft_ifftn.default": _fourier(None),
+    "aten.fft_irfft.default": _fourier(1, 1),
+    "aten.fft_irfft2.default": _fourier(2, 1),
+    "aten.fft_irfftn.default": _fourier(None, 1),
+    "aten.fft_rfft.default": _fourier(1, 1),
+    "aten.fft_rfft2.default": _fourier(2, 1),
+    "aten.fft_rfftn.default": _fourier(None, 1),
     "aten.gru.input": _recurrent,
     "aten.gru_cell.default": _cell,
     "aten.inner.default": _rows_by_columns(0),
@@ -109,4 +151,6 @@ _COUNTS: dict[str, Callable[[Arguments, Shape], int]] = {
     "aten.rnn_tanh.input": _recurrent,
     "aten.rnn_tanh_cell.default": _cell,
     "aten.scaled_dot_product_attention.default": _attention,
+    "aten.stft.center": _frames,
+    "aten.stft.default": _frames,
 }

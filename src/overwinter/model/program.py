@@ -15,7 +15,7 @@ from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import ITEM_BYTES as DATATYPE_BYTES
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.aliasing import check_writes
-from overwinter.model.dtypes import INTERNAL_BYTES, ITEM_BYTES, MEMORY_FORMATS, SYMBOLIC_KINDS
+from overwinter.model.dtypes import ITEM_BYTES, MEMORY_FORMATS, SYMBOLIC_KINDS
 from overwinter.model.operators import (
     CHECKS,
     ITEM_OPERATORS,
@@ -168,7 +168,7 @@ def _check_values(program: Program) -> None:
     _require(len(program.values) == made, f"{len(program.values)} values are described, the calls make {made}")
     for at, value in enumerate(program.values):
         slot = program.first_value + at
-        if value.dtype not in INTERNAL_BYTES and value.dtype not in SYMBOLIC_KINDS:
+        if value.dtype not in ITEM_BYTES and value.dtype not in SYMBOLIC_KINDS:
             raise ProgramError(f"value {slot} has unknown type {value.dtype[:80]!r}")
         if not -1 <= value.base < slot:
             raise ProgramError(f"value {slot} cannot share memory with slot {value.base}")
@@ -235,7 +235,7 @@ class _Walk:
                 if number not in self.alive:
                     raise ProgramError(f"{where}: reads slot {number}, which holds nothing")
             case Dtype(name):
-                _require(name in INTERNAL_BYTES, f"{where}: unknown type {name[:80]!r}")
+                _require(name in ITEM_BYTES, f"{where}: unknown type {name[:80]!r}")
             case MemoryFormat(name):
                 _require(name in MEMORY_FORMATS, f"{where}: unknown memory format {name[:80]!r}")
             case str():

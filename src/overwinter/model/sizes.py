@@ -13,7 +13,7 @@ import torch
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.dtypes import INTERNAL_BYTES
+from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.model.structure import Term
 
 _LARGE = 4096
@@ -87,9 +87,9 @@ def sizes_of(tensor: torch.Tensor) -> list[int | torch.SymInt]:
 def item_bytes(dtype: torch.dtype) -> int:
     """Bytes of one element; ProgramError for a type that programs do not have."""
     name = str(dtype).removeprefix("torch.")
-    if name not in INTERNAL_BYTES:
+    if name not in ITEM_BYTES:
         raise ProgramError(f"tensors of type {name} are not supported")
-    return INTERNAL_BYTES[name]
+    return ITEM_BYTES[name]
 
 
 def _without_rounding(expression: sympy.Expr) -> sympy.Expr:

@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import Arguments, Bounds
+from overwinter.model.refusals import no_cache, way_past
 from overwinter.model.untouched import untouched
 
 Words = dict[sympy.Expr, str | None]
@@ -39,7 +40,13 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Trac
     sizes = {label: Dim.AUTO(min=low, max=high) for label, (low, high) in ranges.items()}
     shapes = {name: {dim: sizes[label] for dim, label in dims.items()} for name, _, dims in arguments.inputs}
     args, kwargs = arguments.filled(arguments.examples)
-    with border("the model cannot be exported"), torch.no_grad(), untouched(module), _overheard() as words:
+    with (
+        border("the model cannot be exported"),
+        torch.no_grad(),
+        untouched(module),
+        no_cache(module),
+        _overheard() as words,
+    ):
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=arguments.arranged(shapes), strict=False)
         _check_buffers(module)
     return Traced(exported, words)
@@ -70,7 +77,8 @@ def border(what: str) -> Iterator[None]:
     except ProgramError:
         raise
     except Exception as error:
-        raise ProgramError(f"{what}: {_sentence(error)}{_user_line(error)}") from error
+        failure = f"{_sentence(error)}{_user_line(error)}"
+        raise ProgramError(f"{what}: {failure}{way_past(failure)}") from error
     finally:
         logging.disable(disabled)
 

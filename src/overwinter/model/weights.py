@@ -27,7 +27,7 @@ def identity(tensor: torch.Tensor, name: str) -> object:
     """Equal for two names of one tensor."""
     if not tensor.numel():
         return name
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -39,7 +39,7 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
         raise ProgramError(
             f"weight {name!r} is {tensor.layout} of {tensor.dtype}; only dense plain tensors are supported"
         )
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     overlaps = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
     if overlaps or not tensor.numel() or order == list(range(tensor.dim())):

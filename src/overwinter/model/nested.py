@@ -1,0 +1,146 @@
+"""How do the calls of a graph inside a graph become calls of the outer graph?
+
+A gradient or autocast switch runs its nested graph as it stands. `torch.cond` runs one of two: here both are run, and
+`torch.where` selects. That is the same answer, bit for bit, as long as the graph that is not meant cannot fail: where
+one calls an operator that refuses some values, the export is refused.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.graph import operator_name, source_line
+from overwinter.model.operators import MUTATING, REFUSE_VALUES, VIEWS
+from overwinter.model.refusals import way_out
+
+_ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._functional_assert")
+
+
+def inline_nested(module: GraphModule) -> None:
+    """Put the calls of nested graphs into the graph, which is changed in place; ProgramError where they cannot be."""
+    while True:
+        nested = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
+        if not nested:
+            return
+        for node in nested:
+            if str(node.target) == "cond":
+                _select(module, node)
+            else:
+                _inline(module, node)
+
+
+def _inline(module: GraphModule, node: Node) -> None:
+    """Replace the call of a nested graph under a switch by the nested graph's own calls."""
+    leading = _SWITCHES.get(str(node.target))
+    if leading is None:
+        name = str(node.target)
+        raise ProgramError(f"{name} cannot be part of a flat program; called at {source_line(node)}{way_out(name)}")
+    count, is_harmless = leading
+    if not is_harmless(node.args[:count]):
+        raise ProgramError(
+            f"autocast inside the model is not supported; convert the weights instead ({source_line(node)})"
+        )
+    results = _copied(module, node, node.args[count], node.args[count + 1 :])
+    _give(module, node, [results[index] for index in _used(node)])
+
+
+def _select(module: GraphModule, node: Node) -> None:
+    """Replace a `torch.cond` by the calls of both its graphs and a selection between their results."""
+    condition, *branches, operands = node.args
+    value = condition.meta.get("val") if isinstance(condition, Node) else None
+    if not isinstance(condition, Node) or not isinstance(value, torch.Tensor):
+        raise ProgramError(
+            f"torch.cond on a size cannot be part of a flat program; called at {source_line(node)}; use a plain `if` "
+            "where the size is fixed, or a condition that is a tensor"
+        )
+    assert isinstance(operands, tuple | list)
+    for branch in branches:
+        _check_branch(module, node, branch)
+    results = [_copied(module, node, branch, operands) for branch in branches]
+    with module.graph.inserting_before(node):
+        if value.dim():
+            shaped = module.graph.call_function(torch.ops.aten.reshape.default, (condition, []))
+            shaped.meta = {**node.meta, "val": value.reshape(())}
+            condition = shaped
+        chosen: list[Node] = []
+        for user in node.users:
+            index = int(str(user.args[1]))
+            pair = [result[index] for result in results]
+            if not all(isinstance(part, Node) and isinstance(part.meta.get("val"), torch.Tensor) for part in pair):
+                raise ProgramError(f"torch.cond must give tensors; called at {source_line(node)}")
+            chosen.append(module.graph.call_function(torch.ops.aten.where.self, (condition, *pair)))
+            chosen[-1].meta = {**node.meta, "val": user.meta["val"]}
+    _give(module, node, chosen)
+
+
+def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
+    """ProgramError if running this graph although the other one is meant could fail or change a value."""
+    graph = module.get_submodule(str(place.target)).graph
+    assert isinstance(graph, torch.fx.Graph)
+    outside = {hole for hole in graph.nodes if hole.op == "placeholder"}
+    for inner in graph.nodes:
+        name = operator_name(inner.target) if inner.op == "call_function" else ""
+        if (name in VIEWS or name == "operator.getitem") and outside.intersection(inner.all_input_nodes):
+            outside.add(inner)
+        fails = name in REFUSE_VALUES or name.startswith(_ASSERTIONS)
+        if fails or (name in MUTATING and inner.args[0] in outside):
+            does = "may fail for some values" if fails else "writes to a value from outside"
+            raise ProgramError(
+                f"{name} {does}, and both graphs of a torch.cond are run; called at {source_line(inner)}; call it "
+                "before or after the torch.cond"
+            )
+
+
+def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of a nested graph whose calls are put before `node`."""
+    nested = module.get_submodule(str(place.target))
+    assert isinstance(nested, GraphModule)
+    holes = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
+    value_map: dict[Node, Any] = dict(zip(holes, operands, strict=True))
+    for inner in nested.graph.nodes:
+        if inner.op == "get_attr":
+            setattr(module, f"{place.target}_{inner.target}", getattr(nested, str(inner.target)))
+    with module.graph.inserting_before(node):
+        results = module.graph.graph_copy(nested.graph, value_map)
+    for inner, copy in value_map.items():
+        if inner.op == "get_attr":
+            copy.target = f"{place.target}_{inner.target}"
+        if inner.op == "call_function" and node.meta.get("nn_module_stack"):
+            copy.meta.setdefault("nn_module_stack", node.meta["nn_module_stack"])
+    if not isinstance(results, tuple | list):
+        raise ProgramError(f"unexpected use of a nested graph at {source_line(node)}")
+    return results
+
+
+def _used(node: Node) -> list[int]:
+    """Which result each user of a call takes."""
+    if any(user.target is not operator.getitem for user in node.users):
+        raise ProgramError(f"unexpected use of a nested graph at {source_line(node)}")
+    return [int(str(user.args[1])) for user in node.users]
+
+
+def _give(module: GraphModule, node: Node, results: Sequence[Any]) -> None:
+    """Let the users of a call have these results, one each, and take the call out."""
+    for user, result in zip(list(node.users), results, strict=True):
+        user.replace_all_uses_with(result)
+        module.graph.erase_node(user)
+    module.graph.erase_node(node)
+
+
+def _always(_switch: tuple[Any, ...]) -> bool:
+    return True
+
+
+def _is_off(switch: tuple[Any, ...]) -> bool:
+    return switch[2] is False
+
+
+_SWITCHES: dict[str, tuple[int, Callable[[tuple[Any, ...]], bool]]] = {
+    "wrap_with_set_grad_enabled": (1, _always),
+    "wrap_with_autocast": (4, _is_off),
+}
+"""Switches that may be inlined: how many arguments come before the nested graph, and when they change nothing."""

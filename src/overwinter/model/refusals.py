@@ -1,0 +1,91 @@
+"""What can the author of a model do where a program cannot hold what the model does?
+
+For the deployer's side only. A refusal is one sentence: what is refused, the line that asks for it, and the way out.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from overwinter.core.errors import ProgramError
+
+_RANDOM = "a program draws no random numbers; take them as an input"
+_SIZED_BY_VALUES = (
+    "its result's size depends on values; keep the full size and a mask, with torch.where or torch.nonzero_static"
+)
+_RAW_MEMORY = "it takes memory by raw strides, or memory that nobody wrote; use reshape, slices, unfold or torch.zeros"
+_PACKED = "sizes of packed sequences depend on values; give padded inputs and a mask"
+_QUANTIZED = (
+    "packed quantized weights are opaque; deploy the float model, or keep int8 weights and their scales as buffers and "
+    "multiply them in forward()"
+)
+_LOOPS = "a program has no loops; use a Python loop with a fixed number of steps"
+
+_WAYS_OUT: tuple[tuple[str, str], ...] = (
+    (r"rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|poisson|rrelu", _RANDOM),
+    (r".*dropout|fractional_max_pool", f"it is random; call it with training=False, since {_RANDOM}"),
+    (r"nonzero|unique|_unique|masked_select|bincount|argwhere|combinations", _SIZED_BY_VALUES),
+    (r"as_strided|empty|new_empty|resize|set_|_reshape_alias", _RAW_MEMORY),
+    (r"_pack_padded|_pad_packed|(lstm|gru|rnn_tanh|rnn_relu)\.data", _PACKED),
+    (r"_add_batch_dim|_remove_batch_dim|_vmap", "torch.vmap is not kept in an export; write the batch dimension out"),
+    (r"ctc_loss|segment_reduce|.*lu_solve|.*ldl_|.*_polynomial_", "PyTorch does not check its arguments enough"),
+    (
+        r"flex_attention",
+        "use torch.nn.functional.scaled_dot_product_attention, for a transformers model attn_implementation='sdpa'",
+    ),
+    (r"while_loop|scan|map|associative_scan", _LOOPS),
+)
+"""What to do instead, by how the name of an operator begins, without its namespace."""
+
+_FAILURES: tuple[tuple[str, str], ...] = (
+    (r"pack_padded_sequence|pad_packed_sequence|PackedSequence", _PACKED),
+    (r"nested_tensor", "give padded inputs and a mask in place of nested tensors"),
+)
+"""What to do instead, by what an export's failure speaks of."""
+
+
+def way_out(operator: str) -> str:
+    """What to write in place of a refused operator, as the end of a sentence; empty if nothing is known."""
+    namespace, _, name = operator.rpartition("predispatch.")[2].partition(".")
+    if name and namespace.startswith("quantized"):
+        return f"; {_QUANTIZED}"
+    if name and namespace not in ("aten", "math", "operator", "torch"):
+        return f"; operators of {namespace!r} are not PyTorch's own, and a node has no others"
+    bare = name or namespace
+    return next((f"; {way}" for pattern, way in _WAYS_OUT if re.match(pattern, bare)), "")
+
+
+def way_past(failure: str) -> str:
+    """What to change where an export failed with this text, as the end of a sentence; empty if nothing is known."""
+    return next((f"; {way}" for pattern, way in _FAILURES if re.search(pattern, failure)), "")
+
+
+def check_module(module: torch.nn.Module) -> None:
+    """ProgramError for a module that holds code or weights that no export can see through."""
+    for path, part in module.named_modules():
+        where = f"module {path!r}" if path else "the model"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ProgramError(f"{where} is scripted or traced; deploy the Python module that it was made from")
+        packed = any(isinstance(held, torch.ScriptObject) for held in vars(part).values())
+        kind = type(part)
+        if packed or re.match(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized\.", f"{kind.__module__}."):
+            raise ProgramError(f"{where} is a {kind.__module__}.{kind.__qualname__}; {_QUANTIZED}")
+
+
+@contextmanager
+def no_cache(module: torch.nn.Module) -> Iterator[None]:
+    """While this lasts a `transformers` model gives no cache of keys and values, which is no tensor.
+
+    Its configuration's `use_cache` is as before afterwards.
+    """
+    configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None}
+    before = [(config, config.use_cache) for config in configs.values() if getattr(config, "use_cache", None) is True]
+    try:
+        for config, _ in before:
+            config.use_cache = False
+        yield
+    finally:
+        for config, value in before:
+            config.use_cache = value

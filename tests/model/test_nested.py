@@ -1,0 +1,67 @@
+"""Graphs inside a graph: which become part of a flat program, and that the answer is the module's."""
+
+import pytest
+import torch
+from torch import nn
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.compile import compile_program
+from overwinter.model.export import export
+from tests.model.held import Held, assert_same, exported
+
+torch.manual_seed(0)
+ROWS = torch.randn(3, 8, 4)
+
+
+def selected(self, x):
+    return torch.cond(x.sum() > 0, lambda x: self.layer(x).sin(), lambda x: 1 / (x - x.flatten()[0]), (x,))
+
+
+def selected_twice(self, x):
+    def positive(x, y):
+        return torch.cond(y.amax() > 2, lambda x: x.neg().relu_() + 1, lambda x: x.cos(), (x * 2,)), y + 1
+
+    def negative(x, y):
+        return x.log(), y.clone()
+
+    one, other = torch.cond(x.sum().reshape(1) > 0, positive, negative, (x, x.sum(-1)))
+    return one + 1, other
+
+
+@pytest.mark.parametrize("function", [selected, selected_twice])
+def test_a_conditional_answers_as_its_module_does(function):
+    module = Held(function, layer=nn.Linear(4, 4))
+    made = exported(module, (ROWS[:2],))
+    answers = []
+    for shift in (-9.0, 0.0, 9.0):
+        for count in (1, 2, 3):
+            assert_same(module, made, ROWS[:count] + shift)
+        with torch.inference_mode():
+            answers.append(compile_program(made.program)(made.weights, (ROWS + shift,))[0].isfinite().all())
+    assert not answers[0]
+    assert answers[2]
+
+
+def looked_up(self, x):
+    return torch.cond(x.sum() > 0, lambda x: self.table(x.argmax(-1)), lambda x: x * 1, (x,))
+
+
+def written(self, x):
+    return torch.cond(x.sum() > 0, lambda x: x[:1].relu_() + 1, lambda x: x[:1] * 1, (x * 2,))
+
+
+def depends_on_a_size(self, x):
+    return torch.cond(x.shape[0] > 2, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (looked_up, r"aten\.embedding\.default may fail.*held.*torch\.cond"),
+        (written, r"aten\.relu_\.default writes.*held.*torch\.cond"),
+        (depends_on_a_size, r"torch\.cond on a size.*held"),
+    ],
+)
+def test_a_conditional_whose_branches_differ_in_more_than_values_is_refused(function, message):
+    with pytest.raises(ProgramError, match=message):
+        export(Held(function, table=nn.Embedding(4, 4)), (ROWS,))

@@ -1,0 +1,69 @@
+"""What a program cannot hold: each refusal names the line and the way out, in one sentence."""
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.attention.flex_attention import flex_attention
+
+from overwinter.core.errors import ProgramError
+from overwinter.model.export import export
+from tests.model.held import Held
+
+ROWS = torch.randn(3, 8, 4)
+
+
+@torch.library.custom_op("forms::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def repeated(self, x):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1]
+
+
+def flexible(self, x):
+    return flex_attention(x, x, x)
+
+
+def packed(self, x):
+    return self.lstm(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), 8), batch_first=True))[1][0]
+
+
+REFUSED = {
+    r"while_loop.*held.*Python loop": (Held(repeated), ROWS),
+    r"flex_attention.*held.*scaled_dot_product": (Held(flexible), torch.randn(2, 2, 16, 16)),
+    r"packed sequences.*padded": (Held(packed, lstm=nn.LSTM(4, 4, batch_first=True)), ROWS),
+    r"_unique2.*held.*nonzero_static": (Held(lambda self, x: torch.unique(x)), ROWS),
+    r"rand_like.*held.*input": (Held(lambda self, x: x + torch.rand_like(x)), ROWS),
+    r"_add_batch_dim.*batch dimension": (Held(lambda self, x: torch.vmap(lambda row: row @ row.t())(x)), ROWS),
+    r"forms.double.*'forms'": (Held(lambda self, x: double(x)), ROWS),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused_names_the_line_and_the_way_out(message, capfd):
+    module, example = REFUSED[message]
+    with pytest.raises(ProgramError, match=message) as refused:
+        export(module, (example,))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_module_is_named():
+    inner = nn.Sequential(nn.ReLU(), nn.Linear(4, 4))
+    module = quantize_dynamic(nn.Sequential(nn.Linear(4, 4), inner), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ProgramError, match=r"module '0' is a .*quantized.*Linear; .* float"):
+        export(module, (ROWS,))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_module_is_named():
+    with pytest.raises(ProgramError, match=r"module 'held' is scripted or traced"):
+        export(Held(lambda self, x: self.held(x), held=torch.jit.script(nn.Linear(4, 4))), (ROWS,))
