@@ -72,6 +72,11 @@ FORMS = {
     "entropy": (Held(lambda self, x: torch.special.entr(x.softmax(-1)).sum(-1)), ROWS),
     "loss": (Held(lambda self, x: F.cross_entropy(x, x.argmax(-1)[:, :4] % 8, reduction="none")), ROWS),
     "cell": (Held(lambda self, x: self.cell(x[:, 0]), cell=nn.RNNCell(4, 5, nonlinearity="relu")), ROWS),
+    "norm by statistics of training": (
+        nn.Sequential(nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+        IMAGES,
+    ),
+    "dropout and noise of training": (nn.Sequential(nn.FeatureAlphaDropout(), nn.RReLU()), ROWS),
     "int8 weights with scales": (
         Held(
             lambda self, x: F.linear(x, self.weight.to(x.dtype) * self.scale),

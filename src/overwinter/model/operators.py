@@ -34,7 +34,7 @@ _ELEMENTWISE = """
     ldexp.Tensor leaky_relu lerp.Scalar lerp.Tensor lgamma log log10 log1p log2 log_sigmoid log_sigmoid_forward
     logaddexp logaddexp2 logit maximum minimum mish mul.Scalar mul.Tensor multiply.Scalar multiply.Tensor mvlgamma
     nan_to_num neg negative nextafter polar polygamma pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prelu rad2deg
-    reciprocal relu relu6 remainder.Scalar remainder.Scalar_Tensor remainder.Tensor round round.decimals rsqrt
+    reciprocal relu relu6 remainder.Scalar remainder.Scalar_Tensor remainder.Tensor round round.decimals rrelu rsqrt
     rsub.Scalar rsub.Tensor selu sgn sigmoid sign silu sin sinc sinh softplus softshrink special_airy_ai
     special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf
     special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1 special_gammainc
@@ -273,6 +273,7 @@ REQUIRED: dict[str, tuple[Requirement, ...]] = {
     "aten.lstm.input": _IN_EVALUATION,
     "aten.rnn_relu.input": _IN_EVALUATION,
     "aten.rnn_tanh.input": _IN_EVALUATION,
+    "aten.rrelu.default": (Requirement(3, "training", False),),
     "aten.scaled_dot_product_attention.default": (Requirement(4, "dropout_p", 0.0),),
 }
 """Arguments that must be one literal; left out, they have that value or the call is not complete."""
