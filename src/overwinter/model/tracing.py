@@ -102,11 +102,6 @@ _SAID: tuple[tuple[str, str], ...] = (
         r"it decides by the values of a tensor, which a program cannot; use torch.where, or compute both ways",
     ),
     (
-        r"__obj_flatten__|ScriptObject|torch\.classes",
-        r"it holds weights in an object of PyTorch's own (quantised or scripted), not in tensors; "
-        r"export the module before it was quantised or scripted",
-    ),
-    (
         r"Found <class '(?P<what>[^']+)'> in output, which is not a known type",
         r"it returns a \g<what>; return tensors, or tuples, lists and dictionaries of tensors",
     ),
@@ -114,7 +109,6 @@ _SAID: tuple[tuple[str, str], ...] = (
         r"\.numpy\(\) is not supported",
         r"it leaves PyTorch for NumPy, which a program cannot; use PyTorch's own operators",
     ),
-    (r"Exporting a ScriptModule", r"it is scripted or traced already; export the module that it was made from"),
 )
 
 
