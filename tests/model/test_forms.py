@@ -7,6 +7,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralModel
 
 from overwinter.core.errors import ProgramError
+from overwinter.model.agreement import agree
 from overwinter.model.compile import compile_program
 from overwinter.model.export import export, export_saved
 from tests.model.held import Held, assert_same, exported
@@ -138,7 +139,7 @@ def test_a_language_model_gives_no_cache():
     config = GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2, n_positions=32)
     model = GPT2Model(config).eval().requires_grad_(False)
     dynamic = {"input_ids": {0: "batch", 1: "sequence"}}
-    program, weights = export(model, {"input_ids": TOKENS[:2]}, dynamic)
+    program, weights, _ = agree(export(model, {"input_ids": TOKENS[:2]}, dynamic))
     assert config.use_cache
     assert [spec.name for spec in program.outputs] == ["last_hidden_state"]
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from overwinter.model.arguments import BATCH, Bounds, Dynamic, Example, Input, a
 from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, Reference, convert
 from overwinter.model.liveness import peak_activation_bytes
-from overwinter.model.refusals import check_module
+from overwinter.model.refusals import check_module, no_cache
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
 from overwinter.model.tracing import Words, border, fixing_line, trace
@@ -63,7 +63,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         placed = [tensor.to(own.device) for own, tensor in zip(arguments.examples, tensors, strict=True)]
         args, kwargs = arguments.filled(placed)
-        with untouched(module):
+        with untouched(module), no_cache(module):
             return _tensors(module(*args, **kwargs))
 
     return _converted(
