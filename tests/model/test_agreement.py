@@ -100,6 +100,34 @@ def test_a_module_that_answers_otherwise_each_time_is_refused():
         agree(export(Counting(), (X,)))
 
 
+@pytest.mark.parametrize("kept", ["calls", "last"])
+def test_a_module_that_keeps_something_between_calls_is_refused_and_left_as_it_was(kept):
+    class Keeping(nn.Module):
+        calls, last = 0, None
+
+        def forward(self, x):
+            self.calls += 1
+            before, self.last = self.last, x
+            return x * self.calls if kept == "calls" else x + (0 if before is None else before)
+
+    module = Keeping()
+    with pytest.raises(ProgramError, match="answers a second call otherwise than a first"):
+        agree(export(module, (X,)))
+    assert (module.calls, module.last) == (0, None)
+
+
+def test_a_module_may_keep_what_changes_no_answer():
+    class Caching(nn.Module):
+        scale = None
+
+        def forward(self, x):
+            if self.scale is None:
+                self.scale = torch.arange(4.0)
+            return x * self.scale
+
+    assert not agree(export(Caching(), (X,))).agreement.notes
+
+
 def test_a_module_that_fails_outside_its_example_gets_a_narrower_range():
     class Picky(nn.Module):
         def forward(self, x):
@@ -186,6 +214,28 @@ def test_a_default_dtype_that_cannot_be_kept_is_refused():
 )
 def test_what_mixes_the_rows_of_a_batch_is_not_batched(function, dynamic, words):
     assert re.search(words, agreed(function, dynamic).agreement.batching.obstacle)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _, x: torch.where((x > 100).any(), x * 2, x),
+        lambda _, x: torch.where(x.min() < -100, x.flip(0), x),
+        lambda _, x: torch.where(x.isnan().any(), 0, x),
+        lambda _, x: torch.cond(x.max() > 100, lambda x: x - x.mean(0), lambda x: x + 0, (x,)),
+    ],
+)
+def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(function):
+    assert "other answers" in agreed(function, BATCH).agreement.batching.obstacle
+
+
+def test_who_fails_on_strange_values_may_share_runs_without_them():
+    class Checked(nn.Module):
+        def forward(self, x):
+            torch._assert_async((x.abs() < 20).all(), "too large")
+            return x + 1
+
+    assert agree(export(Checked(), (X,), BATCH)).agreement.batching.obstacle == ""
 
 
 def test_what_cannot_be_asked_two_things_is_not_batched():

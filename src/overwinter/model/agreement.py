@@ -5,7 +5,7 @@ the sizes where exports go wrong; `docs/decisions/agreement.md` says which, and 
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -138,7 +138,22 @@ class _Trial:
         if not self.sizes:
             error = self._model(self._draws.inputs(base, 0, "example"))
             raise ProgramError(f"the model itself cannot run {_spoken(base)}: {_words(error)}")
+        self._check_stateless(base)
         return base
+
+    def _check_stateless(self, sizes: Sizes) -> None:
+        """ProgramError if what the model keeps of one call changes its next answer: a program keeps nothing."""
+        inputs = self._draws.inputs(sizes, 0, self._kind)
+        first, second = self._model(inputs), self._model(inputs, self._reference.run_again)
+        if isinstance(first, Exception) or isinstance(second, Exception):
+            error = first if isinstance(first, Exception) else second
+            raise ProgramError(f"the model answers a first call and not a second like it: {_words(error)}")
+        fault = Meter(self._program, self.bound).compare(first, second)
+        if fault:
+            raise ProgramError(
+                f"the model answers a second call otherwise than a first like it: {fault}; what it keeps from one call "
+                "to the next, a program does not: take it as an input and give it as an output"
+            )
 
     def below(self, base: Sizes) -> Sizes:
         """The least of each size that can be less than in `base`."""
@@ -225,12 +240,13 @@ class _Trial:
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for these sizes
             return error
 
-    def _model(self, inputs: Tensors) -> Tensors | Exception:
-        """What the model gives; it may write to what it is given."""
+    def _model(self, inputs: Tensors, run: Callable[[Tensors], Tensors] | None = None) -> Tensors | Exception:
+        """What the model gives, or another way to run it; it may write to what it is given."""
+        run = run or self._reference.run
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return [tensor.cpu() for tensor in self._reference.run([tensor.clone() for tensor in inputs])]
+                return [tensor.cpu() for tensor in run([tensor.clone() for tensor in inputs])]
         except Exception as error:  # noqa: BLE001 - the border to the author's code
             return error
 

@@ -54,6 +54,8 @@ class Reference(NamedTuple):
     """One for each input; a size that may vary is at least 2 where the model allows it."""
     convert: Callable[[Mapping[str, tuple[int, int]]], "Exported"]
     """Makes the program again, for these ranges of the dynamic sizes."""
+    run_again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    """As `run`, but what the model gives at the second of two such calls in a row."""
 
 
 class Exported(msgspec.Struct):

@@ -4,7 +4,8 @@ Known of a program only by trying: an operator may mix the rows of a batch (a me
 all) and no shape need show it.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -15,6 +16,9 @@ from overwinter.model.structure import BATCH, Program
 SAME_KERNELS = 0.01
 """What of the bound holds between two runs of equal sizes. Their kernels are the same; only what goes by the values
 (how many rows an expert gets) may still change the order of a sum."""
+
+LARGE = 1e4
+"""A number that no example has, and that every type of floats does."""
 
 _ATTEMPTS = 10
 """Two draws of a truth value are often the same."""
@@ -29,7 +33,7 @@ def batching(
     runs the program or raises.
 
     Each request must get, within `bound`, what it gets alone; and the first of two, within a hundredth of that, what it
-    gets when the other asks something else.
+    gets when the other asks something else, extreme values among it.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.unjoinable:
@@ -48,8 +52,8 @@ def batching(
             joined = _shared(answer, requests)
             fault = ""
             if rows is shared[0]:
-                [beside, _] = _shared(answer, [requests[0], stranger])
-                fault = Meter(program, bound * SAME_KERNELS).compare(joined[0], beside)
+                strangers = [stranger, *_extremes(requests[1])]
+                fault = _touched(program, bound * SAME_KERNELS, requests[0], joined[0], strangers, answer)
             for inputs, given in zip(requests, joined, strict=True):
                 fault = fault or meter.compare(answer(inputs), given)
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for what it was not made for
@@ -57,6 +61,37 @@ def batching(
         if fault:
             return Batching(f"requests of {' and '.join(map(str, rows))} rows in one run get other answers: {fault}")
     return Batching("", tuple(shared), meter.closeness())
+
+
+def _touched(
+    program: Program,
+    bound: float,
+    own: Tensors,
+    wanted: Tensors,
+    strangers: Sequence[Tensors],
+    answer: Callable[[Tensors], Tensors],
+) -> str:
+    """How the answer to a request changes with who shares its run; empty if it does not."""
+    for stranger in strangers:
+        try:
+            [beside, _] = _shared(answer, [own, stranger])
+        except Exception:  # noqa: BLE001 - a run that fails is repeated with each request alone
+            continue
+        fault = Meter(program, bound).compare(wanted, beside)
+        if fault:
+            return fault
+    return ""
+
+
+def _extremes(other: Tensors) -> Iterator[Tensors]:
+    """Requests of as many rows whose floats are all large, all far below nothing or no numbers, and whose other
+    numbers are all the largest or the least: what the rows have in common may depend on no more than one such value.
+    """
+    for value, pick in ((LARGE, torch.max), (-LARGE, torch.min), (math.nan, torch.max)):
+        yield [
+            torch.full_like(each, value if each.is_floating_point() else pick(each).item()) if each.numel() else each
+            for each in other
+        ]
 
 
 def _unlike(other: Tensors, request: Callable[[int, int], Tensors]) -> Tensors:
