@@ -178,6 +178,16 @@ def test_what_comes_to_a_range_is_a_range_and_no_check():
     assert "aten._assert_scalar.default" not in [call.operator for call in exported.program.calls]
 
 
+@pytest.mark.parametrize("part", [lambda n: int(n / 2), lambda n: int(n * 0.5), lambda n: max(1, int(0.25 * n + 1))])
+def test_sizes_at_which_a_rounded_part_is_the_same_are_a_range(part):
+    module = Net(lambda x: x[:, : part(x.shape[1])].sum(1))
+    exported = export(module, (torch.rand(2, 12),), {"x": {0: "batch", 1: "n"}})
+    low, high = exported.program.dimensions["n"]
+    assert low <= 12 <= high
+    assert {part(n) for n in range(low, high + 1)} == {part(12)}
+    assert "aten._assert_scalar.default" not in [call.operator for call in exported.program.calls]
+
+
 class UNet(nn.Module):
     """Three levels down and up again, with skips: height and width must be multiples of 8."""
 
@@ -229,6 +239,7 @@ def test_guard_that_no_program_can_check_is_refused():
         ("2 < L['x'].size()[0] <= 4", 4, 5),
         ("-L['x'].size()[0] < -2 and L['x'].size()[1] == 4", 3, 2),
         ("math.floor(L['x'].size()[0] / 2) == 2", 5, 6),
+        ("math.trunc(0.5*torch.sym_float(L['x'].size()[0])) == 3", 7, 8),
         ("(1 if L['x'].size()[0] > 3 else 0) == 1", 4, 3),
         ("5 % (L['x'].size()[0] - 1) == 1", 3, 1),
     ],

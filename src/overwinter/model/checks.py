@@ -47,7 +47,8 @@ class Condition(NamedTuple):
     @property
     def names(self) -> set[str]:
         """The sizes that it is about."""
-        called = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        calls = [node.func for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        called = {id(part) for function in calls for part in ast.walk(function)}
         return {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in called}
 
 
@@ -189,6 +190,7 @@ _FUNCTIONS = {
     "min": "torch.sym_min",
     "int": "torch.sym_int",
     "float": "torch.sym_float",
+    "torch.sym_float": "torch.sym_float",
     "math.ceil": "math.ceil",
     "math.floor": "math.floor",
     "math.trunc": "math.trunc",
@@ -218,6 +220,8 @@ def _holds(each: Condition, name: str, values: torch.Tensor) -> torch.Tensor | N
         if function in ("operator.floordiv", "operator.mod", "operator.truediv"):
             top, bottom = args[0], torch.as_tensor(args[1])
             undefined.logical_or_(bottom == 0)
+            if function == "operator.truediv":
+                top = torch.as_tensor(top).double()
             return SYMBOLIC[function](top, torch.where(bottom == 0, 1, bottom))
         return _FOR_MANY.get(function, SYMBOLIC[function])(*args)
 
@@ -237,6 +241,10 @@ def _smallest(first: Any, second: Any) -> torch.Tensor:
 
 
 _FOR_MANY: dict[str, Callable[..., Any]] = {
+    "math.ceil": torch.ceil,
+    "math.floor": torch.floor,
+    "math.trunc": torch.trunc,
+    "torch.sym_float": torch.Tensor.double,
     "torch.sym_max": _largest,
     "torch.sym_min": _smallest,
     "torch.sym_not": torch.logical_not,
