@@ -55,6 +55,11 @@ def test_what_is_no_source(workshop: Path, source: str, kind: type[OverwinterErr
     assert "\n" not in str(caught.value)
 
 
+def test_a_task_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match=f"there is no directory {tmp_path}/none"):
+        open_source("none", tmp_path, "text-classification")
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -44,6 +44,8 @@ def open_source(
     if path.is_dir():
         return open_directory(path, task, options)
     if task is not None or options:
+        if not path.exists() and ":" not in source:
+            raise CallerError(f"there is no directory {path}")
         raise CallerError(f"a task and its options are for a directory of transformers, and {source!r} is none")
     if path.suffix == ".pt2":
         if not path.is_file():
