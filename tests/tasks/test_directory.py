@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 
 import pytest
 import torch
@@ -157,3 +158,15 @@ def test_tokens_that_the_model_has_not_are_refused(weather, tmp_path):
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ProgramError, match="cannot answer a sample of text-classification: index out of range"):
         open_directory(tmp_path, "text-classification")
+
+
+def test_sample_too_long_for_the_model_is_cut_without_a_word(weather, caplog):
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
+    transformers.logging.set_verbosity_warning()
+    try:
+        open_directory(weather, "text-classification")
+    finally:
+        transformers.logging.set_verbosity_error()
+        library.removeHandler(caplog.handler)
+    assert not caplog.messages

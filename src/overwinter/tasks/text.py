@@ -58,7 +58,7 @@ def _bundle(order: Order, state: dict[str, Any], answer: str, *, truncates: bool
 def _shortened(text: str, tokenizer: Any, longest: int) -> str:
     """As many of the text's words as make no more tokens than `longest`."""
     words = text.split()
-    while len(words) > 1 and len(tokenizer(" ".join(words))["input_ids"]) > longest:
+    while len(words) > 1 and len(tokenizer(" ".join(words), verbose=False)["input_ids"]) > longest:
         words.pop()
     return " ".join(words)
 
