@@ -229,6 +229,14 @@ def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(f
     assert "other answers" in agreed(function, BATCH).agreement.batching.obstacle
 
 
+def test_what_tells_equal_requests_apart_is_not_batched():
+    def alone(_, x):
+        rows = x.flatten(1)
+        return x / (rows[:, None] == rows).all(2).sum(1)[:, None, None]
+
+    assert "other answers" in agreed(alone, BATCH).agreement.batching.obstacle
+
+
 def test_who_fails_on_strange_values_may_share_runs_without_them():
     class Checked(nn.Module):
         def forward(self, x):

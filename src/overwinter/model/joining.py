@@ -33,7 +33,7 @@ def batching(
     runs the program or raises.
 
     Each request must get, within `bound`, what it gets alone; and the first of two, within a hundredth of that, what it
-    gets when the other asks something else, extreme values among it.
+    gets when the other asks something else (extreme values among it) or the very same.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.unjoinable:
@@ -52,7 +52,7 @@ def batching(
             joined = _shared(answer, requests)
             fault = ""
             if rows is shared[0]:
-                strangers = [stranger, *_extremes(requests[1])]
+                strangers = [stranger, requests[0], *_extremes(requests[1])]
                 fault = _touched(program, bound * SAME_KERNELS, requests[0], joined[0], strangers, answer)
             for inputs, given in zip(requests, joined, strict=True):
                 fault = fault or meter.compare(answer(inputs), given)
