@@ -8,6 +8,7 @@ from torch.ao.quantization import quantize_dynamic
 from torch.nn.attention.flex_attention import flex_attention
 
 from overwinter.core.errors import ProgramError
+from overwinter.model.compile import compile_program
 from overwinter.model.export import export
 from tests.model.held import Held
 
@@ -67,3 +68,21 @@ def test_a_quantized_module_is_named():
 def test_a_scripted_module_is_named():
     with pytest.raises(ProgramError, match=r"module 'held' is scripted or traced"):
         export(Held(lambda self, x: self.held(x), held=torch.jit.script(nn.Linear(4, 4))), (ROWS,))
+
+
+@pytest.mark.parametrize("scale", [lambda n: 0.9**n, lambda n: round(n / 3)])
+def test_arithmetic_that_no_program_does_with_a_size_names_the_way_out(scale):
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return x * scale(x.shape[1])
+
+    with pytest.raises(ProgramError, match=r"computes with a size.*use torch.tensor\(size\)"):
+        export(Scaled(), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}})
+    x = torch.rand(2, 6)
+
+    class Tensors(nn.Module):
+        def forward(self, x):
+            return x * 0.9 ** torch.tensor(x.shape[1])
+
+    program, weights = export(Tensors(), (x,), {"x": {0: "batch", 1: "n"}})
+    assert torch.equal(compile_program(program)(weights, (x,))[0], Tensors()(x))

@@ -36,6 +36,7 @@ _WAYS_OUT: tuple[tuple[str, str], ...] = (
         "use torch.nn.functional.scaled_dot_product_attention, for a transformers model attn_implementation='sdpa'",
     ),
     (r"while_loop|scan|map|associative_scan", _LOOPS),
+    (r"(pow|round)$", "it computes with a size, which a program does with + - * / // % alone; use torch.tensor(size)"),
 )
 """What to do instead, by how the name of an operator begins, without its namespace."""
 
@@ -51,7 +52,7 @@ def way_out(operator: str) -> str:
     namespace, _, name = operator.rpartition("predispatch.")[2].partition(".")
     if name and namespace.startswith("quantized"):
         return f"; {_QUANTIZED}"
-    if name and namespace not in ("aten", "math", "operator", "torch"):
+    if name and namespace not in ("aten", "builtins", "math", "operator", "torch"):
         return f"; operators of {namespace!r} are not PyTorch's own, and a node has no others"
     bare = name or namespace
     return next((f"; {way}" for pattern, way in _WAYS_OUT if re.match(pattern, bare)), "")
