@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import StartBody, StopBody
+from overwinter.core.actions import Stage, StartBody, StopBody
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
@@ -115,6 +115,22 @@ def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
         blobs = ((f"{name}-a", 10), (f"{name}-b", 20))
         world.deploy(spec(name, blobs=blobs, queue_limit=10000, timeout_s=1000.0))
     check_is_answered(world, "g", beside=("f",))
+
+
+def test_those_that_wait_for_a_body_do_not_take_the_blocks_from_each_other():
+    world = World(bodies_max=1, cores=2, host_bytes=20)
+    slow = Profile(weight_bytes=10, macs=1, points=(Point(1, 10, 1, 1, 0.1),), wake_s=2.0)
+    world.deploy(spec("busy", blobs=(("busy", 10),), profile=slow, queue_limit=10000, timeout_s=1000.0))
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    asked = [world.arrive(name) for name in "fg"]
+    for id_ in asked:
+        go_on(world, ("busy",), id_, steps=5 * STEPS)
+    assert [type(world.answers[id_]).__name__ for id_ in asked] == ["Reply", "Reply"]
+    staged = [action.function for action in world.log if isinstance(action, Stage)]
+    assert [staged.count(f"{name}@1") for name in "fg"] == [1, 1]
 
 
 def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():

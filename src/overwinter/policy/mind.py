@@ -108,7 +108,7 @@ class Mind(Serving):
             self._drop_unshared(event.addresses, event.store)
             return
         function.blocks = step_blocks(function.blocks, "staged")
-        function.blocks_at, function.staging = now, None
+        function.turn_at, function.staging = now if function.bodies else None, None
         function.restage = False
         if event.added:
             for request in function.queue:
@@ -236,7 +236,6 @@ class Mind(Serving):
         function.used = now
         if resident:
             function.blocks = step_blocks(step_blocks(function.blocks, "stage"), "staged")
-            function.blocks_at = now
             self.state.residents(function).hold(function.sizes)
             self.state.kept[function.spec.id] = None
         if function.on_trial:

@@ -117,8 +117,8 @@ class Function(msgspec.Struct):
     """No configuration keeps its promise."""
     turns: int = 0
     """Runs that its requests went into."""
-    blocks_at: Seconds = Seconds(0.0)
-    """When its blocks came into the host store."""
+    turn_at: Seconds | None = None
+    """When a body of it first could use the blocks that it has in the host store; None: none has yet."""
 
 
 class Residents(msgspec.Struct):

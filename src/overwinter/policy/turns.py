@@ -5,8 +5,9 @@ for a smaller one. First in line are those without any body. For them a body giv
 longest, or else one that was busy for its turn: a function that always has work would keep others out for ever. A turn
 is many wakes long, so that changing places costs a small share of the time.
 
-For bytes a whole function gives way, and its turn counts from when its blocks came. It is longer, for they come from
-disk. One that is idle goes sooner, unless it is used so often that it would be back at once, or has just come.
+For bytes a whole function gives way, and its turn counts from its first body since its blocks came: those that wait for
+a body or a core would else take the blocks from each other, and none would get to run. It is longer, for blocks come
+from disk. One that is idle goes sooner, unless it is used so often that it would be back at once, or has just come.
 """
 
 from math import inf
@@ -102,9 +103,11 @@ def _may_yield(function: Function) -> bool:
 
 
 def _yields_at(state: State, function: Function) -> float:
+    if function.turn_at is None:
+        return inf
     turn_s, least_s = TURN_WAKES_BYTES * wake_s(function), TURN_WAKES * wake_s(function)
-    turned = function.blocks_at + turn_s
+    turned = function.turn_at + turn_s
     if function.queue or any(state.bodies[worker].state in ("starting", "busy") for worker in function.bodies):
         return turned
     often = OFTEN * function.every_s
-    return min(turned, max(function.blocks_at + least_s, function.used + (often if often < turn_s else 0.0)))
+    return min(turned, max(function.turn_at + least_s, function.used + (often if often < turn_s else 0.0)))

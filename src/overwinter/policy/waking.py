@@ -204,6 +204,8 @@ class Waking(Bodies):
             self.state.reserved_cores += point.cores
             self.state.body_bytes += point.memory_bytes
             function.bodies.append(body.id)
+            if function.turn_at is None:
+                function.turn_at = now
             self._alarms.watch(body.id, Seconds(now + self.config.start_timeout_s))
             program = function.spec.program
             if program in self.state.prepared:
