@@ -53,6 +53,14 @@ class Architecture(NamedTuple):
             roughen(module)
         return module.requires_grad_(False)
 
+    def reference(self, seed: int) -> Callable[..., Any]:
+        """What is asked beside the node, its inputs by name: the module, or what PyTorch makes of its file."""
+        module = self.build(seed)
+        if self.saved is None:
+            return module
+        loaded = self.saved(module, self.inputs_at({}, seed)).module()
+        return lambda **inputs: loaded(*inputs.values())
+
     @property
     def names(self) -> list[str]:
         """The sizes that vary, in the order of the inputs."""

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import overwinter
 from benchmarks.fidelity.architecture import Architecture, Sizes, leaves
 from benchmarks.fidelity.judge import Finding, Verdict, judged, refused, worst
-from overwinter.api.deployer import package
+from overwinter.api.deployer import deploy_exported
 from overwinter.core.errors import AuthorError, CallerError, OverwinterError
 from overwinter.core.function import Settings
 from overwinter.model.export import export_saved
@@ -42,7 +42,7 @@ class Row(NamedTuple):
         return "wrong" if self.joined.verdict == "wrong" else worst(self.findings)
 
 
-def eager(module: nn.Module, inputs: Inputs) -> list[Tensor] | Exception:
+def eager(module: Callable[..., Any], inputs: Inputs) -> list[Tensor] | Exception:
     """The module's own output tensors, or what it raises; with equal random numbers at each call, if it takes any."""
     torch.manual_seed(0)
     try:
@@ -57,7 +57,7 @@ def examine(architecture: Architecture, url: str, seed: int) -> Row:
 
     Where it cannot be deployed with sizes that vary, it is deployed with none but the batch, as the refusal says.
     """
-    reference = architecture.build(seed)
+    reference = architecture.reference(seed)
     module = architecture.build(seed)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     findings: list[Finding] = []
@@ -96,15 +96,14 @@ def _deploy(architecture: Architecture, module: nn.Module, url: str, seed: int, 
 
 
 def _deploy_saved(name: str, program: torch.export.ExportedProgram, url: str, settings: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory() as directory, overwinter.Client(url) as client:
+    with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.pt2"
         torch.export.save(program, path)
-        exported = export_saved(path)
-        package(name, exported.program, exported.weights, settings=Settings(**settings)).upload(client)
+        deploy_exported(export_saved(path), url, name=name, settings=Settings(**settings))
 
 
 def _asked(
-    client: overwinter.Client, architecture: Architecture, reference: nn.Module, sizes: Sizes, seed: int
+    client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], sizes: Sizes, seed: int
 ) -> Finding:
     """The node's answer beside eager's at these sizes."""
     where = " ".join(f"{name}={size}" for name, size in sizes.items()) or "as given"
@@ -137,7 +136,9 @@ def typed(expected: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     return [have.to(narrow.get(want.dtype, have.dtype)) for want, have in zip(expected, given, strict=True)]
 
 
-def _untouched(architecture: Architecture, reference: nn.Module, module: nn.Module, seed: int) -> list[Finding]:
+def _untouched(
+    architecture: Architecture, reference: Callable[..., Any], module: nn.Module, seed: int
+) -> list[Finding]:
     """Nothing, unless the author's module answers otherwise after the deploy than it would have before."""
     inputs = architecture.inputs_at({}, seed + 1)
     before, after = eager(reference, inputs), eager(module, inputs)
@@ -149,7 +150,7 @@ def _untouched(architecture: Architecture, reference: nn.Module, module: nn.Modu
     return [] if found.verdict == "equal" else [found._replace(verdict="wrong", text="changed by the deploy")]
 
 
-def _joined(client: overwinter.Client, architecture: Architecture, reference: nn.Module, seed: int) -> Finding:
+def _joined(client: overwinter.Client, architecture: Architecture, reference: Callable[..., Any], seed: int) -> Finding:
     """Each of many answers to callers at one time beside eager's answer to that caller alone."""
     if "batch" not in architecture.names:
         return Finding("joined", "equal", text="no batch")

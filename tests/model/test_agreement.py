@@ -205,6 +205,8 @@ def test_a_default_dtype_that_cannot_be_kept_is_refused():
         (lambda _, x: x - x.mean(0), BATCH, "other answers"),
         (lambda _, x: x.softmax(0), BATCH, "other answers"),
         (lambda _, x: x.mean(0), BATCH, "output 'output'"),
+        (lambda _, x: torch.where(x.sum() > 0, x, -x), BATCH, "other answers"),
+        (lambda _, x: torch.where(x.amax() > 500, x, -x), BATCH, "other answers"),
         (lambda _, x: x[:, 0] @ x[:, 0].t(), BATCH, "'batch' beside"),
         (lambda _, x: torch.cat([x, x]), BATCH, "output 'output'"),
         (lambda _, x: x.flip(0), BATCH, "other answers"),
@@ -244,6 +246,15 @@ def test_who_fails_on_strange_values_may_share_runs_without_them():
             return x + 1
 
     assert agree(export(Checked(), (X,), BATCH)).agreement.batching.obstacle == ""
+
+
+def test_what_mixes_rows_only_among_many_is_not_batched_so_far():
+    def crowded(_, x):
+        return x + (torch.arange(x.shape[0]) >= 20)[:, None, None]
+
+    exported = export(Net(crowded), (X,), BATCH)
+    assert not agree(exported, max_batch=16).agreement.batching.obstacle
+    assert "32 requests" in agree(export(Net(crowded), (X,), BATCH), max_batch=32).agreement.batching.obstacle
 
 
 def test_what_cannot_be_asked_two_things_is_not_batched():

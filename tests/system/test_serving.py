@@ -164,8 +164,8 @@ def test_unload_gives_memory_back_and_load_makes_it_ready(node: NodeProcess):
 def test_a_load_under_way_hears_of_an_unload(node: NodeProcess):
     deploy(node, "slow-to-wake", handler=f"import time\ntime.sleep(1.0)\n{SLOW}")
     node.client.unload("slow-to-wake")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(Client(node.url).load, "slow-to-wake")
+    with Client(node.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(client.load, "slow-to-wake")
         wait_until(lambda: node.client.function("slow-to-wake")["life"] == "waking")
         node.client.unload("slow-to-wake")
         with pytest.raises(ConflictError, match="slow-to-wake"):

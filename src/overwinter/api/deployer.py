@@ -161,14 +161,14 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     )
 
 
-def deploy_exported(exported: "Exported", url: str, *, name: str, **function: Any) -> Uploaded:
+def deploy_exported(exported: "Exported", url: str, *, name: str, settings: Settings, **function: Any) -> Uploaded:
     """Compare a program with its model and deploy it; `function` is what `package` takes. Doubts are warnings."""
     from overwinter.model.agreement import agree
 
-    agreed = agree(exported)
+    agreed = agree(exported, settings.max_batch)
     for note in agreed.agreement.notes:
         warnings.warn(note, stacklevel=3)
-    ready = package(name, *agreed, **function)
+    ready = package(name, *agreed, settings=settings, **function)
     with Client(url) as client:
         made = ready.upload(client)
     if made.warning:

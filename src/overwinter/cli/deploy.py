@@ -162,7 +162,7 @@ def _packaged(
         with turning(f"exporting {source}"):
             exported = export_source(opened)
         with turning("comparing the program with the model"):
-            program, weights, agreement = agree(exported)
+            program, weights, agreement = agree(exported, function["settings"].max_batch)
     for note in agreement.notes:
         click.echo(note, err=True)
     handler = function["handler"]

@@ -42,7 +42,7 @@ class _Fault(NamedTuple):
     """Whether it is that only one of the two answers."""
 
 
-def agree(exported: Exported) -> Agreed:
+def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and take from its sizes what they do not agree on.
 
     A size whose 1 is wrong begins at 2, one that the model refuses to have larger ends at the example's. ProgramError,
@@ -59,7 +59,7 @@ def agree(exported: Exported) -> Agreed:
         sizes=tuple(trial.sizes),
         bound=trial.bound,
         outputs=trial.meter.closeness(),
-        batching=trial.batching(exported.program, base),
+        batching=trial.batching(exported.program, base, max_batch),
         notes=tuple(trial.notes),
     )
     return Agreed(exported.program, exported.weights, agreement)
@@ -194,8 +194,8 @@ class _Trial:
         self.ranges[name] = (self.ranges[name][0], most)
         self.notes.append(f"{name} ends at {most}: {fault.words}")
 
-    def batching(self, program: Program, base: Sizes) -> Batching:
-        """Whether requests to the program, as it became, may share a run."""
+    def batching(self, program: Program, base: Sizes, max_batch: int) -> Batching:
+        """Whether so many requests to the program, as it became, may share a run."""
 
         def request(rows: int, seed: int) -> Tensors:
             return self._draws.inputs({**base, BATCH: rows}, seed, self._kind)
@@ -206,7 +206,7 @@ class _Trial:
                 raise given
             return given
 
-        return batching(program, self.bound, request, answer)
+        return batching(program, self.bound, request, answer, max_batch)
 
     def _difference(self, inputs: Tensors, wanted: Tensors, given: Tensors) -> str:
         """How the program's answer is not the model's; empty if it is. What the model gives without PyTorch's fused

@@ -229,7 +229,7 @@ class _Conversion:
             # It follows from what the author did say of the same numbers.
             said = [told for known, told in words.items() if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(asked))]
         names = {str(symbol): str(meaning) for symbol, meaning in self.sizes.meanings.items()}
-        text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], symbol[0]), asked)
+        text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], "a value"), asked)
         return "; ".join(told for told in said if told) or f"the model needs {text}, at {source_line(node)}"
 
     def finish(self) -> Program:

@@ -20,6 +20,9 @@ SAME_KERNELS = 0.01
 LARGE = 1e4
 """A number that no example has, and that every type of floats does."""
 
+MOST_REQUESTS = 64
+"""No more are tried in one run, whatever `max_batch` is."""
+
 _ATTEMPTS = 10
 """Two draws of a truth value are often the same."""
 
@@ -27,10 +30,14 @@ Tensors = list[torch.Tensor]
 
 
 def batching(
-    program: Program, bound: float, request: Callable[[int, int], Tensors], answer: Callable[[Tensors], Tensors]
+    program: Program,
+    bound: float,
+    request: Callable[[int, int], Tensors],
+    answer: Callable[[Tensors], Tensors],
+    max_batch: int = 1,
 ) -> Batching:
-    """Try it with requests of several numbers of rows. `request` draws one of so many rows from a seed, and `answer`
-    runs the program or raises.
+    """Try it with requests of several numbers of rows, and with as many as may share a run. `request` draws one of so
+    many rows from a seed, and `answer` runs the program or raises.
 
     Each request must get, within `bound`, what it gets alone; and the first of two, within a hundredth of that, what it
     gets when the other asks something else (extreme values among it) or the very same.
@@ -40,7 +47,9 @@ def batching(
         return Batching(program.unjoinable)
     if 2 * low > high:
         return Batching(f"a request has {low} rows or more, a run {high} at most")
-    shared = [rows for rows in ((low, low), (low, low + 1, low + 2)) if sum(rows) <= high]
+    most = (low,) * min(max_batch, MOST_REQUESTS, high // low)
+    tried = {(low, low), (low, low + 1, low + 2), most}
+    shared = sorted((rows for rows in tried if len(rows) > 1 and sum(rows) <= high), key=sum)
     requests = [request(rows, seed) for seed, rows in enumerate(shared[0])]
     stranger = _unlike(requests[1], request)
     if not stranger:
@@ -59,7 +68,8 @@ def batching(
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for what it was not made for
             fault = str(error)
         if fault:
-            return Batching(f"requests of {' and '.join(map(str, rows))} rows in one run get other answers: {fault}")
+            several = f"{len(rows)} requests" if rows == most else f"requests of {' and '.join(map(str, rows))} rows"
+            return Batching(f"{several} in one run get other answers: {fault}")
     return Batching("", tuple(shared), meter.closeness())
 
 

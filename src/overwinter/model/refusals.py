@@ -27,6 +27,7 @@ _WAYS_OUT: tuple[tuple[str, str], ...] = (
     (r"rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|poisson|rrelu", _RANDOM),
     (r".*dropout|fractional_max_pool", f"it is random; call it with training=False, since {_RANDOM}"),
     (r"nonzero|unique|_unique|masked_select|bincount|argwhere|combinations", _SIZED_BY_VALUES),
+    (r"where\.default", _SIZED_BY_VALUES),
     (r"as_strided|empty|new_empty|resize|set_|_reshape_alias", _RAW_MEMORY),
     (r"_pack_padded|_pad_packed|(lstm|gru|rnn_tanh|rnn_relu)\.data", _PACKED),
     (r"_add_batch_dim|_remove_batch_dim|_vmap", "torch.vmap is not kept in an export; write the batch dimension out"),

@@ -59,7 +59,7 @@ class Sizes:
         strange = number.node.expr.free_symbols - self.meanings.keys()
         if strange:
             raise ProgramError(
-                f"a size depends on the values of a tensor ({strange.pop()}), not on the inputs' sizes alone; keep the "
+                "a size depends on the values of a tensor, not on the inputs' sizes alone; keep the "
                 "full size, and a mask with torch.where"
             )
         return number.node.expr.xreplace(self.meanings)
