@@ -14,6 +14,8 @@ from overwinter.worker.values import Value
 
 Step = Callable[..., Mapping[str, object]]
 FILENAME = "handler.py"
+FAILURES = (Exception, SystemExit)
+"""What the author's code may fail with. One that asks to exit has failed too, and its body lives on."""
 
 
 class Handler:
@@ -27,7 +29,7 @@ class Handler:
             exec(compile(source, FILENAME, "exec"), module.__dict__)
             setup = getattr(module, "setup", None)
             self._state: object = setup(dict(assets)) if setup is not None else None
-        except Exception as error:
+        except FAILURES as error:
             raise HandlerError(f"the handler could not be set up: {_told(error)}") from error
         self._preprocess = _step(module, "preprocess", ("inputs", "state"))
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
@@ -36,7 +38,7 @@ class Handler:
         """The program's inputs, by name; HandlerError with the author's line if the code fails."""
         values: Mapping[str, object] = inputs
         if self._preprocess is not None:
-            values = self._call(self._preprocess, dict(inputs), self._state)
+            values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
         wrong = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
         if wrong:
             raise HandlerError(f"preprocess must give a torch.Tensor for each program input; {wrong[0]!r} is none")
@@ -46,16 +48,20 @@ class Handler:
         """The function's outputs, by name; HandlerError with the author's line if the code fails."""
         if self._postprocess is None:
             return dict(outputs)
-        values = self._call(self._postprocess, outputs, inputs, self._state)
+        values = self._call("postprocess", self._postprocess, outputs, inputs, self._state)
         return {name: _sendable(name, value) for name, value in values.items()}
 
-    def _call(self, step: Step, *arguments: object) -> Mapping[str, object]:
+    def _call(self, name: str, step: Step, *arguments: object) -> dict[str, object]:
         try:
-            values = step(*arguments)
-        except Exception as error:
-            raise HandlerError(f"{step.__name__} failed: {_told(error)}") from error
-        if not isinstance(values, Mapping):
-            raise HandlerError(f"{step.__name__} must return a dict of named values, not {type(values).__name__}")
+            given = step(*arguments)
+            values = dict(given) if isinstance(given, Mapping) else None
+        except FAILURES as error:
+            raise HandlerError(f"{name} failed: {_told(error)}") from error
+        if values is None:
+            raise HandlerError(f"{name} must return a dict of named values, not {type(given).__name__}")
+        unnamed = [key for key in values if not isinstance(key, str)]
+        if unnamed:
+            raise HandlerError(f"{name} must return a dict of named values; {unnamed[0]!r} is no name")
         return values
 
 
@@ -91,8 +97,8 @@ def _sendable(name: str, value: object) -> Value:
     )
 
 
-def _told(error: Exception) -> str:
-    """The error with the last line of the author's code that it went through."""
+def _told(error: BaseException) -> str:
+    """The error with the last line of the author's code that it went through, in text that can be sent."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {error}{where}".encode(errors="backslashreplace").decode()
