@@ -88,6 +88,13 @@ def test_a_handler_that_waits_for_ever_is_told(prepared, monkeypatch):
     assert "more than 1 s" in trial.doubts(made, made.program.inputs)
 
 
+def test_a_handler_that_waits_for_ever_at_a_sample_refuses(prepared, monkeypatch):
+    monkeypatch.setattr(trial, "SAMPLES_S", 1)
+    made = runner(prepared, "def preprocess(inputs, state):\n    for _ in range(10**8):\n        pass\n")
+    with pytest.raises(HandlerError, match="sample 1.*more than 1 s"):
+        trial.prove(made, [{"x": torch.ones(1, 3)}])
+
+
 def test_the_sample_that_failed_is_named_by_its_number(prepared):
     made = runner(prepared, "def preprocess(inputs, state):\n    1 / inputs['x'][0, 0].item()\n    return inputs\n")
     trial.prove(made, [{"x": torch.ones(1, 3)}])

@@ -21,15 +21,19 @@ from overwinter.worker.values import DTYPES, Value, parcels
 
 MADE_UP_S = 20
 """A request that is made up may take so long: some handlers wait for what it does not have."""
+SAMPLES_S = 60
+"""All samples together: a client that deploys waits little longer for the node, and would not hear the reason."""
 TEXT = b"a few words"
 
 
 def prove(runner: Runner, samples: list[Named]) -> None:
     """Answer every sample; raises why one cannot be."""
-    for number, sample in enumerate(samples, 1):
-        failure = _failure(runner, sample)
-        if failure is not None:
-            raise error_named(failure.error)(f"{runner.function} does not answer sample {number}: {failure.message}")
+    with _interrupted_after(SAMPLES_S):
+        for number, sample in enumerate(samples, 1):
+            failure = _failure(runner, sample)
+            if failure is not None:
+                told = f"{runner.function} does not answer sample {number}: {failure.message}"
+                raise error_named(failure.error)(told)
 
 
 def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
