@@ -3,6 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Stage, StartBody, StopBody
+from overwinter.core.events import Profiled
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
@@ -181,3 +182,33 @@ def test_no_more_bodies_leave_than_are_needed():
     world.settle()
     assert type(world.answers[asked]).__name__ == "Reply"
     assert sum(isinstance(action, StopBody) for action in world.log) == 1
+
+
+def test_who_is_given_up_in_line_gives_his_bytes_to_the_next():
+    world = World(bodies_max=1, memory_bytes=10, host_bytes=20, cores=2)
+    world.deploy(spec("busy", blobs=(("busy", 10),), profile=profile(5), keep_alive_s=1000.0, pinned=True))
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 10),), profile=profile(5), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    asked = [world.arrive(name) for name in "fg"]
+    world.settle_processes()
+    world.send(Profiled("f@1", profile(50)))
+    world.settle()
+    assert [type(world.answers[id_]).__name__ for id_ in asked] == ["Refuse", "Reply"]
+
+
+def test_who_loses_his_blocks_waits_for_no_core():
+    world = World(cores=1)
+    for name in ("f", "busy"):
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=1000.0))
+        world.arrive(name)
+        world.settle_processes()
+        if name == "f":
+            world.finish()
+    asked = world.arrive("f")
+    world.die(1, lost_blocks=True)
+    while not world.staging:
+        world.ring()
+    world.settle()
+    assert type(world.answers[asked]).__name__ == "Reply"

@@ -21,6 +21,8 @@ class Bodies:
         self.state = State()
         self._alarms = Alarms()
         self._actions: list[Action] = []
+        self._gave_bytes = False
+        """Whether bytes of a host store may have been given back since those who wait for them were last asked."""
         self._last_worker = self._last_operation = 0
 
     def _step_body(self, body: Body, event: str, now: Seconds) -> None:

@@ -48,14 +48,12 @@ class Mind(Serving):
     def handle(self, event: Event, now: Seconds) -> list[Action]:
         """What should be done about `event`, in order."""
         self._actions = []
+        self._gave_bytes = not isinstance(event, _TAKES)
         self._step(event, now)
-        state = self.state
-        if state.wants_bytes and not isinstance(event, _TAKES):
-            self._fill_bytes(now)
-        if state.wants_core or state.late:
-            self._fill_cores(now)
-        if state.wants_room or state.wants_more:
-            self._fill_room(now)
+        self._fill_lines(now)
+        # Again, if somebody in line was given up meanwhile.
+        while self._gave_bytes and self.state.wants_bytes:
+            self._fill_lines(now)
         alarm = self._alarms.due_change()
         if alarm is not None:
             self._actions.append(SetAlarm(alarm))

@@ -84,6 +84,17 @@ class Serving(Sizing):
         if self._asks(function, now):
             self._wake(function, now, granted)
 
+    def _fill_lines(self, now: Seconds) -> None:
+        """Serve those who wait for something that may be free now."""
+        state = self.state
+        if self._gave_bytes and state.wants_bytes:
+            self._gave_bytes = False
+            self._fill_bytes(now)
+        if state.wants_core or state.late:
+            self._fill_cores(now)
+        if state.wants_room or state.wants_more:
+            self._fill_room(now)
+
     def _fill_cores(self, now: Seconds) -> None:
         """Hand free cores to those whose requests wait for one."""
         state = self.state

@@ -78,8 +78,7 @@ class Waking(Bodies):
             if behind or (short > 0 and not self._reclaim(short, function, now)):
                 self._await_bytes(function, now)
                 return
-        turns.leave_bytes_line(self.state, function)
-        turns.leave_line(self.state, function)
+        self._leave_lines(function)
         function.blocks = step_blocks(function.blocks, "stage")
         residents.hold(function.sizes)
         self.state.kept[function.spec.id] = None
@@ -102,6 +101,7 @@ class Waking(Bodies):
         function.restage = False
         self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
         self._failed(function, "NoSpaceError", why, now)
+        self._gave_bytes = True
 
     def _reclaim(self, nbytes: int, keep: Function | None, now: Seconds) -> bool:
         """Let blocks leave the host stores until so many bytes are won; False if what may leave is not enough."""
