@@ -49,7 +49,6 @@ def scaled(_, x):
         (scaled, (2, 1)),
         (lambda _, x: x if x.shape[1] <= 1 else x + 1, (1, 2)),
         (lambda _, x: x - 1 if x.shape[0] > 1 else x, (2, 1)),
-        (lambda _, x: x - 1 if x.shape[0] * x.shape[1] > 1 else x, (1, 2)),
         (squeezed, (2, 2)),
     ],
 )
@@ -246,6 +245,32 @@ def test_who_fails_on_strange_values_may_share_runs_without_them():
             return x + 1
 
     assert agree(export(Checked(), (X,), BATCH)).agreement.batching.obstacle == ""
+
+
+@pytest.mark.parametrize(
+    ("holds", "refused", "answered"),
+    [
+        (lambda batch, sequence: sequence <= batch + 5, (3, 11), (6, 11)),
+        (lambda batch, sequence: sequence * batch <= 20, (3, 7), (1, 20)),
+        (lambda batch, sequence: sequence * batch >= 14, (1, 7), (1, 14)),
+    ],
+)
+def test_sizes_that_a_check_of_the_program_refuses_are_told_and_the_rest_is_deployed(holds, refused, answered):
+    program, weights, agreement = agreed(lambda _, x: x - 1 if holds(*x.shape[:2]) else x)
+    assert [low for low, _ in program.dimensions.values()] == [1, 1]
+    assert any("the model needs" in note for note in agreement.notes)
+    run = compile_program(program)
+    with pytest.raises(RuntimeError, match="sequence"):
+        run(weights, [torch.ones(*refused, 4)])
+    assert torch.equal(run(weights, [torch.ones(*answered, 4)])[0], torch.zeros(*answered, 4))
+
+
+def test_a_one_that_is_wrong_is_found_beside_a_check():
+    def torn(_, x):
+        scale = 100 if x.shape[0] == 1 else 1
+        return x * scale - 1 if x.shape[0] * x.shape[1] >= 14 else x
+
+    assert [low for low, _ in agreed(torn).program.dimensions.values()] == [2, 1]
 
 
 def test_what_mixes_rows_only_among_many_is_not_batched_so_far():

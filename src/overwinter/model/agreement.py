@@ -24,6 +24,9 @@ from overwinter.model.structure import BATCH, Program
 FREE = 2
 """The least size that an export takes for any: it holds from here, and may not hold at 1."""
 
+_FACTORS = (2, 0.5, 4, 0.25, 8)
+"""How other sizes differ from the example's where a check refuses a least size beside those."""
+
 Tensors = list[torch.Tensor]
 Sizes = dict[str, int]
 
@@ -40,6 +43,8 @@ class _Fault(NamedTuple):
     words: str
     raised: bool
     """Whether it is that only one of the two answers."""
+    checked: bool = False
+    """Whether it is a check of the program that refuses these sizes, as it will refuse requests."""
 
 
 def agree(exported: Exported, max_batch: int = 1) -> Agreed:
@@ -68,11 +73,11 @@ def agree(exported: Exported, max_batch: int = 1) -> Agreed:
 def _try_least(trial: "_Trial", base: Sizes) -> None:
     """Each size at its least alone, and all of them; where that is a 1, it may have to become 2."""
     for name, low in trial.below(base).items():
-        fault = trial.fault_at({**base, name: low})
+        fault = trial.fault_with(name, low, base)
         if fault and not trial.can_begin(name, {**base, name: FREE}, fault):
             raise ProgramError(fault.words)
     least = trial.below(base)
-    fault = trial.fault_at({**base, **least}) if len(least) > 1 else None
+    fault = trial.unless_checked(trial.fault_at({**base, **least})) if len(least) > 1 else None
     # A batch of 1 is what most requests are: it goes last.
     names = sorted(least, key=lambda name: name == BATCH)
     if fault and not any(trial.can_begin(name, {**base, **least, name: FREE}, fault) for name in names):
@@ -87,7 +92,7 @@ def _try_larger(trial: "_Trial", base: Sizes) -> None:
         larger = {name: min(trial.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
         larger = {name: size for name, size in larger.items() if size > base[name]}
         compared = len(trial.sizes)
-        fault = trial.fault_at({**base, **larger}) if larger else None
+        fault = trial.unless_checked(trial.fault_at({**base, **larger})) if larger else None
         if fault is not None:
             _end_sizes(trial, base, larger, fault)
         if len(trial.sizes) > compared:
@@ -124,6 +129,7 @@ class _Trial:
         self._weights = weights
         self._run = compile_program(program)
         self._declared = Declared(program)
+        self._checks = {call.args[1] for call in program.calls if call.operator == "aten._assert_scalar.default"}
         self._reference = reference
         self._draws = Draws(program, reference.examples)
         self._kind: Kind = KINDS[0]
@@ -171,13 +177,38 @@ class _Trial:
             lone = _Fault(f"for {_spoken(sizes)} the program answers and the model does not: {_words(wanted)}", True)
             return None if isinstance(given, Exception) else lone
         if isinstance(given, Exception):
-            return _Fault(f"for {_spoken(sizes)} the model answers and the program does not: {_words(given)}", True)
+            words = f"for {_spoken(sizes)} the model answers and the program does not: {_words(given)}"
+            return _Fault(words, True, str(given) in self._checks)
         fault = self._difference(inputs, wanted, given)
         if fault:
             return _Fault(f"for {_spoken(sizes)} the program does not answer as the model does: {fault}", False)
         if not self.sizes:
             self._kind = kind
         self.sizes.append(sizes)
+        return None
+
+    def fault_with(self, name: str, low: int, base: Sizes) -> _Fault | None:
+        """What is wrong where one size is at its least, beside others at which no check of the program refuses it."""
+        first = self.fault_at({**base, name: low})
+        fault = first
+        for factor in _FACTORS:
+            if fault is None or not fault.checked:
+                break
+            others = {other: self._within(other, int(size * factor)) for other, size in base.items()}
+            fault = self.fault_at({**others, name: low})
+        if first is not None and first.checked and fault is None:
+            self._note(first.words)
+        return fault
+
+    def _within(self, name: str, size: int) -> int:
+        low, high = self.ranges[name]
+        return max(low, min(size, high))
+
+    def unless_checked(self, fault: _Fault | None) -> _Fault | None:
+        """The same fault; sizes that a check of the program refuses are only noted."""
+        if fault is None or not fault.checked:
+            return fault
+        self._note(fault.words)
         return None
 
     def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
@@ -228,9 +259,11 @@ class _Trial:
             torch.backends.mha.set_fastpath_enabled(True)
         if isinstance(unfused, Exception) or self.meter.compare(unfused, given):
             return fault
-        note = "compared with the model without PyTorch's fused encoder, which gives zeros for what is padding"
-        self.notes += [] if note in self.notes else [note]
+        self._note("compared with the model without PyTorch's fused encoder, which gives zeros for what is padding")
         return ""
+
+    def _note(self, words: str) -> None:
+        self.notes += [] if words in self.notes else [words]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:
         """What the program gives in a process that was told nothing, as a worker is."""
