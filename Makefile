@@ -41,7 +41,7 @@ fmt: setup ## format the code
 
 # Those that replay a recording need TRACES, the directory in which torpor-alibaba-fc lies (docs/benchmarks.md).
 bench: setup ## the benchmarks of the README's table, TRACES=DIR for all of them
-	for name in wake density overhead churn tetris "asyfunc --level model" scaling \
+	for name in wake density overhead churn tetris "asyfunc --level model" scaling fidelity \
 	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)"); do \
 	    $(BIN)/python -m benchmarks.$$name || exit 1; done
 
