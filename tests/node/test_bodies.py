@@ -48,7 +48,7 @@ def preprocess(inputs, state):
     while gate[0, 0] == 0.0:
         time.sleep(0.001)
     if gate[0, 0] == 7.0:
-        raise SystemExit("enough")
+        raise BaseException("enough")
     return inputs
 """
 """Its inputs lie in the tray: who holds the tray's other side opens the gate."""
