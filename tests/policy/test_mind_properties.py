@@ -42,6 +42,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     policy: str | None = None
     """Drawn, if it is not said."""
+    reuses_ids = True
+    """Whether a function may be deployed under an id that another one has."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +83,8 @@ class AnyOrder(RuleBasedStateMachine):
         profile=st.sampled_from(PROFILES),
     )
     def deploy(self, name, on_trial, again, batch, bodies, keep, limit, slo, late, runs, own, profile):
-        if not again or f"{name}@{self.versions[name]}" not in self.world.deployed.keys() - self.world.loading:
+        known = self.world.deployed.keys() - self.world.loading
+        if not (again and self.reuses_ids and f"{name}@{self.versions[name]}" in known):
             self.versions[name] += 1
         blobs = (("shared", 5), (f"{name}{self.versions[name]}", 7))
         settings = {"max_batch": batch, "max_bodies": bodies, "keep_alive_s": keep, "queue_limit": limit}

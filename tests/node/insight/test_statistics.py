@@ -27,6 +27,9 @@ from tests.policy.world import World, spec
 class Watched(AnyOrder):
     """The mind in any order, read by the statistics after each step."""
 
+    # A node gives each version an id of its own, and the readers rely on it.
+    reuses_ids = False
+
     @property
     def world(self) -> World:
         return self._world
