@@ -126,7 +126,7 @@ def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
     cells = dict(zip(RULES, by_model(found, models), strict=True))
     cells |= {name: cells[same] for name, same in SAME_RULES.items()}
     for function in scenario.functions:
-        print(f"\n{function.name}: promise {function.settings.slo_ms:g} ms\n{HEAD}")
+        print(f"\n{function.name}: SLO {function.settings.slo_ms:g} ms\n{HEAD}")
         for policy in RULES:
             tell(policy, cells[policy][function.name])
         requests = cells["mls"][function.name].requests

@@ -94,8 +94,8 @@ def _touched(
 
 
 def _extremes(other: Tensors) -> Iterator[Tensors]:
-    """Requests of as many rows whose floats are all large, all far below nothing or no numbers, and whose other
-    numbers are all the largest or the least: what the rows have in common may depend on no more than one such value.
+    """Requests of as many rows whose floats are all large, all large and negative, or all NaN, and whose other
+    numbers are all the largest or the least: one such value may decide for every row.
     """
     for value, pick in ((LARGE, torch.max), (-LARGE, torch.min), (math.nan, torch.max)):
         yield [
