@@ -9,9 +9,11 @@ from collections.abc import Callable
 import uvloop
 
 from overwinter.api.app import create_app, serve
+from overwinter.api.budget import budget_of
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.node.node import Node
+from overwinter.node.pressure import available_bytes
 from overwinter.node.running import running
 
 ZYGOTE_ENVIRONMENT = {
@@ -51,9 +53,9 @@ async def serve_node(
         loop.add_signal_handler(signal_, stop.set)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
         node.processes.on_ready = lambda: ready(node)
-        app = create_app(node, config.request_bytes_max, config.block_bytes_max)
+        app = create_app(node, config.requests, budget_of(config.requests, available_bytes()))
         async with asyncio.TaskGroup() as tasks:
-            front = tasks.create_task(serve(app, listener))
+            front = tasks.create_task(serve(app, listener, config.requests))
             broken = tasks.create_task(node.broken())
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)

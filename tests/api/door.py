@@ -13,6 +13,8 @@ import msgspec
 import uvloop
 
 from overwinter.api.app import create_app, serve
+from overwinter.api.budget import Budget, budget_of
+from overwinter.core.config import RequestLimits
 from overwinter.core.errors import NotFoundError, OverloadedError
 from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline
@@ -24,7 +26,14 @@ from overwinter.store.repository import Repository
 
 REQUEST_BYTES_MAX = 1 << 20
 BLOCK_BYTES_MAX = 1 << 21
-UPLOAD_IDLE_S = 0.2
+LIMITS = RequestLimits(
+    request_bytes_max=REQUEST_BYTES_MAX,
+    json_bytes_max=REQUEST_BYTES_MAX,
+    block_bytes_max=BLOCK_BYTES_MAX,
+    requests_bytes_max=64 << 20,
+    room_wait_s=0.2,
+)
+"""Small, so that a test reaches them; nothing that a quick caller does comes near those of time."""
 
 Outputs = list[Tensor]
 
@@ -192,6 +201,7 @@ class Served(msgspec.Struct):
     """A door that answers on a socket."""
 
     door: Door
+    budget: Budget
     port: int
     loop: asyncio.AbstractEventLoop
     stop: Callable[[], None]
@@ -203,7 +213,7 @@ class Served(msgspec.Struct):
 
 
 @contextmanager
-def serving(root: Path, drain_s: int = 20) -> Iterator[Served]:
+def serving(root: Path, drain_s: int = 20, limits: RequestLimits = LIMITS) -> Iterator[Served]:
     """Serve a fresh door from another thread with its own loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
@@ -212,12 +222,13 @@ def serving(root: Path, drain_s: int = 20) -> Iterator[Served]:
 
     async def run() -> None:
         door = Door(root)
-        app = create_app(door, REQUEST_BYTES_MAX, BLOCK_BYTES_MAX, UPLOAD_IDLE_S)
+        budget = budget_of(limits, None)
+        app = create_app(door, limits, budget)
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(serve(app, listener, drain_s))
+            task = group.create_task(serve(app, listener, limits, drain_s))
             port = listener.getsockname()[1]
-            found.append(Served(door, port, loop, lambda: loop.call_soon_threadsafe(task.cancel), thread))
+            found.append(Served(door, budget, port, loop, lambda: loop.call_soon_threadsafe(task.cancel), thread))
             started.set()
         door.repository.close()
 

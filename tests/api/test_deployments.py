@@ -1,17 +1,28 @@
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
+from overwinter.api.app import DISK_THREADS
 from overwinter.store.blocks import address_of
-from tests.api.door import BLOCK_BYTES_MAX, Served, manifest_of, spec
+from tests.api.door import BLOCK_BYTES_MAX, LIMITS, Served, manifest_of, serving, spec
 
 BLOCKS = "/overwinter/v1/blocks"
 FUNCTIONS = "/overwinter/v1/functions"
 TAKES = (spec("x", "FP32", "batch", 2),)
 GIVES = (spec("y", "FP32", "batch", 2),)
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A node that waits for nobody."""
+    limits = msgspec.structs.replace(LIMITS, stall_s=0.2, uploads_max=4)
+    with serving(tmp_path_factory.mktemp("repository"), limits=limits) as served:
+        yield served
 
 
 def files_of(served: Served) -> set[Path]:
@@ -57,15 +68,45 @@ def test_a_compressed_block_is_refused(http: httpx.Client) -> None:
     assert answer.status_code == 415
 
 
-def test_an_upload_that_stands_still_is_given_up(served: Served) -> None:
-    before = files_of(served)
-    with socket.create_connection(("127.0.0.1", served.port)) as slow:
+def put_head(nbytes: int, address: bytes = b"0" * 64) -> bytes:
+    return b"PUT %s/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (BLOCKS.encode(), address, nbytes)
+
+
+def test_an_upload_that_stands_still_is_given_up(impatient: Served) -> None:
+    before = files_of(impatient)
+    with socket.create_connection(("127.0.0.1", impatient.port)) as slow:
         slow.settimeout(20)
-        slow.sendall(b"PUT %s/%s HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc" % (BLOCKS.encode(), b"0" * 64))
-        answer = slow.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert b"stood still" in answer
-    assert files_of(served) == before
+        slow.sendall(put_head(9) + b"abc")
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408")
+    while files_of(impatient) != before:
+        pass
+
+
+def test_uploads_that_drip_hold_no_thread(served: Served, http: httpx.Client) -> None:
+    before = files_of(served)
+    with ExitStack() as open_:
+        for _ in range(2 * DISK_THREADS):
+            dripping = open_.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            dripping.sendall(put_head(1 << 20) + bytes(1 << 10))
+        while len(files_of(served) - before) < 2 * DISK_THREADS:
+            pass
+        block = b"a block of somebody else"
+        assert http.put(f"{BLOCKS}/{address_of(block)}", content=block).status_code == 201
+    while len(files_of(served) - before) > 1:
+        pass
+
+
+def test_uploads_are_counted_for_each_caller(impatient: Served) -> None:
+    with ExitStack() as open_:
+        answers = []
+        for _ in range(3):
+            dripping = open_.enter_context(socket.create_connection(("127.0.0.1", impatient.port)))
+            dripping.settimeout(20)
+            dripping.sendall(put_head(1 << 20) + bytes(1 << 10))
+            answers.append(dripping)
+        refused = answers[-1].recv(65536)
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"uploads-max" in refused
 
 
 def test_a_function_comes_and_goes(http: httpx.Client) -> None:
@@ -108,6 +149,9 @@ def test_a_function_whose_blocks_are_missing(http: httpx.Client) -> None:
         ("application/msgpack", msgspec.msgpack.encode({1: msgspec.msgpack.Ext(1, b"x")}), 400),
         ("application/msgpack", msgspec.msgpack.encode({b"key": 1}), 400),
         ("text/plain; charset=utf-8", b"{}", 415),
+        ("application/json", b"[" * 200_000, 413),
+        ("application/msgpack", bytes(2 << 20), 413),
+        ("application/json", b" " * (9 << 20), 413),
     ],
 )
 def test_a_manifest_that_is_none(http: httpx.Client, kind: str, body: bytes, status: int) -> None:

@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.api.elements import FORMATS, list_elements, parse_elements
+from overwinter.api import elements
+from overwinter.api.elements import FORMATS
+from overwinter.api.steps import finish
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, Tensor, pack_bytes
+
+
+def parse_elements(name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw) -> bytes:
+    return bytes(finish(elements.parse_elements(name, datatype, shape, raw)))
+
+
+def list_elements(tensor: Tensor) -> list:
+    listed = finish(elements.list_elements(tensor, 1 << 30))
+    return msgspec.json.decode(listed) if isinstance(listed, msgspec.Raw) else listed
 
 
 def elements_of(datatype: str) -> st.SearchStrategy:

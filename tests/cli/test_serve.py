@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from overwinter.cli.serve import config_of, configured, is_loopback, serve
-from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
 from tests.cli.conftest import Run, Serving, serving
 
 
@@ -23,8 +23,9 @@ def config(*arguments: str) -> NodeConfig:
 
 def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
-    fields = {field.name for field in msgspec.structs.fields(NodeConfig) + msgspec.structs.fields(MindConfig)}
-    assert names == fields - {"mind"}
+    kinds = (NodeConfig, MindConfig, RequestLimits)
+    fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+    assert names == fields - {"mind", "requests"}
 
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
@@ -36,13 +37,24 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OVERWINTER_HOST_BYTES", "8GiB")
     monkeypatch.setenv("OVERWINTER_BODIES_MAX", "7")
     monkeypatch.setenv("HOME", "/srv/someone")
-    found = config("--keep-warm", "--journal", "steps.json", "--bodies-max", "8", "--backoff-max-s", "1.5")
+    found = config(
+        "--keep-warm",
+        "--journal",
+        "steps.json",
+        "--bodies-max",
+        "8",
+        "--backoff-max-s",
+        "1.5",
+        "--json-bytes-max",
+        "1MiB",
+    )
     assert found == NodeConfig(
         port=9,
         data="/srv/someone/.local/share/overwinter",
         keep_warm=True,
         journal=f"{os.getcwd()}/steps.json",
         mind=MindConfig(bodies_max=8, backoff_max_s=1.5, host_bytes=8 << 30),
+        requests=RequestLimits(json_bytes_max=1 << 20),
     )
 
 

@@ -39,6 +39,8 @@ ERRORS: dict[int, type[OverwinterError]] = {
 """The error of each status; others are CallerError below 500 and MachineError from there."""
 
 CHUNK_BYTES = 1 << 20
+ASKED_AT_ONCE = 10_000
+"""Addresses of blocks in one question."""
 GRACE_S = 5.0
 """How much longer than the request's own deadline the client waits, so that the node's refusal arrives."""
 T = TypeVar("T")
@@ -209,9 +211,12 @@ class Client:
 
     def missing(self, addresses: Sequence[Address]) -> list[Address]:
         """Which of these blocks the node lacks."""
-        body = msgspec.json.encode({"addresses": addresses})
-        response = self._send("POST", "/overwinter/v1/blocks/missing", content=body)
-        return _json(response, dict[str, list[Address]])["missing"]
+        lacking: list[Address] = []
+        for at in range(0, len(addresses), ASKED_AT_ONCE):
+            body = msgspec.json.encode({"addresses": addresses[at : at + ASKED_AT_ONCE]})
+            response = self._send("POST", "/overwinter/v1/blocks/missing", content=body)
+            lacking += _json(response, dict[str, list[Address]])["missing"]
+        return lacking
 
     def put_block(self, address: Address, data: Buffer) -> bool:
         """Send one block; False when the node had it."""

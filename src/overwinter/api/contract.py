@@ -5,7 +5,7 @@ from math import prod
 
 from overwinter.api.elements import FORMATS
 from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorSpec, check_size, pack_bytes
+from overwinter.core.tensor import BYTES, ITEM_BYTES, Buffer, Tensor, TensorSpec, check_size, pack_bytes
 
 
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
@@ -21,7 +21,7 @@ def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[Tens
             raise CallerError(f'output {name!r} is {datatype}, which has no JSON form: ask for it with "binary_data"')
 
 
-def raw_input(body: bytes, specs: Sequence[TensorSpec]) -> Tensor:
+def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
     """The only input of a function, out of a body that is nothing but its bytes.
 
     At most one size can be worked out from the length; when the first (the batch) and another one are open, the
@@ -36,7 +36,7 @@ def raw_input(body: bytes, specs: Sequence[TensorSpec]) -> Tensor:
             raise CallerError(
                 f"a raw body is one BYTES element, and input {spec.name!r} takes shape {list(spec.shape)}"
             )
-        return Tensor(spec.name, BYTES, (1,) * len(shape), pack_bytes([body]))
+        return Tensor(spec.name, BYTES, (1,) * len(shape), pack_bytes([bytes(body)]))
     if shape.count(-1) > 1 and shape[0] == -1:
         shape[0] = 1
     if shape.count(-1) > 1:

@@ -6,33 +6,35 @@ pipeline is sent as it is. Both are found and removed by their names.
 
 import asyncio
 import re
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from overwinter.api.exchange import (
-    MediaError,
-    Message,
-    Request,
-    Response,
-    body_of,
-    check_length,
-    decode_json,
-    json_response,
-    too_large,
-)
+from overwinter.api.exchange import Request, Response, decode_json, json_response
 from overwinter.api.front import Front
 from overwinter.api.inference import function_of
+from overwinter.api.messages import MediaError
+from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
-from overwinter.core.errors import CallerError
+from overwinter.api.uploads import Uploads
+from overwinter.core.config import RequestLimits
+from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.ids import Address
 from overwinter.core.pipeline import decode_pipeline
+from overwinter.core.tensor import Buffer
 from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 
-MISSING_MAX = 1_000_000
+MISSING_MAX = 16_384
 """Addresses in one question."""
+QUESTION = Bounds(2 << 20)
+PIPELINE = Bounds(1 << 20)
+MANIFEST_COST = 8
+"""Bytes of memory for each byte of a manifest while it is read."""
+MSGPACK_BYTES_MAX = 1 << 20
+LISTS_MAX = 1 << 17
+"""Lists in a manifest, of which each weight is one: nobody else sees how many there are before they are all made."""
 
 
 class MissingRequest(msgspec.Struct):
@@ -50,14 +52,12 @@ _is_address = re.compile(ADDRESS_PATTERN).match
 class DeploymentApi:
     """Overwinter's own routes over one node."""
 
-    def __init__(
-        self, front: Front, disk: Executor, request_bytes_max: int, block_bytes_max: int, upload_idle_s: float
-    ) -> None:
+    def __init__(self, front: Front, disk: Executor, limits: RequestLimits) -> None:
         self._front = front
-        self._disk = disk
-        self._request_bytes_max = request_bytes_max
-        self._block_bytes_max = block_bytes_max
-        self._upload_idle_s = upload_idle_s
+        self._uploads = Uploads(front.repository, disk, limits)
+        self._manifest = Bounds(limits.manifest_bytes_max, MANIFEST_COST)
+        # One at a time: threads that compute keep the loop waiting, each for itself.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="api-manifests")
 
     def routes(self) -> list[Route]:
         """Every route for deployers."""
@@ -76,9 +76,8 @@ class DeploymentApi:
 
     async def missing(self, request: Request) -> Response:
         """Which of the given blocks the repository lacks."""
-        asked = decode_json(_missing_decoder, await request.body(self._request_bytes_max))
-        loop = asyncio.get_running_loop()
-        lacking = await loop.run_in_executor(self._disk, self._front.repository.missing, asked.addresses)
+        asked = decode_json(_missing_decoder, await request.body(QUESTION))
+        lacking = await self._uploads.on_disk(partial(self._front.repository.missing, asked.addresses))
         return json_response({"missing": lacking})
 
     async def put_block(self, request: Request) -> Response:
@@ -88,25 +87,21 @@ class DeploymentApi:
             raise CallerError(f"{address!r} is not a block's address: 64 hexadecimal digits in lower case")
         if request.headers.get(b"content-encoding", b"identity") != b"identity":
             raise MediaError("blocks are sent as they are, without a content-encoding")
-        check_length(request.headers, self._block_bytes_max)
-        loop = asyncio.get_running_loop()
-        upload = Upload(request, loop, self._block_bytes_max, self._upload_idle_s)
-        try:
-            new = await loop.run_in_executor(self._disk, self._front.repository.put, Address(address), upload)
-        finally:
-            upload.stop()
+        new = await self._uploads.receive(request, Address(address))
         return json_response({"address": address, "new": new}, 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
         """Make a new version of a function whose blocks are all stored."""
-        manifest = read_manifest(request.headers.get(b"content-type"), await request.body(self._request_bytes_max))
+        body = await request.body(self._manifest)
+        kind = request.headers.get(b"content-type")
+        manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
         deployed = await self._front.deploy(manifest)
         told = {"name": manifest.name, "version": deployed.version, "warning": deployed.warning}
         return json_response(told, 201)
 
     async def register_pipeline(self, request: Request) -> Response:
         """Make functions that are deployed callable as one."""
-        pipeline = decode_pipeline(await request.body(self._request_bytes_max))
+        pipeline = decode_pipeline(await request.body(PIPELINE))
         deployed = await self._front.deploy_pipeline(pipeline)
         return json_response({"name": pipeline.name, "version": deployed.version}, 201)
 
@@ -129,53 +124,20 @@ class DeploymentApi:
         return json_response({"name": name, "version": version})
 
 
-class Upload:
-    """The chunks of a request's body, for a thread to iterate over; the loop reads no further ahead than one chunk."""
-
-    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop, bytes_max: int, idle_s: float) -> None:
-        self._request = request
-        self._loop = loop
-        self._bytes_max = bytes_max
-        self._idle_s = idle_s
-        self._next: Future[Message] | None = None
-        self._stopped = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = 0
-        more = True
-        while more and not self._stopped:
-            self._next = asyncio.run_coroutine_threadsafe(self._receive(), self._loop)
-            try:
-                message = self._next.result(self._idle_s)
-            except TimeoutError:
-                self._next.cancel()
-                raise CallerError(f"the upload stood still for {self._idle_s} s") from None
-            chunk = body_of(message)
-            size += len(chunk)
-            if size > self._bytes_max:
-                raise too_large(self._bytes_max)
-            more = message.get("more_body", False)
-            yield chunk
-
-    def stop(self) -> None:
-        """Nobody waits for the upload any more: let the thread go."""
-        self._stopped = True
-        if self._next is not None:
-            self._next.cancel()
-
-    async def _receive(self) -> Message:
-        return await self._request.receive()
-
-
-def read_manifest(content_type: bytes | None, body: bytes) -> Manifest:
-    """A manifest sent as JSON (also without a Content-Type) or as msgpack; CallerError, MediaError."""
+def read_manifest(content_type: bytes | None, body: Buffer) -> Manifest:
+    """A manifest sent as JSON (also without a Content-Type) or as msgpack; CallerError, MediaError, TooLargeError."""
     kind = (content_type or b"application/json").split(b";")[0].strip().lower()
     if kind == b"application/json":
-        return decode_manifest(body)
+        text = bytes(body)
+        if text.count(b"[") > LISTS_MAX:
+            raise TooLargeError(f"the manifest has more than {LISTS_MAX} lists: weights and blocks are one each")
+        return decode_manifest(text)
     if kind not in (b"application/msgpack", b"application/x-msgpack"):
         raise MediaError(f"a manifest comes as application/json or application/msgpack, not {kind.decode('latin-1')!r}")
+    if len(body) > MSGPACK_BYTES_MAX:
+        raise TooLargeError(f"a manifest as msgpack may have {MSGPACK_BYTES_MAX} bytes: send it as JSON")
     try:
         # One reader checks manifests, and it reads JSON.
-        return decode_manifest(msgspec.json.encode(msgspec.msgpack.decode(body)))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
+        return decode_manifest(msgspec.json.encode(msgspec.msgpack.decode(body, type=Manifest)))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
         raise CallerError(f"the manifest is not valid msgpack: {error}") from error

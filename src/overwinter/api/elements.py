@@ -1,4 +1,7 @@
-"""How do the elements of a tensor look in JSON, and how do they become bytes again?"""
+"""How do the elements of a tensor look in JSON, and how do they become bytes again?
+
+Many elements are read and written a piece at a time: as Python's objects they would take thirty times their bytes.
+"""
 
 import re
 import struct
@@ -8,8 +11,18 @@ from typing import Any
 
 import msgspec
 
-from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, pack_bytes, unpack_bytes
+from overwinter.api.steps import STEP_BYTES, Steps
+from overwinter.core.errors import CallerError, TooLargeError
+from overwinter.core.tensor import (
+    BYTES,
+    ELEMENTS_MAX,
+    ITEM_BYTES,
+    Buffer,
+    Tensor,
+    check_elements,
+    pack_bytes,
+    unpack_bytes,
+)
 
 FORMATS = {
     "BOOL": "?",
@@ -28,6 +41,9 @@ FORMATS = {
 
 DEPTH_MAX = 8
 """Levels of nested lists; a flat list serves any rank."""
+
+STEP_ELEMENTS = 8192
+"""Elements that are written as JSON in one step."""
 
 _LEADING = re.compile(rb"[\[ \t\r\n]*")
 
@@ -48,7 +64,14 @@ _DECODERS = {
 } | {BYTES: _BY_KIND[str]}
 
 
-def parse_elements(name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw) -> bytes:
+_STRUCTURE = b"[],"
+_NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
+_FLAT = bytes.maketrans(b"[]", b"  ")
+
+
+def parse_elements(
+    name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw, elements_max: int = ELEMENTS_MAX
+) -> Steps[Buffer]:
     """The bytes of a tensor whose JSON elements are `raw`, flat or nested exactly as its shape; CallerError."""
     decoders = _DECODERS.get(datatype)
     if decoders is None:
@@ -62,6 +85,11 @@ def parse_elements(name: str, datatype: str, shape: tuple[int, ...], raw: msgspe
             f"(at most {DEPTH_MAX} deep); it is nested {depth} deep"
         )
     try:
+        if datatype == BYTES:
+            check_elements(name, prod(shape), elements_max)
+            _check_strings(name, view, elements_max)
+        elif len(view) > STEP_BYTES:
+            return (yield from _parse_long(name, datatype, shape, view, depth))
         values = decoders[depth - 1].decode(view)
         for size in shape[1:depth]:
             if set(map(len, values)) - {size}:
@@ -78,8 +106,72 @@ def parse_elements(name: str, datatype: str, shape: tuple[int, ...], raw: msgspe
         raise CallerError(f"data of input {name!r} has an element outside the range of {datatype}: {error}") from error
 
 
-def list_elements(tensor: Tensor) -> list[Any]:
-    """A tensor's elements as a flat list for JSON; CallerError when JSON cannot carry them."""
+def _check_strings(name: str, view: memoryview, elements_max: int) -> None:
+    """TooLargeError when there are surely too many strings; what passes are at most twice as many as may be."""
+    if len(view) <= 2 * elements_max:
+        return
+    text = bytes(view)
+    # Every string has a quote that opens it, with no backslash before; the one that closes it may have one.
+    quotes = text.count(b'"') - text.count(b'\\"')
+    if quotes > 2 * elements_max:
+        check_elements(name, quotes // 2 + 1, elements_max)
+
+
+def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
+    """Numbers out of a long text: first its brackets and commas alone must be those of the shape, then it is read as
+    one flat list, a piece at a time.
+    """
+    sizes = shape if depth > 1 else (prod(shape),)
+    skeleton = bytearray()
+    for at in range(0, len(view), STEP_BYTES):
+        skeleton += bytes(view[at : at + STEP_BYTES]).translate(None, _NO_STRUCTURE)
+        yield
+    if len(skeleton) != _skeleton_bytes(sizes) or skeleton != _skeleton(sizes):
+        raise CallerError(
+            f"data of input {name!r} is {'nested' if depth > 1 else 'not as long'} otherwise than its shape "
+            f"{list(shape)} says"
+        )
+    decode = _DECODERS[datatype][0].decode
+    packed = bytearray()
+    if 0 in shape and not bytes(view).translate(None, b"[], \t\r\n"):
+        return packed
+    at = 0
+    while at < len(view):
+        piece = bytes(view[at : at + STEP_BYTES])
+        # A piece ends before a comma, or where the text does.
+        stop = len(piece) if at + len(piece) == len(view) else piece.rfind(b",")
+        if stop <= 0:
+            raise CallerError(f"data of input {name!r} has an element of {STEP_BYTES} characters or more")
+        packed += _pack(datatype, decode(b"[%s]" % piece[:stop].translate(_FLAT)))
+        at += stop + 1
+        yield
+    if len(packed) != prod(shape) * ITEM_BYTES[datatype]:
+        raise CallerError(f"data of input {name!r} lacks elements: shape {list(shape)} needs {prod(shape)}")
+    return packed
+
+
+def _skeleton_bytes(sizes: tuple[int, ...]) -> int:
+    """How many brackets and commas lists nested by these sizes have."""
+    nbytes = 0
+    for size in reversed(sizes):
+        nbytes = 2 + size * nbytes + max(size - 1, 0)
+    return nbytes
+
+
+def _skeleton(sizes: tuple[int, ...]) -> bytes:
+    """The brackets and commas of lists nested by these sizes."""
+    text = b""
+    for size in reversed(sizes):
+        text = b"[%s]" % b",".join([text] * size)
+    return text
+
+
+def list_elements(tensor: Tensor, bytes_max: int) -> Steps[list[Any] | msgspec.Raw]:
+    """A tensor's elements as a flat list for JSON, or that list's text; CallerError when JSON cannot carry them,
+    TooLargeError when they are more than `bytes_max` bytes.
+    """
+    if len(tensor.data) > bytes_max:
+        raise _too_long(tensor.name, bytes_max)
     if tensor.datatype == BYTES:
         try:
             return [item.decode() for item in unpack_bytes(tensor.data, prod(tensor.shape))]
@@ -88,11 +180,30 @@ def list_elements(tensor: Tensor) -> list[Any]:
     code = FORMATS.get(tensor.datatype)
     if code is None:
         raise CallerError(_no_json("output", tensor.name, tensor.datatype))
-    values: list[Any] = memoryview(tensor.data).cast("B").cast(code).tolist()  # type: ignore[call-overload]
+    items = memoryview(tensor.data).cast("B").cast(code)  # type: ignore[call-overload]
+    if len(items) <= STEP_ELEMENTS:
+        return _numbers(tensor.name, code, items)
+    text = bytearray(b"[")
+    for at in range(0, len(items), STEP_ELEMENTS):
+        text += msgspec.json.encode(_numbers(tensor.name, code, items[at : at + STEP_ELEMENTS]))[1:-1]
+        text += b","
+        if len(text) > bytes_max:
+            raise _too_long(tensor.name, bytes_max)
+        yield
+    text[-1:] = b"]"
+    return msgspec.Raw(bytes(text))
+
+
+def _numbers(name: str, code: str, items: memoryview) -> list[Any]:
+    values: list[Any] = items.tolist()
     # One sum is far cheaper than a look at each element, and it is finite unless an element is not, or it overflows.
     if code in "fd" and not isfinite(sum(values)) and not all(map(isfinite, values)):
-        raise CallerError(_ask_binary(tensor.name, "holds NaN or infinity, which JSON has no word for"))
+        raise CallerError(_ask_binary(name, "holds NaN or infinity, which JSON has no word for"))
     return values
+
+
+def _too_long(name: str, bytes_max: int) -> TooLargeError:
+    return TooLargeError(_ask_binary(name, f"takes more than the {bytes_max} bytes that an answer in JSON may have"))
 
 
 def _pack(datatype: str, values: list[Any]) -> bytes:

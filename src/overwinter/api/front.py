@@ -4,7 +4,8 @@ The node is one implementation; the tests bring another. Attributes are read-onl
 structs, whatever room they live in, fit as they are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Literal, Protocol
 
 import msgspec
@@ -13,7 +14,7 @@ from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Progress, Wanted
-from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.core.tensor import Buffer, Tensor, TensorSpec
 from overwinter.store.manifest import Manifest
 
 State = Literal["READY", "UNAVAILABLE", "LOADING"]
@@ -118,6 +119,24 @@ class Tried(Deployed, Protocol):
         ...
 
 
+class Upload(Protocol):
+    """A block on its way in. What it does touches the disk and is called in a thread."""
+
+    def write(self, chunk: Buffer, /) -> None:
+        """Append some bytes."""
+        ...
+
+    def commit(self) -> bool:
+        """Put it in its place; False when it was there. CallerError when the bytes do not give the address."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
+    ) -> None:
+        """Leave nothing behind that is not committed."""
+        ...
+
+
 class Blocks(Protocol):
     """Where uploaded blocks go. Both methods touch the disk and are called in a thread."""
 
@@ -125,8 +144,8 @@ class Blocks(Protocol):
         """Those of `addresses` that are not stored yet."""
         ...
 
-    def put(self, address: Address, data: Iterable[bytes], /) -> bool:
-        """Store one block; False when it was there. CallerError when the bytes do not give the address."""
+    def upload(self, address: Address, /) -> Upload:
+        """Begin to store one block."""
         ...
 
 

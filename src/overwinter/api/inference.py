@@ -6,10 +6,12 @@ import msgspec
 
 from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
-from overwinter.api.front import Front, FunctionView
+from overwinter.api.front import Front, FunctionView, Reply
 from overwinter.api.oip import Inference, decode_request, encode_reply
+from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
-from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.config import RequestLimits
+from overwinter.core.errors import CallerError, NotFoundError, TooLargeError
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
 from overwinter.core.tensor import BYTES, TensorSpec, check_inputs
@@ -23,6 +25,10 @@ EXTENSIONS = (
 )
 HEAD_LENGTH = b"inference-header-content-length"
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
+JSON_COST = 8
+"""Bytes of memory for each byte of JSON: its text, and its elements as they are read and written a piece at a time."""
+SHORT = Bounds(64 << 10)
+"""For bodies that say a word or two."""
 STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "host", "disk")}
 """The header that tells a caller where the weights lay when the request came."""
 
@@ -42,9 +48,12 @@ _load_decoder = msgspec.json.Decoder(_LoadRequest)
 class InferenceApi:
     """The protocol's routes over one node."""
 
-    def __init__(self, front: Front, request_bytes_max: int, product_version: str) -> None:
+    def __init__(self, front: Front, limits: RequestLimits, product_version: str) -> None:
         self._front = front
-        self._bytes_max = request_bytes_max
+        self._limits = limits
+        json_bytes_max = min(limits.json_bytes_max, limits.request_bytes_max)
+        self._binary = Bounds(limits.request_bytes_max)
+        self._json = Bounds(json_bytes_max, JSON_COST, " of JSON: send large tensors by the binary tensor extension")
         self._server = {"name": "overwinter", "version": product_version, "extensions": EXTENSIONS}
 
     def routes(self) -> list[Route]:
@@ -72,22 +81,38 @@ class InferenceApi:
         """Run a function on the body's tensors."""
         name, version = function_of(request)
         view = self._front.view(name, version)
-        body = await request.body(self._bytes_max)
         head_bytes = head_length(request)
+        if head_bytes is not None and head_bytes > self._limits.json_bytes_max:
+            raise TooLargeError(
+                f"the request has {head_bytes} bytes of JSON, and {self._limits.json_bytes_max} are accepted: send "
+                "large tensors as binary"
+            )
+        body = await request.body(self._json if head_bytes is None else self._binary)
         if head_bytes == 0:
             inference = Inference([raw_input(body, view.inputs)], binary=True)
         else:
-            inference = decode_request(body, head_bytes)
+            if head_bytes is not None:
+                request.hold.grow(head_bytes * JSON_COST)
+            inference = await request.turns.run(decode_request(body, head_bytes, self._limits.elements_max))
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
         reply = await request.unless_gone(
             self._front.infer(name, version, inference.inputs, inference.timeout_s, inference.priority)
         )
-        answer, head_bytes = encode_reply(reply.name, reply.version, reply.outputs, inference)
+        return await self._answer(request, reply, inference)
+
+    async def _answer(self, request: Request, reply: Reply, inference: Inference) -> Response:
+        """The reply as the caller wants it; it takes memory until it is read."""
+        inference.inputs.clear()
+        nbytes = sum(len(tensor.data) for tensor in reply.outputs)
+        request.hold.grow(nbytes)
+        head, tail = await request.turns.run(
+            encode_reply(reply.name, reply.version, reply.outputs, inference, self._limits.json_bytes_max)
+        )
         start = STARTS[reply.start]
-        if head_bytes is None:
-            return Response(200, answer, [JSON_TYPE, start])
-        return Response(200, answer, [BINARY_TYPE, (HEAD_LENGTH, b"%d" % head_bytes), start])
+        if not tail:
+            return Response(200, head, [JSON_TYPE, start])
+        return Response(200, head, [BINARY_TYPE, (HEAD_LENGTH, b"%d" % len(head)), start], tail=tail)
 
     async def server(self, request: Request) -> Response:
         """What this server is."""
@@ -152,7 +177,7 @@ class InferenceApi:
 
     async def index(self, request: Request) -> Response:
         """Every version of every function, every pipeline, and their states."""
-        body = await request.body(self._bytes_max)
+        body = await request.body(SHORT)
         ready_only = decode_json(_index_decoder, body).ready if body else False
         return json_response(
             [
@@ -164,7 +189,7 @@ class InferenceApi:
 
     async def load(self, request: Request) -> Response:
         """Wake a function and make it available."""
-        body = await request.body(self._bytes_max)
+        body = await request.body(SHORT)
         if body and decode_json(_load_decoder, body).parameters:
             raise CallerError("load takes no parameters here: a changed function is a new version, deploy it")
         await self._front.load(*function_of(request))
@@ -172,7 +197,7 @@ class InferenceApi:
 
     async def unload(self, request: Request) -> Response:
         """Make a function give back its memory."""
-        body = await request.body(self._bytes_max)
+        body = await request.body(SHORT)
         if body:
             # The only parameter, unload_dependents, changes nothing: no function has dependents.
             decode_json(_load_decoder, body)

@@ -5,16 +5,36 @@ the bytes of those tensors that say `binary_data_size`, in order.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
 
 from overwinter.api.elements import list_elements, parse_elements
+from overwinter.api.steps import STEP_BYTES, Steps
 from overwinter.core.errors import CallerError, WorkerError
-from overwinter.core.tensor import Buffer, Tensor, check_size
+from overwinter.core.tensor import (
+    BYTES,
+    ELEMENTS_MAX,
+    NAME_MAX,
+    RANK_MAX,
+    TENSORS_MAX,
+    Buffer,
+    Tensor,
+    check_elements,
+    check_size,
+)
 
-RANK_MAX = 32
 SIZE_MAX = 2**63 - 1
+ID_MAX = 1024
+SIDE_BYTES_MAX = 1 << 20
+"""All of a request's JSON but the elements of its tensors."""
+OBJECTS_MAX = 4 * TENSORS_MAX + 8
+"""JSON objects in a request: each tensor and its parameters, and some."""
+WORDS_MAX = 8
+"""Texts in such an object."""
+
+Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
 
@@ -29,8 +49,8 @@ class InputParameters(msgspec.Struct, frozen=True):
 class RequestInput(msgspec.Struct):
     """One tensor of a request."""
 
-    name: str
-    datatype: str
+    name: Name
+    datatype: Name
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=RANK_MAX)]
     parameters: InputParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -47,7 +67,7 @@ class OutputParameters(msgspec.Struct, frozen=True):
 class RequestOutput(msgspec.Struct):
     """One output that the caller wants."""
 
-    name: str
+    name: Name
     parameters: OutputParameters = OutputParameters()
 
 
@@ -61,12 +81,24 @@ class RequestParameters(msgspec.Struct, frozen=True):
     sequence_id: int | str = 0
 
 
+class _InputOutline(msgspec.Struct):
+    """One tensor of a request, as long as its elements are."""
+
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Outline(msgspec.Struct):
+    """What of a request may be long, unread."""
+
+    inputs: list[_InputOutline] = []
+
+
 class InferRequest(msgspec.Struct):
     """The JSON of a request."""
 
-    inputs: list[RequestInput]
-    id: str = ""
-    outputs: list[RequestOutput] = []
+    inputs: Annotated[list[RequestInput], msgspec.Meta(max_length=TENSORS_MAX)]
+    id: Annotated[str, msgspec.Meta(max_length=ID_MAX)] = ""
+    outputs: Annotated[list[RequestOutput], msgspec.Meta(max_length=TENSORS_MAX)] = []
     parameters: RequestParameters = RequestParameters()
 
 
@@ -88,7 +120,7 @@ class _ResponseOutput(msgspec.Struct, omit_defaults=True):
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, int] | None = None
-    data: list[Any] | None = None
+    data: list[Any] | msgspec.Raw | None = None
 
 
 class _InferResponse(msgspec.Struct, omit_defaults=True):
@@ -99,16 +131,21 @@ class _InferResponse(msgspec.Struct, omit_defaults=True):
 
 
 _decode = msgspec.json.Decoder(InferRequest).decode
+_decode_outline = msgspec.json.Decoder(_Outline).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def decode_request(body: bytes, head_bytes: int | None) -> Inference:
-    """Read a request whose JSON is the first `head_bytes` of `body` (None: all of it); CallerError."""
+def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELEMENTS_MAX) -> Steps[Inference]:
+    """Read a request whose JSON is the first `head_bytes` of `body` (None: all of it), with at most so many elements of
+    BYTES tensors; CallerError, TooLargeError.
+    """
     if head_bytes is not None and head_bytes > len(body):
         raise CallerError(f"Inference-Header-Content-Length is {head_bytes}, and the body has {len(body)} bytes")
     tail = memoryview(body)
     head = tail[:head_bytes]
     try:
+        if len(head) > STEP_BYTES:
+            yield from _check_outline(bytes(head), elements_max)
         request = _decode(head)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         # Clients that write JSON as Python does send them bare.
@@ -120,8 +157,11 @@ def decode_request(body: bytes, head_bytes: int | None) -> Inference:
     tail = tail[len(body) if head_bytes is None else head_bytes :]
     inputs = []
     for given in request.inputs:
-        tensor, used = _read_input(given, tail, head_bytes is not None)
+        tensor, used = yield from _read_input(given, tail, head_bytes is not None, elements_max)
         inputs.append(tensor)
+        if tensor.datatype == BYTES:
+            # What passed has no more elements than were left.
+            elements_max -= prod(tensor.shape)
         tail = tail[used:]
     if tail:
         raise CallerError(f"the body has {len(tail)} bytes after the last binary tensor")
@@ -136,26 +176,44 @@ def decode_request(body: bytes, head_bytes: int | None) -> Inference:
     )
 
 
-def encode_reply(name: str, version: int, outputs: Sequence[Tensor], inference: Inference) -> tuple[bytes, int | None]:
-    """The body of the answer, and the length of its JSON head when bytes of tensors follow it."""
-    parts: list[Buffer] = [b""]
+def encode_reply(
+    name: str, version: int, outputs: Sequence[Tensor], inference: Inference, json_bytes_max: int = SIZE_MAX
+) -> Steps[tuple[bytes, list[Buffer]]]:
+    """The JSON of the answer, in which tensors may take so many bytes, and the tensors whose bytes follow it."""
+    tail: list[Buffer] = []
     described = []
     for tensor, binary in _select(outputs, inference):
         if binary:
-            parts.append(tensor.data)
+            tail.append(tensor.data)
             described.append(
                 _ResponseOutput(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
             )
-        else:
-            described.append(_ResponseOutput(tensor.name, tensor.datatype, tensor.shape, None, list_elements(tensor)))
-    head = _encode(_InferResponse(name, str(version), described, inference.id))
-    if len(parts) == 1:
-        return head, None
-    parts[0] = head
-    return b"".join(parts), len(head)
+            continue
+        elements = yield from list_elements(tensor, json_bytes_max)
+        json_bytes_max -= len(memoryview(elements)) if isinstance(elements, msgspec.Raw) else len(tensor.data)
+        described.append(_ResponseOutput(tensor.name, tensor.datatype, tensor.shape, None, elements))
+    return _encode(_InferResponse(name, str(version), described, inference.id)), tail
 
 
-def _read_input(given: RequestInput, tail: memoryview, has_tail: bool) -> tuple[Tensor, int]:
+def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
+    """CallerError when a long request is long by anything but its tensors' elements: only these are read in pieces."""
+    if head.count(b"{") > OBJECTS_MAX:
+        yield
+        # Texts may hold braces too.
+        plain = head.replace(rb"\\", b"").replace(rb"\"", b"")
+        yield
+        check_elements("inputs", plain.count(b'"') // 2 - OBJECTS_MAX * WORDS_MAX, elements_max)
+        objects = b"".join(plain.split(b'"')[::2]).count(b"{")
+        if objects > OBJECTS_MAX:
+            raise CallerError(f"the request has {objects} JSON objects; {TENSORS_MAX} inputs and outputs need fewer")
+    yield
+    side = len(head) - sum(len(memoryview(each.data)) for each in _decode_outline(head).inputs)
+    if side > SIDE_BYTES_MAX:
+        raise CallerError(f"the request has {side} bytes of JSON beside its elements; at most {SIDE_BYTES_MAX}")
+    yield
+
+
+def _read_input(given: RequestInput, tail: memoryview, has_tail: bool, elements_max: int) -> Steps[tuple[Tensor, int]]:
     """One input and how many bytes of `tail` are its own."""
     size = None
     if given.parameters is not None:
@@ -166,7 +224,7 @@ def _read_input(given: RequestInput, tail: memoryview, has_tail: bool) -> tuple[
     if size is None:
         if not listed:
             raise CallerError(f"input {given.name!r} has neither data nor a binary_data_size")
-        data = parse_elements(given.name, given.datatype, given.shape, given.data)
+        data = yield from parse_elements(given.name, given.datatype, given.shape, given.data, elements_max)
         return Tensor(given.name, given.datatype, given.shape, data), 0
     if listed:
         raise CallerError(f"input {given.name!r} has both data and a binary_data_size: send one of them")
@@ -175,7 +233,7 @@ def _read_input(given: RequestInput, tail: memoryview, has_tail: bool) -> tuple[
     if size > len(tail):
         raise CallerError(f"input {given.name!r} says {size} bytes, and the body has {len(tail)} left")
     tensor = Tensor(given.name, given.datatype, given.shape, tail[:size])
-    check_size(tensor)
+    check_size(tensor, elements_max)
     return tensor, size
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from overwinter.api.exchange import Request, Response, Write, decode_json, json_response
 from overwinter.api.front import Front
-from overwinter.api.inference import function_of
+from overwinter.api.inference import SHORT, function_of
 from overwinter.api.routing import Route
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import FunctionName
@@ -27,9 +27,8 @@ _encode = msgspec.json.Encoder().encode
 class ProfileApi:
     """The routes for what a node knows of its functions' speed."""
 
-    def __init__(self, front: Front, request_bytes_max: int) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self._request_bytes_max = request_bytes_max
 
     def routes(self) -> list[Route]:
         """Every route for profiles."""
@@ -46,7 +45,7 @@ class ProfileApi:
 
     async def measure(self, request: Request) -> Response:
         """Measure what the body wants and is not known; without a body all that the settings allow."""
-        body = await request.body(self._request_bytes_max)
+        body = bytes(await request.body(SHORT))
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
         name, version = function_of(request)
         version = self._front.view(name, version).version

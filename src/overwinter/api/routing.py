@@ -6,7 +6,8 @@ look-ups, and nothing else stands between the socket and the codec.
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from overwinter.api.exchange import MethodError, Request, Response
+from overwinter.api.exchange import Request, Response
+from overwinter.api.messages import MethodError
 from overwinter.core.errors import NotFoundError
 
 Handler = Callable[[Request], Awaitable[Response]]

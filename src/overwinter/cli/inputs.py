@@ -50,8 +50,9 @@ def read_document(file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, 
     if isinstance(document.get("inputs"), list) and "inputs" not in specs:
         from overwinter.api.arrays import from_tensor
         from overwinter.api.oip import decode_request
+        from overwinter.api.steps import finish
 
-        return {tensor.name: from_tensor(tensor) for tensor in decode_request(body, None).inputs}
+        return {tensor.name: from_tensor(tensor) for tensor in finish(decode_request(body, None)).inputs}
     return {name: _fitted(value, specs[name]) if name in specs else value for name, value in document.items()}
 
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
-from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
 from overwinter.core.policies import POLICIES
 
 HELP = {
@@ -18,8 +18,22 @@ HELP = {
     "data": "Directory of the repository: what is deployed lives here.",
     "host_store": "The tmpfs under which the blocks of warm functions lie.",
     "keep_warm": "Leave the blocks in memory after a clean stop, for the next start.",
-    "request_bytes_max": "Largest request.",
+    "requests_bytes_max": "Memory that all requests together may hold; without it, an eighth of what is there.",
+    "client_share": "Of that memory, of connections and of uploads, what one caller's address may hold.",
+    "request_bytes_max": "Largest body of a request, and what a compressed one may become.",
+    "json_bytes_max": "Most JSON in a request or an answer; larger tensors travel as binary.",
+    "elements_max": "Most elements of BYTES tensors in a request.",
+    "manifest_bytes_max": "Largest manifest of a function or a pipeline.",
     "block_bytes_max": "Largest block of a deploy.",
+    "uploads_max": "Blocks on their way in at once.",
+    "room_wait_s": "Seconds that a large request waits for memory before it is refused.",
+    "head_bytes_max": "Most bytes of a request's line, headers and trailers.",
+    "headers_max": "Most headers of a request.",
+    "head_timeout_s": "Seconds in which the headers of a request must have come.",
+    "idle_timeout_s": "Seconds after which a connection without a request is closed.",
+    "stall_s": "Seconds over which the least rate of a body or an answer is measured.",
+    "rate_min_bytes": "Least bytes a second of a body that is sent or an answer that is read.",
+    "connections_max": "Connections open at once.",
     "memory_free_min_bytes": "Memory to keep free: with less, blocks that nothing uses leave the host store.",
     "journal": "File to which every step of the mind is appended.",
     "journal_ring": "Steps of the mind kept in memory.",
@@ -43,24 +57,31 @@ HELP = {
 }
 """What each field of the configuration means to whoever starts a node."""
 
+WITHIN: dict[str, type[msgspec.Struct]] = {"mind": MindConfig, "requests": RequestLimits}
+"""Fields of the configuration that are structs of their own."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
+SHARES = ("profile_share", "client_share")
 PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
 
 
 def configured() -> list[click.Option]:
-    """One option for each field of NodeConfig, and of MindConfig within it."""
-    fields = (*msgspec.structs.fields(NodeConfig), *msgspec.structs.fields(MindConfig))
-    return [_option(field) for field in fields if field.name != "mind"]
+    """One option for each field of NodeConfig, and of the structs within it."""
+    fields = [field for field in msgspec.structs.fields(NodeConfig) if field.name not in WITHIN]
+    fields += [field for kind in WITHIN.values() for field in msgspec.structs.fields(kind)]
+    return [_option(field) for field in fields]
 
 
 def config_of(values: dict[str, Any]) -> NodeConfig:
     """The configuration that the options of `configured` describe."""
-    mind = {field.name: values.pop(field.name) for field in msgspec.structs.fields(MindConfig)}
+    within: dict[str, Any] = {
+        name: kind(**{field.name: values.pop(field.name) for field in msgspec.structs.fields(kind)})
+        for name, kind in WITHIN.items()
+    }
     for name in PATHS:
         if values[name] is not None:
             values[name] = str(Path(values[name]).expanduser().absolute())
-    return NodeConfig(**values, mind=MindConfig(**mind))
+    return NodeConfig(**values, **within)
 
 
 def _option(field: msgspec.structs.FieldInfo) -> click.Option:
@@ -81,7 +102,7 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
         kind, metavar = click.IntRange(0, LARGEST_PORT), "PORT"
     elif field.type in (int, int | None):
         kind, metavar = click.IntRange(1), "NUMBER"
-    elif field.name == "profile_share":
+    elif field.name in SHARES:
         kind, metavar = click.FloatRange(0, 1, min_open=True), "SHARE"
     elif field.type in (float, float | None):
         kind, metavar = click.FloatRange(0, min_open=True), "SECONDS"

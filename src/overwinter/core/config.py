@@ -37,6 +37,43 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         policy_named(self.policy)
 
 
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request, one caller and all callers together may take of a node."""
+
+    requests_bytes_max: int | None = None
+    """Memory of all requests under way: bodies, tensors, answers; None: an eighth of what is there at the
+    start."""
+    client_share: float = 0.5
+    """Of that memory, and of connections and uploads, what one caller's address may hold."""
+    request_bytes_max: int = 64 << 20
+    """Largest body of one request. The loop copies it in one go, about a millisecond for each MiB."""
+    json_bytes_max: int = 8 << 20
+    """JSON of one request, and of one answer's numbers and texts. JSON costs far more than its bytes."""
+    elements_max: int = 65_536
+    """Elements of BYTES tensors in one request."""
+    manifest_bytes_max: int = 8 << 20
+    """Largest manifest, pipeline or question about blocks."""
+    block_bytes_max: int = 16 << 30
+    uploads_max: int = 32
+    """Blocks on their way in at once."""
+    room_wait_s: float = 10.0
+    """Longest that a large request waits for its share of the memory before it is refused."""
+    head_bytes_max: int = 64 << 10
+    """Bytes of a request's line, headers and trailers, and what chunks of a body are wrapped in."""
+    headers_max: int = 128
+    head_timeout_s: float = 10.0
+    """Longest from a connection's begin, or a request's first byte, to the end of its headers."""
+    idle_timeout_s: float = 75.0
+    """Longest between two requests of a connection. Longer than common client pools keep theirs, so that they, not
+    the node, close first."""
+    stall_s: float = 10.0
+    """Time in which a body, or the reader of an answer, has to keep up its rate."""
+    rate_min_bytes: int = 32 << 10
+    """Least bytes a second of a body that comes, or of an answer that is read."""
+    connections_max: int = 2048
+    """Connections open at once, at most a quarter of the descriptors that the process may have."""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a node listens, where it keeps things, and its limits."""
 
@@ -48,8 +85,6 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The tmpfs under which the host store makes its own directory."""
     keep_warm: bool = False
     """Leave the host store in memory after a clean stop, for the next start."""
-    request_bytes_max: int = 256 << 20
-    block_bytes_max: int = 16 << 30
     journal: str | None = None
     """File to which every step is appended; None: only the ring."""
     journal_ring: int = 4096
@@ -62,3 +97,4 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     accounting_s: float = 10.0
     """Time between two comparisons of the mind's bytes with the kernel's."""
     mind: MindConfig = MindConfig()
+    requests: RequestLimits = RequestLimits()

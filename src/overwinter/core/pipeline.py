@@ -15,14 +15,17 @@ from msgspec import Meta
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.function import MOST
 from overwinter.core.ids import NAME_PATTERN, FunctionName
-from overwinter.core.tensor import TensorSpec
+from overwinter.core.tensor import NAME_MAX, Buffer, TensorSpec
 
 INPUT = "input"
 """Stands for the pipeline itself in a source; no stage may be called so."""
 STAGES_MAX = 64
+SOURCES_MAX = 1024
+"""Tensors that the stages of a pipeline take, and that it gives."""
 
 Name = Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
-TensorName = Annotated[str, Meta(min_length=1, max_length=256)]
+TensorName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+Source = Annotated[str, Meta(max_length=128 + 1 + NAME_MAX)]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -31,7 +34,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     function: Name
     version: Annotated[int, Meta(ge=1)] | None = None
     """None: whichever version answers for the name when the stage starts."""
-    inputs: dict[TensorName, str] = {}
+    inputs: Annotated[dict[TensorName, Source], Meta(max_length=SOURCES_MAX)] = {}
     """For each input of the function, its source."""
 
 
@@ -39,11 +42,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Functions called as one, with one deadline for the whole."""
 
     name: Name
-    inputs: Annotated[tuple[TensorName, ...], Meta(max_length=4096)]
+    inputs: Annotated[tuple[TensorName, ...], Meta(max_length=SOURCES_MAX)]
     stages: Annotated[
         dict[Annotated[str, Meta(pattern=NAME_PATTERN)], Stage], Meta(min_length=1, max_length=STAGES_MAX)
     ]
-    outputs: Annotated[dict[TensorName, str], Meta(min_length=1)]
+    outputs: Annotated[dict[TensorName, Source], Meta(min_length=1, max_length=SOURCES_MAX)]
     """For each output of the pipeline, its source: an output of a stage."""
     slo_ms: Annotated[float, Meta(gt=0, le=MOST["slo_ms"])] | None = None
     timeout_s: Annotated[float, Meta(gt=0, le=MOST["timeout_s"])] = 60.0
@@ -74,7 +77,7 @@ Find = Callable[[FunctionName, int | None], Typed]
 """A version of a function, or with None the one that answers for its name; NotFoundError."""
 
 
-def decode_pipeline(data: bytes) -> Pipeline:
+def decode_pipeline(data: Buffer) -> Pipeline:
     """A pipeline from JSON, checked in itself; CallerError names the first thing that is wrong in it."""
     try:
         pipeline = msgspec.json.decode(data, type=Pipeline)
@@ -97,6 +100,7 @@ def parse_pipeline(text: str) -> Pipeline:
 def check_pipeline(pipeline: Pipeline) -> None:
     """CallerError unless every source exists, everything is used, and no stage waits for itself."""
     where = f"pipeline {pipeline.name!r}"
+    _check_count(pipeline)
     if INPUT in pipeline.stages:
         raise CallerError(f"no stage of {where} may be called {INPUT!r}: that is the pipeline itself in a source")
     if len(set(pipeline.inputs)) < len(pipeline.inputs):
@@ -117,6 +121,12 @@ def check_pipeline(pipeline: Pipeline) -> None:
     except CycleError as error:
         # graphlib tells who is waited for first.
         raise CallerError(f"stages of {where} wait for each other: {' <- '.join(error.args[1])}") from None
+
+
+def _check_count(pipeline: Pipeline) -> None:
+    sources = len(pipeline.outputs) + sum(len(stage.inputs) for stage in pipeline.stages.values())
+    if sources > SOURCES_MAX:
+        raise CallerError(f"pipeline {pipeline.name!r} says where {sources} tensors come from; at most {SOURCES_MAX}")
 
 
 def needs(stage: Stage) -> set[str]:

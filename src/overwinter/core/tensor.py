@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from math import prod
+from struct import Struct
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from overwinter.core.errors import CallerError
+from overwinter.core.errors import CallerError, TooLargeError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -46,13 +49,27 @@ DATATYPES: dict[str, str] = {
 BYTES = "BYTES"
 """The datatype whose elements are each a 4-byte little-endian length and that many bytes."""
 
+RANK_MAX = 64
+"""Sizes in a shape: as many as PyTorch's operators take."""
+TENSORS_MAX = 1024
+"""Inputs of a function or a pipeline, and its outputs."""
+NAME_MAX = 256
+"""Characters in the name of a tensor, or of a size that varies."""
+ELEMENTS_MAX = 65_536
+"""Elements of a BYTES tensor that a function gives."""
+
+TensorName = Annotated[str, Meta(max_length=NAME_MAX)]
+SizeName = Annotated[str, Meta(max_length=NAME_MAX)]
+
+_length = Struct("<I").unpack_from
+
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """What a function takes or gives: a named datatype and a shape; a str in it is a dynamic size."""
 
-    name: str
+    name: TensorName
     datatype: str
-    shape: tuple[int | str, ...]
+    shape: Annotated[tuple[int | SizeName, ...], Meta(max_length=RANK_MAX)]
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -86,26 +103,39 @@ def pack_bytes(elements: list[bytes]) -> bytes:
 def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
     """Decode `count` elements of a BYTES tensor; CallerError when they do not fill `data` exactly."""
     view = memoryview(data).cast("B")
-    elements: list[bytes] = []
+    stops = _stops(view, count)
+    return [bytes(view[start + 4 : stop]) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+def _stops(view: memoryview, count: int) -> list[int]:
+    """Where each element of a BYTES tensor ends; CallerError when they do not fill it exactly."""
+    stops: list[int] = []
     at = 0
-    for _ in range(count):
-        stop = at + 4 + int.from_bytes(view[at : at + 4], "little")
-        if at + 4 > len(view) or stop > len(view):
-            raise CallerError(f"BYTES tensor ends inside element {len(elements)} of {count}")
-        elements.append(bytes(view[at + 4 : stop]))
-        at = stop
+    # Each element takes at least the bytes of its length, so that a lie costs nothing.
+    for _ in range(count if 4 * count <= len(view) else 0):
+        if at + 4 > len(view):
+            break
+        at += 4 + _length(view, at)[0]
+        stops.append(at)
+    if len(stops) < count or at > len(view):
+        raise CallerError(f"BYTES tensor of {len(view)} bytes ends inside its {count} elements")
     if at != len(view):
         raise CallerError(f"BYTES tensor has {len(view) - at} bytes after its {count} elements")
-    return elements
+    return stops
 
 
-def check_size(tensor: Tensor) -> None:
-    """CallerError unless the datatype is known and the bytes fill the shape exactly."""
+def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
+    """CallerError unless the datatype is known and the bytes fill the shape exactly; a BYTES tensor may have
+    `elements_max` elements.
+    """
+    if len(tensor.shape) > RANK_MAX:
+        raise CallerError(f"tensor {tensor.name!r} has {len(tensor.shape)} sizes in its shape; at most {RANK_MAX}")
     if any(size < 0 for size in tensor.shape):
         raise CallerError(f"tensor {tensor.name!r} has a negative size in shape {list(tensor.shape)}")
     count = prod(tensor.shape)
     if tensor.datatype == BYTES:
-        unpack_bytes(tensor.data, count)
+        check_elements(tensor.name, count, elements_max)
+        _stops(memoryview(tensor.data).cast("B"), count)
         return
     item = ITEM_BYTES.get(tensor.datatype)
     if item is None:
@@ -115,6 +145,15 @@ def check_size(tensor: Tensor) -> None:
         raise CallerError(
             f"tensor {tensor.name!r} of {tensor.datatype} {list(tensor.shape)} needs {count * item} bytes, "
             f"got {len(tensor.data)}"
+        )
+
+
+def check_elements(name: str, count: int, elements_max: int) -> None:
+    """TooLargeError when a BYTES tensor has more elements than it may."""
+    if count > elements_max:
+        raise TooLargeError(
+            f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are taken at once: send fewer in "
+            "one request, or one element that holds them all"
         )
 
 

@@ -16,13 +16,14 @@ from blake3 import blake3
 
 from overwinter.core.errors import CallerError
 from overwinter.core.ids import Address
-from overwinter.core.tensor import Buffer
+from overwinter.core.tensor import RANK_MAX, Buffer
 from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.manifest import ADDRESS_PATTERN, Block, Piece
 from overwinter.store.packing import BlockPlan, plan_block
 
 LENGTH_BYTES = 4
-MAX_LAYOUT_BYTES = 16 << 20
+MAX_LAYOUT_BYTES = 1 << 20
+"""Of a pack as full of scalars as it can be, and some."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
 
@@ -109,6 +110,8 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
         match = _LINE.fullmatch(line)
         if match is None or match[1] not in ITEM_BYTES:
             raise CallerError(f"a block's layout has the line {line[:80]!r}; dtype[size,...] is needed")
+        if match[2].count(",") >= RANK_MAX:
+            raise CallerError(f"a block's layout has a weight of more than {RANK_MAX} sizes")
         shape = tuple(map(int, match[2].split(","))) if match[2] else ()
         weights.append((len(weights), _Described(match[1], shape)))
     plan = plan_block(weights)

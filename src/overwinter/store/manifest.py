@@ -15,7 +15,17 @@ from overwinter.core.agreement import Agreement
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
 from overwinter.core.ids import NAME_PATTERN, Address, FunctionName, TenantId
-from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorSpec, check_inputs, check_size
+from overwinter.core.tensor import (
+    BYTES,
+    ITEM_BYTES,
+    RANK_MAX,
+    TENSORS_MAX,
+    Tensor,
+    TensorName,
+    TensorSpec,
+    check_inputs,
+    check_size,
+)
 from overwinter.store.packing import ALIGNMENT_BYTES
 
 # \A and \Z: a `$` would let a trailing newline through.
@@ -64,9 +74,9 @@ class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SampleTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One input of a sample request; its bytes as a request's, in base64 where this is JSON."""
 
-    name: str
+    name: TensorName
     datatype: str
-    shape: tuple[Count, ...]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=RANK_MAX)]
     data: bytes
 
     def given(self) -> Tensor:
@@ -81,8 +91,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tenant: Annotated[TenantId, Meta(pattern=NAME_PATTERN)]
     program: Blob
     blocks: tuple[Block, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: Annotated[tuple[TensorSpec, ...], Meta(max_length=TENSORS_MAX)]
+    outputs: Annotated[tuple[TensorSpec, ...], Meta(max_length=TENSORS_MAX)]
     handler: Handler | None = None
     settings: Settings = Settings()
     agreement: Agreement | None = None

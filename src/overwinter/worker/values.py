@@ -6,7 +6,7 @@ from math import prod
 import torch
 
 from overwinter.core.errors import HandlerError
-from overwinter.core.tensor import BYTES, TensorMeta, pack_bytes, unpack_bytes
+from overwinter.core.tensor import BYTES, ELEMENTS_MAX, TensorMeta, pack_bytes, unpack_bytes
 from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
 from overwinter.worker.tray import Tray
 
@@ -42,6 +42,8 @@ class Parcel:
         else:
             rows = [item for item in value if isinstance(item, list)]
             elements = [element for row in rows for element in row] or [e for e in value if isinstance(e, bytes)]
+            if len(elements) > ELEMENTS_MAX:
+                raise HandlerError(f"output {name!r} has {len(elements)} elements; BYTES may have {ELEMENTS_MAX}")
             shape = (len(rows), len(rows[0])) if rows else (len(value),)
             self._bytes = pack_bytes(elements)
             self.meta = TensorMeta(name, BYTES, shape, len(self._bytes))

@@ -1,0 +1,151 @@
+"""How much memory may all requests together hold, and whose turn is it when there is no more?
+
+A request takes what its body will need before the body is read, and gives it back when its answer is sent. A large one
+waits for room; a small one never does: all small ones together are bounded by the number of connections.
+"""
+
+import asyncio
+from collections import Counter
+from typing import NamedTuple
+
+from overwinter.core.config import RequestLimits
+from overwinter.core.errors import OverloadedError, TooLargeError
+
+MEMORY_SHARE = 8
+"""One part in so many of the memory that is there is for requests, unless told otherwise."""
+MEMORY_BYTES = 4 << 30
+"""Taken to be there where nobody says."""
+SMALL_BYTES = 64 << 10
+"""A request that holds no more goes through also when the memory is full."""
+IPV6_NETWORK = 4
+"""Groups of an IPv6 address that name a network: whoever has one has all of its addresses."""
+
+
+def client_of(host: str) -> str:
+    """Who counts as one caller: an IPv4 address, or a network of IPv6."""
+    if ":" not in host or host.startswith("::ffff:"):
+        return host
+    return ":".join(host.split(":")[:IPV6_NETWORK])
+
+
+class _Waiting(NamedTuple):
+    """A hold that waits for more."""
+
+    hold: "Hold"
+    nbytes: int
+    granted: asyncio.Future[None]
+
+
+class Budget:
+    """The memory of all requests; one caller's share of it is bounded too."""
+
+    def __init__(self, bytes_max: int, client_share: float, wait_s: float) -> None:
+        self.bytes_max = bytes_max
+        self.client_bytes_max = int(bytes_max * client_share)
+        self.wait_s = wait_s
+        self.held = 0
+        self.held_by: Counter[str] = Counter()
+        self._waiting: dict[int, _Waiting] = {}
+        self._last = 0
+
+    def fits(self, client: str, nbytes: int) -> bool:
+        """Whether there is room for so much more of a caller's."""
+        return self.held + nbytes <= self.bytes_max and self.held_by[client] + nbytes <= self.client_bytes_max
+
+    def check(self, nbytes: int) -> None:
+        """TooLargeError when one request may never hold so much."""
+        if nbytes > max(self.client_bytes_max, SMALL_BYTES):
+            raise TooLargeError(
+                f"the request needs {nbytes} bytes of memory, and one caller may hold {self.client_bytes_max} here: "
+                "send less at once, or start the node with more --requests-bytes-max"
+            )
+
+    def add(self, client: str, nbytes: int) -> None:
+        """Count more, or less, as held; who waits gets what became free, in order."""
+        self.held += nbytes
+        self.held_by[client] += nbytes
+        if not self.held_by[client]:
+            del self.held_by[client]
+        if nbytes < 0 and self._waiting:
+            self._grant()
+
+    async def wait(self, hold: "Hold", nbytes: int) -> None:
+        """Hold so much more as soon as there is room; OverloadedError when none came."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last += 1
+        number = self._last
+        self._waiting[number] = _Waiting(hold, nbytes, granted)
+        # In its turn: who came before and can go, goes first.
+        self._grant()
+        try:
+            async with asyncio.timeout(self.wait_s):
+                await granted
+        except TimeoutError:
+            raise full(nbytes) from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def _grant(self) -> None:
+        for number, (hold, nbytes, granted) in list(self._waiting.items()):
+            if self.held + nbytes > self.bytes_max:
+                # The first that there is no room for: smaller ones behind it would keep it waiting for ever.
+                return
+            if not granted.done() and self.fits(hold.client, nbytes):
+                del self._waiting[number]
+                hold.take(nbytes)
+                granted.set_result(None)
+
+
+class Hold:
+    """What one request holds of the budget."""
+
+    __slots__ = ("_budget", "client", "nbytes")
+
+    def __init__(self, budget: Budget, client: str) -> None:
+        self._budget = budget
+        self.client = client
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> None:
+        """Hold so much more, room or no room."""
+        self.nbytes += nbytes
+        self._budget.add(self.client, nbytes)
+
+    async def reserve(self, nbytes: int) -> None:
+        """Hold what is about to come; waits for room. TooLargeError, OverloadedError."""
+        if self.nbytes + nbytes <= SMALL_BYTES:
+            self.take(nbytes)
+            return
+        self._budget.check(self.nbytes + nbytes)
+        await self._budget.wait(self, nbytes)
+
+    def grow(self, nbytes: int) -> None:
+        """Hold more of what nobody knew the size of. It does not wait, since two that wait while they hold would wait
+        for each other; TooLargeError, OverloadedError.
+        """
+        if self.nbytes + nbytes > SMALL_BYTES:
+            self._budget.check(self.nbytes + nbytes)
+            if not self._budget.fits(self.client, nbytes):
+                raise full(nbytes)
+        self.take(nbytes)
+
+    def close(self) -> None:
+        """Give all back."""
+        self._budget.add(self.client, -self.nbytes)
+        self.nbytes = 0
+
+
+def full(nbytes: int) -> OverloadedError:
+    """The error when there is no room."""
+    return OverloadedError(
+        f"the memory for requests is in use, and {nbytes} bytes more find no room: try again later, send less at once, "
+        "or start the node with more --requests-bytes-max"
+    )
+
+
+def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
+    """The budget of a node that finds so much memory; None: nobody knows how much."""
+    nbytes = limits.requests_bytes_max
+    if nbytes is None:
+        nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_SHARE
+    return Budget(nbytes, limits.client_share, limits.room_wait_s)

@@ -1,0 +1,142 @@
+"""Which connections are open, whose are they, and which have waited too long?
+
+A newcomer never finds the door shut by connections that do nothing: where there are as many as may be, of one caller or
+of all, the one that has been without a request the longest makes room. Time is looked at now and then, for all
+connections together: a request that comes and goes quickly costs nothing here.
+"""
+
+import resource
+from typing import NamedTuple, Protocol
+
+from overwinter.core.config import RequestLimits
+
+PIECE_BYTES = 256 << 10
+"""Long answers are written by so much at a time."""
+DESCRIPTORS_SHARE = 4
+"""Of this many descriptors one may be a caller's connection; the rest are for workers, blocks and files."""
+LINGER_S = 5.0
+"""How long a body is thrown away that nobody wants any more, so that its sender can read why."""
+
+
+class Waits(NamedTuple):
+    """What a connection waits for."""
+
+    what: str
+    """`head`, `body`, `linger` (for the end of a body that nobody wants), `read` (of a long answer), `close`, `idle`;
+    empty: nothing that its other side owes.
+    """
+    number: int
+    """Another one each time it waits for something new."""
+    nbytes: int
+    """What came of it so far."""
+
+
+class Connection(Protocol):
+    """A connection, as far as its time goes."""
+
+    caller: str
+
+    def waits(self) -> Waits:
+        """What it waits for."""
+        ...
+
+    def time_out(self) -> None:
+        """Tell the other side that it was too slow, if it can still be told, and close."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once; nothing more is sent."""
+        ...
+
+
+class Connections:
+    """All connections of a server."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self.limits = limits
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most = max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))
+        self.most_of_one = max(1, int(self.most * limits.client_share))
+        self._longest_s = {
+            "head": limits.head_timeout_s,
+            "linger": LINGER_S,
+            "read": limits.stall_s + PIECE_BYTES / limits.rate_min_bytes,
+            "close": limits.stall_s,
+            "idle": limits.idle_timeout_s,
+        }
+        self._seen: dict[Connection, tuple[Waits, float]] = {}
+        """For each connection, what it waited for when it was looked at, and since when."""
+        self._idle: dict[str, dict[Connection, None]] = {}
+        """Of each caller, the connections without a request, longest first."""
+        self._counts: dict[str, int] = {}
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection, which has no request yet; False when it finds no room."""
+        mine = self._counts.get(connection.caller, 0)
+        if mine >= self.most_of_one and not self._make_room(connection.caller):
+            return False
+        if len(self._seen) >= self.most:
+            most = max(self._counts, key=self._counts.__getitem__)
+            if not (self._make_room(most) or self._make_room(next(iter(self._idle), most))):
+                return False
+        self._counts[connection.caller] = self._counts.get(connection.caller, 0) + 1
+        self._seen[connection] = (Waits("", 0, 0), 0.0)
+        self.idle(connection)
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        """It is closed, or as good as closed."""
+        if self._seen.pop(connection, None) is None:
+            return
+        self.busy(connection)
+        self._counts[connection.caller] -= 1
+        if not self._counts[connection.caller]:
+            del self._counts[connection.caller]
+
+    def idle(self, connection: Connection) -> None:
+        """It has no request now."""
+        if connection not in self._seen:
+            return
+        self._idle.setdefault(connection.caller, {})[connection] = None
+
+    def busy(self, connection: Connection) -> None:
+        """It has a request now."""
+        idle = self._idle.get(connection.caller)
+        if idle is not None:
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle[connection.caller]
+
+    def sweep(self, now: float) -> None:
+        """Close what has waited too long."""
+        for connection, (seen, since) in list(self._seen.items()):
+            waits = connection.waits()
+            if waits[:2] != seen[:2]:
+                self._seen[connection] = (waits, now)
+            elif waits.what == "body":
+                self._keep_up(connection, waits, now)
+            elif waits.what and now - since >= self._longest_s[waits.what]:
+                if waits.what == "head":
+                    connection.time_out()
+                else:
+                    connection.abort()
+
+    def _keep_up(self, connection: Connection, waits: Waits, now: float) -> None:
+        """Whether enough of a body came since the last look that counted."""
+        seen, since = self._seen[connection]
+        if now - since < self.limits.stall_s:
+            return
+        self._seen[connection] = (waits, now)
+        if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
+            connection.time_out()
+
+    def _make_room(self, client: str) -> bool:
+        """Close the caller's connection that has been without a request the longest; False when it has none."""
+        idle = self._idle.get(client)
+        if idle is None:
+            return False
+        connection = next(iter(idle))
+        connection.abort()
+        # Its end comes later; its place is free now.
+        self.forget(connection)
+        return True

@@ -1,0 +1,206 @@
+"""What may a connection send before a request is whole? Its head and the requests in advance are bounded.
+
+The server reads HTTP with httptools, which has no bounds of its own. Bodies are bounded where they are read.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from overwinter.api.budget import client_of
+from overwinter.api.connections import Connections, Waits
+
+STEP_BYTES = 16 << 10
+"""So much of a head is parsed before its bounds are looked at."""
+URL_MAX = 8 << 10
+AHEAD_MAX = 64
+"""Requests that a connection may send before the first is answered."""
+FRAME_RATIO = 8
+"""Bytes of chunk sizes and extensions that each byte of a body may cost, beside those of the head."""
+
+
+class _RefusedError(Exception):
+    """The request breaks a bound; ends the parser's work."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._all = connections
+        self._limits = connections.limits
+        self._refusal: tuple[int, str] | None = None
+        self._refused = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the last one that came."""
+        self._number = 0
+        """Counts the parts of requests: a head that begins, a body that begins, an end."""
+        self._in_head = False
+        self._in_body = False
+        self._frame_bytes = 0
+        """Of this message, all but its body."""
+        self._body_bytes = 0
+        self._step_body_bytes = 0
+
+    # What the other side does
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Find room for it, or refuse it."""
+        super().connection_made(transport)
+        self.caller = client_of(self.client[0] if self.client else "")
+        if not self._all.admit(self):
+            self._refuse(503, "too many connections are open: close some, or try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free its place."""
+        self._all.forget(self)
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; a head only a bit at a time, so that no more than its bounds is ever read of it."""
+        while data and not (self._refused or self.transport.is_closing()):
+            step = data if self._in_body or len(data) <= STEP_BYTES else data[:STEP_BYTES]
+            data = data[len(step) :]
+            self._step_body_bytes = 0
+            super().data_received(step)
+            self._frame_bytes += len(step) - self._step_body_bytes
+            if self._frame_bytes > self._limits.head_bytes_max + FRAME_RATIO * self._body_bytes:
+                self._refuse(431, f"the head of the request is larger than {self._limits.head_bytes_max} bytes")
+
+    # What the parser finds
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._number += 1
+        self._in_head = True
+        self._frame_bytes = self._body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the path."""
+        super().on_url(url)
+        if len(self.url) > URL_MAX:
+            self._stop(414, f"the path of the request is longer than {URL_MAX} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer."""
+        if len(self.headers) >= self._limits.headers_max:
+            self._stop(431, f"the request has more than {self._limits.headers_max} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A head ends: from now on there is a request."""
+        if len(self.pipeline) >= AHEAD_MAX:
+            self._stop(429, f"more than {AHEAD_MAX} requests were sent ahead of the answer to the first")
+        self._number += 1
+        self._in_head = False
+        self._in_body = True
+        self._all.busy(self)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._step_body_bytes += len(body)
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._number += 1
+        self._in_body = False
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._all.idle(self)
+
+    def on_response_complete(self) -> None:
+        """An answer is written."""
+        super().on_response_complete()
+        if not (self.pipeline or self._in_body):
+            self._all.idle(self)
+
+    def resume_writing(self) -> None:
+        """The other side read on."""
+        self._number += 1
+        super().resume_writing()
+
+    # How it ends
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser gave up: it says why, or we do."""
+        self._refuse(*(self._refusal or (400, "this is not valid HTTP")))
+
+    def waits(self) -> Waits:
+        """What the other side owes."""
+        return Waits(self._waits_for(), self._number, self._body_bytes)
+
+    def time_out(self) -> None:
+        """It was too slow."""
+        self._refuse(408, "the request came too slowly, or not at all")
+
+    def shutdown(self) -> None:
+        """The server stops: who was refused need not be waited for."""
+        if self._refused:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _leave(self) -> None:
+        """Tell the request under way that nobody waits for its answer; those behind it are not begun."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _waits_for(self) -> str:
+        if self._refused or self.transport.is_closing():
+            return "close"
+        if self.flow.write_paused:
+            return "read"
+        answered = self.cycle is None or self.cycle.response_complete
+        if self._in_body:
+            return "linger" if answered else "" if self.flow.read_paused else "body"
+        if self._in_head or self._number == 0:
+            return "head"
+        if not answered:
+            return ""
+        return "close" if self.transport.get_write_buffer_size() else "idle"
+
+    def _stop(self, status: int, why: str) -> None:
+        self._refusal = (status, why)
+        raise _RefusedError(why)
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Say why, if nothing else was begun to be said, and end; what still comes is thrown away."""
+        self._refused = True
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            self.transport.abort()
+            return
+        body = msgspec.json.encode({"error": why})
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self._leave()
+        # A close now would throw away what was not read yet, and the other side would not hear why.
+        self.transport.write_eof()

@@ -1,0 +1,156 @@
+"""How does the body of a request come in, and what may it become?
+
+What is announced is held of the budget before it is read. A long body lies in pages of its own: nothing is copied
+together at the end, and they go back to the system at once.
+"""
+
+import mmap
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+from overwinter.api.budget import SMALL_BYTES, Hold
+from overwinter.api.messages import Headers, MediaError, Message, Receive
+from overwinter.api.steps import STEP_BYTES, Steps, Turns
+from overwinter.core.errors import CallerError, TooLargeError
+from overwinter.core.tensor import Buffer
+
+WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+"""zlib's word for each content coding: a gzip frame, a zlib frame."""
+RATIO_MAX = 100
+RATIO_FREE_BYTES = 4 << 20
+"""So much a body may become however small it was sent; above that, at most RATIO_MAX times what was sent."""
+GROWTH_BYTES = 1 << 20
+"""By so much at a time is held what does not announce its length."""
+
+
+class Gathered:
+    """Bytes that come bit by bit, at most `most` of them, in pages that come to be when they are written to."""
+
+    def __init__(self, most: int) -> None:
+        self._pages = memoryview(mmap.mmap(-1, max(most, 1)))
+        self.nbytes = 0
+
+    def add(self, data: Buffer) -> None:
+        """Append; there must be room."""
+        self._pages[self.nbytes : self.nbytes + len(data)] = data
+        self.nbytes += len(data)
+
+    def view(self) -> memoryview:
+        """What came so far."""
+        return self._pages[: self.nbytes].toreadonly()
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What a body may be."""
+
+    bytes_max: int
+    """As it was sent, and decompressed."""
+    cost: int = 1
+    """Bytes of memory that are held for each byte of it."""
+    way: str = ""
+    """What a caller can do whose body is larger."""
+
+    def error(self) -> TooLargeError:
+        """The error that names the bound, and the way out."""
+        return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
+
+
+async def read_body(receive: Receive, headers: Headers, hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
+    """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError when
+    there is no memory for it.
+    """
+    announced = check_length(headers, bounds)
+    if announced:
+        await hold.reserve(announced * bounds.cost)
+    message = await receive()
+    body: Buffer = body_of(message)
+    if message.get("more_body"):
+        body = await _gather(receive, body, hold, bounds)
+    elif len(body) > bounds.bytes_max:
+        raise bounds.error()
+    if (coding := headers.get(b"content-encoding")) is not None:
+        return await turns.run(inflate(body, coding, hold, bounds))
+    return body
+
+
+async def _gather(receive: Receive, first: Buffer, hold: Hold, bounds: Bounds) -> Buffer:
+    gathered = Gathered(bounds.bytes_max)
+    chunk: Buffer = first
+    more = True
+    while True:
+        if gathered.nbytes + len(chunk) > bounds.bytes_max:
+            raise bounds.error()
+        lacking = (gathered.nbytes + len(chunk)) * bounds.cost - hold.nbytes
+        if lacking > 0:
+            hold.grow(lacking if hold.nbytes + lacking <= SMALL_BYTES else max(lacking, GROWTH_BYTES))
+        gathered.add(chunk)
+        if not more:
+            return gathered.view()
+        message = await receive()
+        chunk = body_of(message)
+        more = message.get("more_body", False)
+
+
+def body_of(message: Message) -> bytes:
+    """The bytes that one ASGI message brings; CallerError when the client has gone."""
+    if message["type"] == "http.disconnect":
+        raise CallerError("the client closed the connection before its request was complete")
+    body: bytes = message.get("body", b"")
+    return body
+
+
+def check_length(headers: Headers, bounds: Bounds) -> int:
+    """The announced length, 0 when there is none; TooLargeError when it is over the bound, before a byte is read."""
+    length = int(headers.get(b"content-length", b"0"))
+    if length > bounds.bytes_max:
+        raise bounds.error()
+    return length
+
+
+def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
+    """Undo gzip or deflate, a bit at a time; never makes more than its bound, or RATIO_MAX times what came."""
+    coding = coding.strip().lower()
+    if coding == b"identity":
+        return body
+    bits = WINDOW_BITS.get(coding)
+    if bits is None:
+        raise MediaError(f"content-encoding {coding.decode('latin-1')!r} is not known; known: gzip, deflate, identity")
+    most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
+    if most < bounds.bytes_max:
+        bounds = Bounds(most, bounds.cost, f" out of {len(body)} that were sent compressed: send it as it is")
+    plain = Gathered(bounds.bytes_max)
+    held = 0
+    try:
+        for made in _inflated(body, bits):
+            if plain.nbytes + len(made) > bounds.bytes_max:
+                raise bounds.error()
+            if plain.nbytes + len(made) > held:
+                # The first of it is most often all of it.
+                growth = max(len(made), min(GROWTH_BYTES, held))
+                held += growth
+                hold.grow(growth * bounds.cost)
+            plain.add(made)
+            if plain.nbytes > STEP_BYTES:
+                yield
+    except zlib.error as error:
+        raise CallerError(f"the {coding.decode()} body is not valid: {error}") from error
+    return plain.view()
+
+
+def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
+    """The plain bytes, STEP_BYTES at most at a time; zlib.error also when the body is cut short or goes on."""
+    stream = zlib.decompressobj(wbits=window_bits)
+    at = 0
+    while not stream.eof:
+        given = stream.unconsumed_tail
+        if not given:
+            given = bytes(body[at : at + STEP_BYTES])
+            at += len(given)
+        made = stream.decompress(given, STEP_BYTES)
+        if not (given or made):
+            raise zlib.error("it is cut short")
+        yield made
+    if stream.unused_data or at < len(body):
+        raise zlib.error("it has bytes after its end")

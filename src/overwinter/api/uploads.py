@@ -1,0 +1,92 @@
+"""How does a block come in, without a thread that waits for its sender?
+
+Chunks are gathered on the loop and written by a thread of the disk's pool, one piece after another: a sender that drips
+holds a place among the uploads, of which there are many, and no thread. Its connection sees to it that it keeps up a
+least rate.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from overwinter.api.exchange import Request
+from overwinter.api.front import Blocks, Upload
+from overwinter.api.reading import Bounds, body_of, check_length
+from overwinter.core.config import RequestLimits
+from overwinter.core.errors import OverloadedError
+from overwinter.core.ids import Address
+
+PIECE_BYTES = 1 << 20
+"""Written in one go."""
+
+T = TypeVar("T")
+
+
+class Uploads:
+    """All uploads under way."""
+
+    def __init__(self, blocks: Blocks, disk: Executor, limits: RequestLimits) -> None:
+        self._blocks = blocks
+        self._disk = disk
+        self._bounds = Bounds(limits.block_bytes_max)
+        self._most = limits.uploads_max
+        self._most_of_one = max(1, int(limits.uploads_max * limits.client_share))
+        self._callers: Counter[str] = Counter()
+
+    async def receive(self, request: Request, address: Address) -> bool:
+        """Store the body of a request; False when it was there. CallerError when it has another address,
+        OverloadedError when too many are under way.
+        """
+        check_length(request.headers, self._bounds)
+        with self._place(request.hold.client):
+            await request.hold.reserve(2 * PIECE_BYTES)
+            upload = await self.on_disk(partial(self._blocks.upload, address))
+            try:
+                await self._fill(upload, request)
+                return await self.on_disk(upload.commit)
+            finally:
+                await self.on_disk(partial(upload.__exit__, None, None, None))
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Do what touches the disk in a thread; also when this is cancelled, that has ended when this returns."""
+        doing = asyncio.get_running_loop().run_in_executor(self._disk, work)
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait([doing])
+            raise
+
+    async def _fill(self, upload: Upload, request: Request) -> None:
+        size = 0
+        more = True
+        while more:
+            piece = bytearray()
+            while more and len(piece) < PIECE_BYTES:
+                message = await request.receive()
+                piece += body_of(message)
+                more = message.get("more_body", False)
+            size += len(piece)
+            if size > self._bounds.bytes_max:
+                raise self._bounds.error()
+            await self.on_disk(partial(upload.write, piece))
+
+    @contextmanager
+    def _place(self, caller: str) -> Iterator[None]:
+        """Count an upload; OverloadedError when there are too many."""
+        mine, all_ = self._callers[caller], self._callers.total()
+        if all_ >= self._most or mine >= self._most_of_one:
+            raise OverloadedError(
+                f"{all_} blocks are on their way in, {mine} of them from this caller; at most {self._most} and "
+                f"{self._most_of_one} may be: try again when one is done, or start the node with more --uploads-max"
+            )
+        self._callers[caller] += 1
+        try:
+            yield
+        finally:
+            self._callers[caller] -= 1
+            if not self._callers[caller]:
+                del self._callers[caller]

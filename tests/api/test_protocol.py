@@ -1,0 +1,177 @@
+"""What one connection may send, and how many there may be, with a neighbour who is answered."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from overwinter.api.protocol import AHEAD_MAX, URL_MAX
+from tests.api.door import LIMITS, Served, serving
+
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A node with few places and little patience."""
+    limits = msgspec.structs.replace(
+        LIMITS, head_timeout_s=0.3, stall_s=0.3, connections_max=8, idle_timeout_s=20, rate_min_bytes=1 << 20
+    )
+    with serving(tmp_path_factory.mktemp("repository"), limits=limits) as served:
+        yield served
+
+
+def connect(served: Served) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", served.port))
+    client.settimeout(20)
+    return client
+
+
+def send(served: Served, data: bytes) -> tuple[int, int]:
+    """How many bytes the node took, and the status that it answered."""
+    sent = 0
+    with connect(served) as client:
+        try:
+            for at in range(0, len(data), 1 << 16):
+                client.sendall(data[at : at + (1 << 16)])
+                sent = at
+                client.setblocking(False)
+                try:
+                    answer = client.recv(65536)
+                    break
+                except BlockingIOError:
+                    client.settimeout(20)
+            else:
+                answer = client.recv(65536)
+        except ConnectionError:
+            return sent, 0
+    return sent, int(answer.split(b" ")[1])
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (GET + b"a: b\r\n" * 1_000_000, 431),
+        (GET + b"a: " + b"b" * (8 << 20), 431),
+        (GET + b"a" * (8 << 20), 431),
+        (GET + b"a: b\r\n" * (LIMITS.headers_max + 1) + b"\r\n", 431),
+        (b"GET /" + b"a" * (8 << 20), 414),
+        (b"GET /" + b"a" * URL_MAX + b" HTTP/1.1\r\n\r\n", 414),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"e" * (8 << 20), 431),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + b"a: b\r\n" * 1_000_000, 431),
+        ((GET + b"\r\n") * 200_000, 429),
+        (b"\0" * (1 << 20), 400),
+    ],
+    ids=["lines", "value", "name", "count", "path", "path-at-once", "extension", "trailers", "ahead", "zeros"],
+)  # fmt: skip
+def test_a_head_is_bounded(served: Served, http: httpx.Client, data: bytes, status: int) -> None:
+    sent, answered = send(served, data)
+    assert answered == status
+    # What sockets hold in between; the node itself stops at its bounds.
+    assert sent <= 6 << 20
+    assert http.get("/v2/health/live").status_code == 200
+
+
+def test_requests_ahead_of_their_answers_are_bounded(served: Served) -> None:
+    slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+    served.door.slow_started.clear()
+    served.door.slow_cancelled.clear()
+    with connect(served) as eager:
+        eager.sendall(slow % (len(body), body))
+        assert served.door.slow_started.wait(20)
+        eager.sendall((GET + b"\r\n") * (AHEAD_MAX + 1))
+        assert eager.recv(65536).startswith(b"HTTP/1.1 429")
+    assert served.door.slow_cancelled.wait(20)
+
+
+def test_some_requests_ahead_are_answered_in_order(served: Served) -> None:
+    with connect(served) as eager:
+        eager.sendall((GET + b"X-Request-Id: one\r\n\r\n") + (GET + b"X-Request-Id: two\r\nConnection: close\r\n\r\n"))
+        answers = b""
+        while more := eager.recv(65536):
+            answers += more
+    assert answers.index(b"x-request-id: one") < answers.index(b"x-request-id: two")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", GET, POST + b"Content-Length: 9\r\n\r\nabc"])
+def test_who_sends_nothing_is_let_go(strict: Served, sent: bytes) -> None:
+    with connect(strict) as slow:
+        slow.sendall(sent)
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408")
+        assert slow.recv(65536) == b""
+
+
+def test_a_body_that_drips_is_let_go(strict: Served) -> None:
+    with connect(strict) as slow:
+        slow.sendall(POST + b"Content-Length: 100000\r\n\r\n")
+        slow.settimeout(0.01)
+        answer = b""
+        for _ in range(1000):
+            slow.sendall(b"x" * 10)
+            try:
+                answer = slow.recv(65536)
+                break
+            except TimeoutError:
+                pass
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_a_connection_that_does_nothing_makes_room(strict: Served) -> None:
+    with ExitStack() as open_:
+        idle = [open_.enter_context(connect(strict)) for _ in range(20)]
+        for client in idle[-3:]:
+            client.sendall(GET + b"\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        closed = 0
+        for client in idle[:16]:
+            client.settimeout(5)
+            closed += client.recv(65536) == b""
+        assert closed == 16
+
+
+def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+    limits = msgspec.structs.replace(LIMITS, connections_max=8)
+    with serving(tmp_path, limits=limits) as served, ExitStack() as open_:
+        for _ in range(4):
+            busy = open_.enter_context(connect(served))
+            served.door.slow_started.clear()
+            busy.sendall(
+                b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            assert served.door.slow_started.wait(20)
+        with connect(served) as newcomer:
+            assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
+        served.loop.call_soon_threadsafe(served.door.slow_go.set)
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (POST + b"Content-Length: -1\r\n\r\n", 400),
+        (POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
+        (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (POST + b"Content-Length: 99999999999999999999\r\n\r\n", 400),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (POST + b"Content-Length: 999999999\r\nExpect: 100-continue\r\n\r\n", 413),
+        (POST + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n", 100),
+        (GET.replace(b"1.1", b"1.0") + b"\r\n", 200),
+        (GET.replace(b"1.1", b"9.9") + b"\r\n", 400),
+        (GET.replace(b"GET", b"BREW") + b"\r\n", 400),
+        (GET.replace(b"GET", b"PATCH") + b"\r\n", 405),
+        (GET + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: eA==\r\n\r\n", 200),
+        (GET.replace(b"live", b"%00%ff%2e%2e") + b"\r\n", 404),
+        (GET.replace(b"live", b"live?" + b"a=b&" * 1000) + b"\r\n", 200),
+        (GET.replace(b"/v2/health/live", b"http://[/") + b"\r\n", 400),
+        (GET.replace(b"/v2/health/live", b"*") + b"\r\n", 404),
+    ],
+)  # fmt: skip
+def test_oddities_of_http(served: Served, data: bytes, status: int) -> None:
+    assert send(served, data)[1] == status
