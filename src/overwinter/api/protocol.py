@@ -7,8 +7,8 @@ import asyncio
 from typing import Any
 
 import msgspec
-from uvicorn.config import Config
 from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
