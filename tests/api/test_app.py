@@ -5,13 +5,14 @@ import logging
 import socket
 import threading
 import zlib
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
-from tests.api.door import REQUEST_BYTES_MAX, Served, serving
+from tests.api.door import LIMITS, REQUEST_BYTES_MAX, Served, serving
 
 ADD = {
     "inputs": [
@@ -20,6 +21,9 @@ ADD = {
     ]
 }
 ECHO = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0.5]}]}
+
+
+HEAD = "Inference-Header-Content-Length"
 
 
 def answers_connections(port: int) -> bool:
@@ -183,6 +187,87 @@ def test_an_error_nobody_foresaw_is_logged_and_not_shown(http: httpx.Client, cap
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "secret" in caplog.text
+
+
+INFER = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 0\r\n"
+
+
+def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Path) -> None:
+    """Bodies that were announced and stand still; one more large one is refused, small ones are answered."""
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=4 * REQUEST_BYTES_MAX, client_share=1.0)
+    with serving(tmp_path, limits=limits) as served, ExitStack() as stalled:
+        for _ in range(4):
+            client = stalled.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            client.sendall(INFER + b"Content-Length: %d\r\n\r\n" % REQUEST_BYTES_MAX)
+        while served.budget.held < limits.requests_bytes_max:
+            pass
+        url = f"{served.url}/v2/models/echo-fp32/infer"
+        late = httpx.post(url, content=bytes(REQUEST_BYTES_MAX), headers={HEAD: "0"}, timeout=20, trust_env=False)
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert httpx.post(url.replace("echo-fp32", "add"), json=ADD, trust_env=False).status_code == 200
+        stalled.close()
+        while served.budget.held:
+            pass
+        again = httpx.post(url, content=bytes(REQUEST_BYTES_MAX), headers={HEAD: "0"}, timeout=20, trust_env=False)
+        assert again.status_code == 200
+
+
+def test_an_answer_is_held_until_it_is_read_and_its_reader_is_cut_off(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(
+        LIMITS, request_bytes_max=24 << 20, requests_bytes_max=256 << 20, stall_s=0.1, rate_min_bytes=1 << 30
+    )
+    with serving(tmp_path, limits=limits) as served, socket.create_connection(("127.0.0.1", served.port)) as lazy:
+        body = bytes(16 << 20)
+        lazy.sendall(INFER + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert lazy.recv(1).startswith(b"H")
+        # The sockets hold some megabytes; the rest waits for a reader who does not come.
+        assert served.budget.held >= 2 * len(body)
+        while served.budget.held:
+            pass
+        got = 1
+        with suppress(ConnectionError):
+            while more := lazy.recv(1 << 20):
+                got += len(more)
+        assert got < len(body)
+
+
+def test_json_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(LIMITS, json_bytes_max=1 << 16)
+    with serving(tmp_path, limits=limits) as served:
+        url = f"{served.url}/v2/models/echo-fp32/infer"
+        text = msgspec.json.encode({"inputs": [], "id": " " * (1 << 16)})
+        for headers in ({}, {HEAD: str(len(text))}):
+            refused = httpx.post(url, content=text, headers=headers, trust_env=False)
+            assert (refused.status_code, "binary" in refused.json()["error"]) == (413, True)
+        head = msgspec.json.encode(
+            {
+                "inputs": [
+                    {
+                        "name": "x",
+                        "datatype": "FP32",
+                        "shape": [1, 1 << 15],
+                        "parameters": {"binary_data_size": 1 << 17},
+                    }
+                ]
+            }
+        )
+        answers = {}
+        for binary in (b"true", b"false"):
+            asked = head[:-1] + b',"parameters":{"binary_data_output":%s}}' % binary
+            answers[binary] = httpx.post(
+                url, content=asked + bytes(1 << 17), headers={HEAD: str(len(asked))}, trust_env=False
+            )
+        assert answers[b"true"].content.endswith(bytes(1 << 17))
+        assert (answers[b"false"].status_code, "binary_data" in answers[b"false"].json()["error"]) == (413, True)
+
+
+def test_a_caller_cannot_say_that_it_is_another(served: Served) -> None:
+    body = b"{}"
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(INFER + b"X-Forwarded-For: 10.9.8.7\r\nContent-Length: 1000\r\n\r\n" + body)
+        while not served.budget.held:
+            pass
+        assert list(served.budget.held_by) == ["127.0.0.1"]
 
 
 def test_the_request_id_comes_back_also_with_an_error(http: httpx.Client) -> None:

@@ -1,5 +1,6 @@
 import contextlib
 import struct
+from collections.abc import Iterator
 from itertools import chain
 from math import prod
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from overwinter.api import elements
 from overwinter.api.elements import FORMATS
-from overwinter.api.steps import finish
-from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, Tensor, pack_bytes
+from overwinter.api.steps import STEP_BYTES, Steps, finish
+from overwinter.core.errors import CallerError, TooLargeError
+from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Tensor, pack_bytes
 
 
 def parse_elements(name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw) -> bytes:
@@ -139,3 +140,73 @@ def test_large_doubles_whose_sum_overflows_are_not_infinite() -> None:
 def test_bytes_that_are_not_text_are_refused_in_json() -> None:
     with pytest.raises(CallerError, match="not UTF-8"):
         list_elements(Tensor("y", BYTES, (1,), pack_bytes([b"\xff"])))
+
+
+LONG = 1 << 16
+
+
+@pytest.mark.parametrize("shape", [(LONG,), (2, LONG // 2), (LONG // 2, 2), (LONG, 1), (4, 8, LONG // 32)])
+@pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP32", "FP64"])
+def test_long_json_is_read_in_steps(datatype: str, shape: tuple[int, ...]) -> None:
+    values = [index % 2 == 0 for index in range(LONG)] if datatype == "BOOL" else [*range(100)] * (LONG // 100 + 1)
+    values = values[:LONG]
+    text = msgspec.json.encode(nest(values, shape)).replace(b",", b" ,\n")
+    steps = elements.parse_elements("x", datatype, shape, msgspec.Raw(text))
+    assert sum(1 for _ in _each(steps)) > len(text) // STEP_BYTES
+    assert parse_elements("x", datatype, shape, msgspec.Raw(text)) == struct.pack(
+        f"<{LONG}{FORMATS[datatype]}", *values
+    )
+
+
+def _each(steps: Steps[object]) -> Iterator[None]:
+    yield from steps
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (b"[" + b"1," * LONG + b"1]", (LONG,)),
+        (b"[" + b"1," * (LONG - 2) + b"1]", (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b"]", (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b"[]]", (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b'"1"]', (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b'"],["]', (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b"1e99]", (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b"null]", (LONG,)),
+        (b"[" + b"1," * (LONG - 1) + b"1]", (1 << 62,)),
+        (b"[" + b"[1]," * (LONG - 1) + b"[]]", (LONG, 1)),
+        (b"[" + b"[]," * (LONG - 1) + b"[1]]", (LONG, 0)),
+        (b"[" + b"[1,1]," * (LONG - 1) + b"[1,1,1]]", (LONG, 2)),
+        (b"[" + b"[1,1]," * (LONG - 1) + b"[1,1]]", (2, LONG)),
+        (b"[" + b" " * LONG + b"1" + b"0" * LONG + b"]", (1,)),
+    ],
+)
+def test_long_json_of_another_shape_is_refused(text: bytes, shape: tuple[int, ...]) -> None:
+    with pytest.raises(CallerError, match="'x'"):
+        parse_elements("x", "FP32", shape, msgspec.Raw(text))
+
+
+def test_long_json_without_elements() -> None:
+    text = b"[" + b"[]," * (LONG - 1) + b"[]]"
+    assert parse_elements("x", "FP32", (LONG, 0), msgspec.Raw(text)) == b""
+
+
+def test_strings_are_counted_before_they_are_made() -> None:
+    many = b"[" + b'"",' * (2 * ELEMENTS_MAX + 1) + b'""]'
+    with pytest.raises(TooLargeError, match=str(ELEMENTS_MAX)):
+        parse_elements("x", BYTES, (2 * ELEMENTS_MAX + 2,), msgspec.Raw(many))
+    with pytest.raises(TooLargeError, match=str(ELEMENTS_MAX)):
+        parse_elements("x", BYTES, (1,), msgspec.Raw(many))
+    quotes = msgspec.json.encode(['"\\' * (4 * ELEMENTS_MAX)])
+    assert parse_elements("x", BYTES, (1,), msgspec.Raw(quotes)) == pack_bytes([b'"\\' * (4 * ELEMENTS_MAX)])
+
+
+def test_long_answers_are_written_in_steps_and_bounded() -> None:
+    values = [index / 4 for index in range(LONG)]
+    tensor = Tensor("y", "FP64", (LONG,), struct.pack(f"<{LONG}d", *values))
+    assert sum(1 for _ in _each(elements.list_elements(tensor, 1 << 30))) == LONG // elements.STEP_ELEMENTS
+    assert list_elements(tensor) == values
+    with pytest.raises(TooLargeError, match="binary_data"):
+        finish(elements.list_elements(tensor, LONG))
+    with pytest.raises(TooLargeError, match="binary_data"):
+        finish(elements.list_elements(Tensor("y", "UINT8", (LONG,), b"\xff" * LONG), 2 * LONG))

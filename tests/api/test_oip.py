@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from overwinter.api import oip
 from overwinter.api.oip import Inference
 from overwinter.api.steps import finish
-from overwinter.core.errors import CallerError, WorkerError
-from overwinter.core.tensor import BYTES, Tensor, pack_bytes
+from overwinter.core.errors import CallerError, TooLargeError, WorkerError
+from overwinter.core.tensor import BYTES, ELEMENTS_MAX, TENSORS_MAX, Tensor, pack_bytes
 
 FLOATS = Tensor("f", "FP32", (2,), struct.pack("<2f", 0.5, -1.0))
 WORDS = Tensor("w", BYTES, (2,), pack_bytes([b"one", b""]))
@@ -202,3 +202,43 @@ def test_an_output_that_the_function_kept_to_itself() -> None:
     body, _ = body_of([FLOATS], [False], outputs=[{"name": "h"}])
     with pytest.raises(WorkerError, match="'h'"):
         encode_reply("f", 1, [FLOATS], decode_request(body, None))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[' + b"{}," * 100_000 + b"{}]}",
+        b'{"inputs":[' + b'{"name":"","datatype":"FP32","shape":[]},' * TENSORS_MAX + b"{}]}",
+        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[' + b"1," * 1_000_000 + b"1]}]}",
+        b'{"inputs":[],"outputs":[' + b'{"name":"' + b"y" * 300 + b'"},' + b'{"name":"y"}]}',
+        b'{"inputs":[],"id":"' + b"i" * 2000 + b'"}',
+        b'{"inputs":[{"name":"' + b"x" * 2_000_000 + b'","datatype":"FP32","shape":[]}]}',
+        b'{"inputs":[' + b'"",' * 1_000_000 + b'""]}',
+        b'{"inputs":[],"more":' + b'{"a":' * 500 + b"1" + b"}" * 500 + b',"other":"' + b"{" * 100_000 + b'"' + b"}" * 9,
+        b'{"inputs":[],"parameters":{' + b",".join(b'"p%d":{}' % n for n in range(100_000)) + b"}}",
+    ],
+)  # fmt: skip
+def test_only_elements_make_a_request_long(text: bytes) -> None:
+    with pytest.raises(CallerError):
+        decode_request(text, None)
+
+
+def test_texts_may_hold_what_json_is_made_of() -> None:
+    text = '{"[{,' * 20_000 + "\\"
+    body = msgspec.json.encode({"inputs": [{"name": "t", "datatype": BYTES, "shape": [1], "data": [text]}]})
+    assert plain(decode_request(body, None).inputs) == [("t", BYTES, (1,), pack_bytes([text.encode()]))]
+
+
+def test_elements_of_all_inputs_together_are_bounded() -> None:
+    half = Tensor("w", BYTES, (ELEMENTS_MAX // 2 + 1,), bytes(4 * (ELEMENTS_MAX // 2 + 1)))
+    entry = {"name": "w", "datatype": BYTES, "shape": half.shape, "parameters": {"binary_data_size": len(half.data)}}
+    for count, fits in ((1, True), (2, False)):
+        head = msgspec.json.encode({"inputs": [entry] * count})
+        with contextlib.nullcontext() if fits else pytest.raises(TooLargeError, match="elements-max"):
+            decode_request(head + half.data * count, len(head))
+
+
+def test_the_elements_of_all_outputs_share_the_bound_of_json() -> None:
+    output = Tensor("y", "FP32", (1000,), bytes(4000))
+    with pytest.raises(TooLargeError, match="binary_data"):
+        finish(oip.encode_reply("f", 1, [output, output], Inference([]), 6000))

@@ -162,7 +162,7 @@ def _skeleton(sizes: tuple[int, ...]) -> bytes:
     """The brackets and commas of lists nested by these sizes."""
     text = b""
     for size in reversed(sizes):
-        text = b"[%s]" % b",".join([text] * size)
+        text = b"[%s]" % ((text + b",") * (size - 1) + text if size else b"")
     return text
 
 

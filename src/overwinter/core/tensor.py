@@ -57,6 +57,8 @@ NAME_MAX = 256
 """Characters in the name of a tensor, or of a size that varies."""
 ELEMENTS_MAX = 65_536
 """Elements of a BYTES tensor that a function gives."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Bytes of all that a function gives for one request: the node copies them in one go."""
 
 TensorName = Annotated[str, Meta(max_length=NAME_MAX)]
 SizeName = Annotated[str, Meta(max_length=NAME_MAX)]
@@ -152,8 +154,8 @@ def check_elements(name: str, count: int, elements_max: int) -> None:
     """TooLargeError when a BYTES tensor has more elements than it may."""
     if count > elements_max:
         raise TooLargeError(
-            f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are taken at once: send fewer in "
-            "one request, or one element that holds them all"
+            f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are taken: send fewer in one "
+            "request, one element that holds them all, or start the node with more --elements-max"
         )
 
 

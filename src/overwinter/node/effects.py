@@ -33,7 +33,7 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import Address, FunctionId, OperationId, RequestId, RunId, Seconds, WorkerId, split_id
-from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, TensorMeta, check_size
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, Tensor, TensorMeta, check_size
 from overwinter.node import clock, views
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
@@ -208,6 +208,8 @@ class NodeEffects:
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
                 continue
+            if sum(meta.nbytes for meta in outcome.metas) > ANSWER_BYTES_MAX:
+                raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
             *places, stop = offsets(outcome.metas)
             outputs = [_taken(tray, meta, at + place) for meta, place in zip(outcome.metas, places, strict=True)]
             at += stop

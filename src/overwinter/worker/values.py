@@ -6,7 +6,7 @@ from math import prod
 import torch
 
 from overwinter.core.errors import HandlerError
-from overwinter.core.tensor import BYTES, ELEMENTS_MAX, TensorMeta, pack_bytes, unpack_bytes
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, pack_bytes, unpack_bytes
 from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
 from overwinter.worker.tray import Tray
 
@@ -58,5 +58,9 @@ class Parcel:
 
 
 def parcels(values: Mapping[str, Value]) -> list[Parcel]:
-    """One parcel a value, in order."""
-    return [Parcel(name, value) for name, value in values.items()]
+    """One parcel a value, in order; HandlerError when they are together more than an answer may be."""
+    made = [Parcel(name, value) for name, value in values.items()]
+    nbytes = sum(parcel.meta.nbytes for parcel in made)
+    if nbytes > ANSWER_BYTES_MAX:
+        raise HandlerError(f"the answer has {nbytes} bytes; it may have {ANSWER_BYTES_MAX}")
+    return made

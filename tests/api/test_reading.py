@@ -1,0 +1,89 @@
+"""What a body may be and become, and that it is held while it is there."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Iterable
+
+import pytest
+
+from overwinter.api.budget import Budget, Hold
+from overwinter.api.messages import Message
+from overwinter.api.reading import RATIO_FREE_BYTES, RATIO_MAX, Bounds, inflate, read_body
+from overwinter.api.steps import STEP_BYTES, Turns, finish
+from overwinter.core.errors import CallerError, OverloadedError, TooLargeError
+
+MIB = 1 << 20
+
+
+def held(budget_bytes: int = 1 << 30) -> Hold:
+    return Hold(Budget(budget_bytes, 1.0, 0.01), "caller")
+
+
+def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[bytes, bytes] | None = None) -> bytes:
+    left = [*chunks]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def work() -> bytes:
+        return bytes(await read_body(receive, headers or {}, hold, Turns(), bounds))
+
+    return asyncio.run(work())
+
+
+def test_a_body_is_held_before_it_is_read() -> None:
+    hold = held(MIB)
+    with pytest.raises(TooLargeError):
+        read([], hold, Bounds(8 * MIB), {b"content-length": b"%d" % (2 * MIB)})
+    assert read([b"abc"], hold, Bounds(MIB, 8), {b"content-length": b"3"}) == b"abc"
+    assert hold.nbytes == 24
+
+
+def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
+    hold = held(4 * MIB)
+    assert len(read([bytes(MIB)] * 3, hold, Bounds(8 * MIB))) == 3 * MIB
+    assert 3 * MIB <= hold.nbytes <= 4 * MIB
+    with pytest.raises((OverloadedError, TooLargeError)):
+        read([bytes(MIB)] * 6, held(4 * MIB), Bounds(8 * MIB))
+    with pytest.raises(TooLargeError, match=str(2 * MIB)):
+        read([bytes(MIB)] * 3, held(), Bounds(2 * MIB))
+
+
+@pytest.mark.parametrize("press", [gzip.compress, zlib.compress])
+def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
+    plain = bytes(range(256)) * (3 * MIB // 256)
+    coding = b"gzip" if press is gzip.compress else b"deflate"
+    hold = held()
+    count = 0
+    for _ in inflate(press(plain), coding, hold, Bounds(4 * MIB, 2)):
+        count += 1
+    assert count >= len(plain) // STEP_BYTES - 1
+    assert hold.nbytes >= 2 * len(plain)
+    assert finish(inflate(press(plain), coding, held(), Bounds(4 * MIB))) == plain
+
+
+def test_a_body_that_swells_is_cut_off_early() -> None:
+    bomb = gzip.compress(bytes(64 * MIB))
+    hold = held()
+    with pytest.raises(TooLargeError, match="send it as it is"):
+        finish(inflate(bomb, b"gzip", hold, Bounds(1 << 30)))
+    assert hold.nbytes <= max(RATIO_FREE_BYTES, RATIO_MAX * len(bomb)) + MIB
+    with pytest.raises(OverloadedError):
+        # Nobody says how much it becomes: there is no waiting for it.
+        finish(inflate(gzip.compress(bytes(3 * MIB)), b"gzip", _beside(3 * MIB), Bounds(1 << 30)))
+
+
+def _beside(other: int) -> Hold:
+    budget = Budget(4 * MIB, 1.0, 60.0)
+    Hold(budget, "other").take(other)
+    return Hold(budget, "caller")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:100] + b"x" + b[101:], lambda b: b""]
+)
+def test_a_compressed_body_that_is_not_whole(change: object) -> None:
+    pressed = gzip.compress(b"".join(b"%d" % n for n in range(100_000)))
+    with pytest.raises(CallerError, match="gzip"):
+        finish(inflate(change(pressed), b"gzip", held(), Bounds(64 * MIB)))

@@ -1,0 +1,38 @@
+"""Long work goes in steps, short work in one; between two steps others have their turn."""
+
+import asyncio
+
+from overwinter.api.steps import Steps, Turns, finish
+
+
+def counting(name: str, steps: int, seen: list[str]) -> Steps[str]:
+    for _ in range(steps):
+        seen.append(name)
+        yield
+    return name
+
+
+def test_the_result_comes_with_or_without_steps() -> None:
+    assert [finish(counting("a", steps, [])) for steps in (0, 3)] == ["a", "a"]
+
+
+def test_others_have_their_turn_between_two_steps() -> None:
+    seen: list[str] = []
+
+    async def neighbour() -> None:
+        for _ in range(3):
+            seen.append("neighbour")
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        turns = Turns()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(turns.run(counting("first", 3, seen)))
+            tasks.create_task(turns.run(counting("second", 2, seen)))
+            tasks.create_task(turns.run(counting("short", 0, seen)))
+            tasks.create_task(neighbour())
+
+    asyncio.run(work())
+    # One long work at a time; each may take its first step, which tells that it is long.
+    assert [name for name in seen if name != "neighbour"] == ["first", "second", "first", "first", "second"]
+    assert seen.index("neighbour") < 4
