@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.pipeline import (
+    SOURCES_MAX,
     Pipeline,
     Signature,
     Stage,
@@ -187,3 +188,22 @@ def test_what_the_functions_do_not_have_is_named(before: str, after: str, words:
     with pytest.raises(CallerError) as told:
         signature(parse_pipeline(TOML.replace(before, after)), find)
     assert words in str(told.value)
+
+
+@pytest.mark.parametrize("names", [SOURCES_MAX // 64 + 1, SOURCES_MAX + 1])
+def test_the_sources_of_all_stages_are_counted_together(names):
+    inputs = [f"x{number}" for number in range(names)]
+    stage = {"function": "f", "inputs": {name: f"input:{name}" for name in inputs}}
+    stages = {f"s{number}": stage for number in range(64)}
+    with pytest.raises(CallerError, match=r"at most|length <="):
+        decode_pipeline(
+            msgspec.json.encode({"name": "p", "inputs": inputs, "stages": stages, "outputs": {"y": "s0:y"}})
+        )
+
+
+def test_a_source_is_no_longer_than_what_it_names():
+    stage = {"function": "f", "inputs": {"x": "input:" + "x" * 1000}}
+    with pytest.raises(CallerError, match="length"):
+        decode_pipeline(
+            msgspec.json.encode({"name": "p", "inputs": [], "stages": {"s": stage}, "outputs": {"y": "s:y"}})
+        )

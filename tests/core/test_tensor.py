@@ -1,11 +1,23 @@
 """Bytes and shapes that do not fit are the caller's error; what fits survives the wire."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, ITEM_BYTES, Tensor, check_size, pack_bytes, unpack_bytes
+from overwinter.core.errors import CallerError, TooLargeError
+from overwinter.core.tensor import (
+    BYTES,
+    ELEMENTS_MAX,
+    ITEM_BYTES,
+    NAME_MAX,
+    RANK_MAX,
+    Tensor,
+    TensorSpec,
+    check_size,
+    pack_bytes,
+    unpack_bytes,
+)
 
 
 @given(st.lists(st.binary(max_size=50)))
@@ -36,3 +48,35 @@ def test_an_unknown_datatype_and_a_negative_size_are_named():
         check_size(Tensor("t", "FP99", (1,), b""))
     with pytest.raises(CallerError, match="negative"):
         check_size(Tensor("t", "FP32", (-1, -1), bytes(4)))
+
+
+@pytest.mark.parametrize("count", [1, ELEMENTS_MAX, 1 << 62])
+def test_a_lie_about_elements_costs_nothing(count):
+    with pytest.raises(CallerError, match="ends inside"):
+        unpack_bytes(bytes(3), count)
+
+
+def test_the_elements_of_bytes_are_bounded():
+    check_size(Tensor("t", BYTES, (ELEMENTS_MAX,), bytes(4 * ELEMENTS_MAX)))
+    with pytest.raises(TooLargeError, match="elements-max"):
+        check_size(Tensor("t", BYTES, (ELEMENTS_MAX + 1,), bytes(4 * (ELEMENTS_MAX + 1))))
+
+
+def test_the_sizes_of_a_shape_are_counted_before_they_are_multiplied():
+    with pytest.raises(CallerError, match=str(RANK_MAX)):
+        check_size(Tensor("t", "FP32", (1 << 62,) * 1_000_000, b""))
+    with pytest.raises(CallerError, match="needs"):
+        check_size(Tensor("t", "FP32", ((1 << 63) - 1,) * RANK_MAX, b""))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "x", "datatype": "FP32", "shape": [1] * (RANK_MAX + 1)},
+        {"name": "x" * (NAME_MAX + 1), "datatype": "FP32", "shape": [1]},
+        {"name": "x", "datatype": "FP32", "shape": ["s" * (NAME_MAX + 1)]},
+    ],
+)
+def test_a_spec_that_is_sent_is_bounded(spec):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(spec, TensorSpec)

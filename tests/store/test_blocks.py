@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.errors import CallerError
+from overwinter.core.tensor import RANK_MAX
 from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.blocks import (
     LENGTH_BYTES,
+    MAX_LAYOUT_BYTES,
     address_of,
     build_block,
     check_address,
@@ -15,7 +17,7 @@ from overwinter.store.blocks import (
     name_block,
     parse_block,
 )
-from overwinter.store.packing import pack, plan_block, weight_bytes
+from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, pack, plan_block, weight_bytes
 from tests.store.family import Shape, values
 
 small_weights = st.lists(
@@ -127,3 +129,18 @@ def test_a_tensor_of_the_wrong_size_is_refused():
 def test_what_is_not_an_address_is_refused(text):
     with pytest.raises(CallerError, match="not a block address"):
         check_address(text)
+
+
+@pytest.mark.parametrize("sizes", [RANK_MAX + 1, 1000, 50_000])
+def test_a_layout_of_more_sizes_than_a_tensor_has(sizes):
+    text = b"uint8[%s]\n" % b",".join([b"999999999999999999"] * sizes)
+    with pytest.raises(CallerError, match=f"more than {RANK_MAX} sizes"):
+        parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
+
+
+def test_a_layout_longer_than_any_block_has():
+    text = b"uint8[0]\n" * (MAX_LAYOUT_BYTES // 9 + 1)
+    with pytest.raises(CallerError, match="no block"):
+        parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
+    scalars = plan_block((number, Shape("complex128", (1,) * 32)) for number in range(PACK_BYTES // ALIGNMENT_BYTES))
+    assert len(layout_text(scalars)) < MAX_LAYOUT_BYTES

@@ -5,7 +5,7 @@ import pytest
 
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
-from overwinter.core.tensor import TensorSpec
+from overwinter.core.tensor import RANK_MAX, TENSORS_MAX, TensorSpec
 from overwinter.store.manifest import (
     SAMPLE_BYTES_MAX,
     SAMPLES_MAX,
@@ -154,3 +154,11 @@ def test_samples_are_bounded_in_count_and_bytes():
     assert f"{SAMPLES_MAX + 1} samples" in refused(changed(inputs=takes, samples=((one,),) * (SAMPLES_MAX + 1)))
     large = SampleTensor("x", "UINT8", (half + 1,), bytes(half + 1))
     assert f"{SAMPLE_BYTES_MAX + 2} bytes" in refused(changed(inputs=takes, samples=((large,), (large,))))
+
+
+def test_tensors_are_bounded_in_rank_and_number():
+    deep = TensorSpec("x", "FP32", (1,) * (RANK_MAX + 1))
+    assert "length" in refused(changed(inputs=(deep,)))
+    assert "length" in refused(changed(outputs=tuple(TensorSpec(f"y{n}", "FP32", ()) for n in range(TENSORS_MAX + 1))))
+    sample = SampleTensor("x", "FP32", (1 << 50,) * (RANK_MAX + 1), b"")
+    assert "length" in refused(changed(samples=((sample,),)))

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from overwinter.core.errors import HandlerError
-from overwinter.core.tensor import TensorMeta, pack_bytes
+from overwinter.core.tensor import ANSWER_BYTES_MAX, ELEMENTS_MAX, TensorMeta, pack_bytes
 from overwinter.worker.handler import Handler
-from overwinter.worker.values import Parcel
+from overwinter.worker.values import Parcel, parcels
 
 GIVES = "def postprocess(outputs, inputs, state):\n    return {'y': %s}\n"
 
@@ -25,3 +25,13 @@ def test_bytes_of_one_and_two_ranks(given, shape):
 def test_what_is_no_tensor_is_refused(given):
     with pytest.raises(HandlerError, match="'y'"):
         Handler(GIVES % given, {}).after({"x": torch.zeros(1)}, {})
+
+
+def test_an_answer_is_bounded_in_elements_and_bytes():
+    Parcel("y", [b""] * ELEMENTS_MAX)
+    with pytest.raises(HandlerError, match=str(ELEMENTS_MAX)):
+        Parcel("y", [b""] * (ELEMENTS_MAX + 1))
+    wide = torch.zeros(1).expand(ANSWER_BYTES_MAX // 8)
+    assert len(parcels({"y": wide, "z": wide})) == 2
+    with pytest.raises(HandlerError, match=str(ANSWER_BYTES_MAX)):
+        parcels({"y": wide, "z": wide, "one": torch.zeros(1)})

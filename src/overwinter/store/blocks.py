@@ -22,7 +22,7 @@ from overwinter.store.manifest import ADDRESS_PATTERN, Block, Piece
 from overwinter.store.packing import BlockPlan, plan_block
 
 LENGTH_BYTES = 4
-MAX_LAYOUT_BYTES = 1 << 20
+MAX_LAYOUT_BYTES = 4 << 20
 """Of a pack as full of scalars as it can be, and some."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
