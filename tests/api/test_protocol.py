@@ -1,5 +1,6 @@
 """What one connection may send, and how many there may be, with a neighbour who is answered."""
 
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ import httpx
 import msgspec
 import pytest
 
+from overwinter.api.connections import Connections
 from overwinter.api.protocol import AHEAD_MAX, URL_MAX
 from tests.api.door import LIMITS, Served, serving
 
@@ -99,12 +101,26 @@ def test_some_requests_ahead_are_answered_in_order(served: Served) -> None:
     assert answers.index(b"x-request-id: one") < answers.index(b"x-request-id: two")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET", GET, POST + b"Content-Length: 9\r\n\r\nabc"])
+@pytest.mark.parametrize("sent", [b"GET", GET, POST + b"Content-Length: 9\r\n\r\nabc"])
 def test_who_sends_nothing_is_let_go(strict: Served, sent: bytes) -> None:
     with connect(strict) as slow:
         slow.sendall(sent)
         assert slow.recv(65536).startswith(b"HTTP/1.1 408")
         assert slow.recv(65536) == b""
+
+
+def test_who_asked_for_nothing_is_let_go_without_a_word(strict: Served) -> None:
+    with connect(strict) as idle:
+        assert idle.recv(65536) == b""
+
+
+def test_a_quarter_of_the_descriptors_is_for_callers() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
+        assert (Connections(LIMITS).most, Connections(LIMITS).most_of_one) == (100, 50)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_body_that_drips_is_let_go(strict: Served) -> None:
@@ -135,6 +151,16 @@ def test_a_connection_that_does_nothing_makes_room(strict: Served) -> None:
         assert closed == 16
 
 
+def test_a_body_that_stands_still_makes_room(strict: Served) -> None:
+    with ExitStack() as open_:
+        for _ in range(20):
+            stalled = open_.enter_context(connect(strict))
+            stalled.sendall(POST + b"Content-Length: 100000\r\n\r\nabc")
+        neighbour = open_.enter_context(connect(strict))
+        neighbour.sendall(GET + b"\r\n")
+        assert neighbour.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     limits = msgspec.structs.replace(LIMITS, connections_max=8)
@@ -148,6 +174,7 @@ def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
             assert served.door.slow_started.wait(20)
         with connect(served) as newcomer:
             assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
+            assert newcomer.recv(65536) == b""
         served.loop.call_soon_threadsafe(served.door.slow_go.set)
         assert busy.recv(65536).startswith(b"HTTP/1.1 200")
 

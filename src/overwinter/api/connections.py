@@ -1,7 +1,7 @@
 """Which connections are open, whose are they, and which have waited too long?
 
 A newcomer never finds the door shut by connections that do nothing: where there are as many as may be, of one caller or
-of all, the one that has been without a request the longest makes room. Time is looked at now and then, for all
+of all, the one that has been without a request the longest makes room, then one that still sends or reads. Time is looked at now and then, for all
 connections together: a request that comes and goes quickly costs nothing here.
 """
 
@@ -14,7 +14,7 @@ PIECE_BYTES = 256 << 10
 """Long answers are written by so much at a time."""
 DESCRIPTORS_SHARE = 4
 """Of this many descriptors one may be a caller's connection; the rest are for workers, blocks and files."""
-LINGER_S = 5.0
+LINGER_S = 30.0
 """How long a body is thrown away that nobody wants any more, so that its sender can read why."""
 
 
@@ -130,13 +130,19 @@ class Connections:
         if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
             connection.time_out()
 
-    def _make_room(self, client: str) -> bool:
-        """Close the caller's connection that has been without a request the longest; False when it has none."""
-        idle = self._idle.get(client)
-        if idle is None:
+    def _make_room(self, caller: str) -> bool:
+        """Close the caller's connection that has been without a request the longest, or else one whose request or
+        answer is on its way; False when all wait for the node.
+        """
+        idle = self._idle.get(caller)
+        connection = next(iter(idle), None) if idle else self._under_way(caller)
+        if connection is None:
             return False
-        connection = next(iter(idle))
         connection.abort()
         # Its end comes later; its place is free now.
         self.forget(connection)
         return True
+
+    def _under_way(self, caller: str) -> Connection | None:
+        mine = (connection for connection in self._seen if connection.caller == caller)
+        return next((connection for connection in mine if connection.waits().what), None)

@@ -20,6 +20,8 @@ STEP_BYTES = 16 << 10
 URL_MAX = 8 << 10
 AHEAD_MAX = 64
 """Requests that a connection may send before the first is answered."""
+BUSY = 503
+CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """Bytes of chunk sizes and extensions that each byte of a body may cost, beside those of the head."""
 
@@ -62,7 +64,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.caller = client_of(self.client[0] if self.client else "")
         if not self._all.admit(self):
-            self._refuse(503, "too many connections are open: close some, or try again later")
+            self._refuse(BUSY, "too many connections are open: close some, or try again later")
+            # Nobody counts it: it must not stay.
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Free its place."""
@@ -149,7 +153,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def time_out(self) -> None:
         """It was too slow."""
-        self._refuse(408, "the request came too slowly, or not at all")
+        if self._number == 0 and not self._frame_bytes:
+            # It asked for nothing yet: an answer now would be taken for that to what it asks next.
+            self.transport.close()
+        else:
+            self._refuse(408, "the request came too slowly")
 
     def shutdown(self) -> None:
         """The server stops: who was refused need not be waited for."""
@@ -199,8 +207,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         body = msgspec.json.encode({"error": why})
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+        later = b"retry-after: 1\r\n" if status == BUSY else b""
+        self.transport.write(STATUS_LINE[status] + later + CLOSING_HEADERS % len(body) + body)
         self._leave()
         # A close now would throw away what was not read yet, and the other side would not hear why.
         self.transport.write_eof()
