@@ -27,6 +27,9 @@ ZYGOTE_ENVIRONMENT = {
 }
 """All that zygotes and bodies see of the environment, but for Python's own search path."""
 
+DESCRIPTORS_PER_BODY = 8
+"""Of a body that has one run at once, while it is forked."""
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. ConflictError when the address is taken."""
@@ -68,4 +71,6 @@ def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None],
     # Every body holds a channel and four descriptors for each run at once, and a fork needs one a block for a moment.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < (least := DESCRIPTORS_PER_BODY * config.mind.bodies_max):
+        log(f"only {hard} descriptors may be open (ulimit -Hn), and {config.mind.bodies_max} workers may need {least}")
     uvloop.run(serve_node(config, listener, log, ready))

@@ -70,10 +70,12 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
 def test_who_waits_behind_a_caller_without_a_share_goes_first() -> None:
     async def work() -> None:
         budget = Budget(4 * MIB, 0.5, 20.0)
-        first = Hold(budget, "a")
+        first, other = Hold(budget, "a"), Hold(budget, "c")
         await first.reserve(2 * MIB)
+        await other.reserve(MIB)
         async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(Hold(budget, "a").reserve(MIB))
+            # There would be no room for it even if its caller had a share left.
+            waiting = tasks.create_task(Hold(budget, "a").reserve(2 * MIB))
             await asyncio.sleep(0)
             await Hold(budget, "b").reserve(MIB)
             assert not waiting.done()

@@ -87,13 +87,14 @@ class Budget:
 
     def _grant(self) -> None:
         for number, (hold, nbytes, granted) in list(self._waiting.items()):
+            if granted.done() or self.held_by[hold.client] + nbytes > self.client_bytes_max:
+                continue
             if self.held + nbytes > self.bytes_max:
                 # The first that there is no room for: smaller ones behind it would keep it waiting for ever.
                 return
-            if not granted.done() and self.fits(hold.client, nbytes):
-                del self._waiting[number]
-                hold.take(nbytes)
-                granted.set_result(None)
+            del self._waiting[number]
+            hold.take(nbytes)
+            granted.set_result(None)
 
 
 class Hold:

@@ -1,8 +1,8 @@
 """Which connections are open, whose are they, and which have waited too long?
 
 A newcomer never finds the door shut by connections that do nothing: where there are as many as may be, of one caller or
-of all, the one that has been without a request the longest makes room, then one that still sends or reads. Time is looked at now and then, for all
-connections together: a request that comes and goes quickly costs nothing here.
+of all, the one that has been without a request the longest makes room, then one that still sends or reads. Time is
+looked at now and then, for all connections together: a request that comes and goes quickly costs nothing here.
 """
 
 import resource
