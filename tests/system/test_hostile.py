@@ -9,8 +9,11 @@ import torch
 
 from overwinter.api.client import Client
 from overwinter.api.deployer import package
-from overwinter.core.errors import CallerError, MachineError, OverwinterError
+from overwinter.core.errors import CallerError, MachineError, OverwinterError, TooLargeError
 from overwinter.model.export import export
+from overwinter.node.node import PROGRAM_BYTES_MAX
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import Blob, Manifest
 
 from .nodes import NodeProcess, Scale, ask, deploy
 from .test_serving import wait_until
@@ -161,3 +164,13 @@ def test_a_restarted_node_gives_back_all_memory_of_what_is_removed(make_node):
     node.start()
     node.client.remove("f")
     wait_until(lambda: node.stored_bytes() == 0)
+
+
+def test_a_block_too_large_for_a_program_is_not_read_as_one(make_node):
+    node = make_node()
+    data = bytes(PROGRAM_BYTES_MAX + 1)
+    blob = Blob(address_of(data), len(data))
+    assert node.client.put_block(blob.address, data)
+    manifest = Manifest(name="large", tenant="t", program=blob, blocks=(), inputs=(), outputs=())
+    with pytest.raises(TooLargeError, match=str(PROGRAM_BYTES_MAX)):
+        node.client.register(manifest)

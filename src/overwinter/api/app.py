@@ -49,7 +49,8 @@ def create_app(front: Front, limits: RequestLimits, budget: Budget) -> App:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        hold = Hold(budget, client_of(scope["client"][0]))
+        # It may have left before anybody could see its address.
+        hold = Hold(budget, client_of(scope["client"][0] if scope["client"] else ""))
         try:
             try:
                 handler, values = find(scope["method"], scope["path"])

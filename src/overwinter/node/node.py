@@ -11,6 +11,7 @@ from overwinter.core.errors import (
     HandlerError,
     NotFoundError,
     OverwinterError,
+    TooLargeError,
 )
 from overwinter.core.events import Arrived, Cancelled, Deployed, Event, LoadAsked, Removed, UnloadAsked
 from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, StoreName, function_id
@@ -37,6 +38,8 @@ from overwinter.store.repository import Repository
 
 COLLECT_GRACE_S = 600.0
 """Blocks that no function needs stay so long, so that a deploy under way does not lose what it sent."""
+PROGRAM_BYTES_MAX = 8 << 20
+"""A program is read as a whole, and its hundred thousands of calls are checked."""
 
 
 class Node:
@@ -143,6 +146,9 @@ class Node:
         absent = self.repository.missing([manifest.program.address])
         if absent:
             raise ConflictError(f"the program of {manifest.name!r}, blob {absent[0]}, is not in the repository: put it")
+        nbytes = self.repository.path(manifest.program.address).stat().st_size
+        if nbytes > PROGRAM_BYTES_MAX:
+            raise TooLargeError(f"the program of {manifest.name!r} has {nbytes} bytes; at most {PROGRAM_BYTES_MAX}")
         program = decode_program(self.repository.read(manifest.program.address))
         validate(program)
         if not self.repository.missing([block.address for block in manifest.blocks]):
