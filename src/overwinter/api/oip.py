@@ -145,6 +145,8 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
     head = tail[:head_bytes]
     try:
         if len(head) > STEP_BYTES:
+            # The first step is no work: many may take theirs in one turn of the loop.
+            yield
             yield from _check_outline(bytes(head), elements_max)
         request = _decode(head)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
