@@ -68,11 +68,13 @@ class NodeProcess:
         return found
 
     def zygotes(self) -> list[int]:
-        """The two zygotes, the first first."""
-        table = parents_of_all()
-        first = [pid for pid, parent in table.items() if parent == self.process.pid]
-        members = set(self.body_pids())
-        return first + [pid for pid, parent in table.items() if parent in first and pid not in members]
+        """The two zygotes, the first first. In namespaces of its own it has a parent that waits for it."""
+        table, members = parents_of_all(), set(self.body_pids())
+        generations = [[self.process.pid]]
+        while generations[-1]:
+            below = [pid for pid, parent in table.items() if parent in generations[-1] and pid not in members]
+            generations.append(below)
+        return [pid for generation in generations[-3:-1] for pid in generation]
 
     def body_pids(self) -> list[int]:
         """Bodies lead process groups of their own, as does the first zygote; they are no children of the daemon."""

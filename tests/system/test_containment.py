@@ -103,7 +103,7 @@ FILES = ["list store", "read block", "list data", "read catalog", "write file", 
 @pytest.mark.parametrize("what", FILES)
 def test_no_files_but_pythons_own(found, lacking, what):
     need(lacking, "Landlock")
-    assert found[what].startswith("could not: PermissionError")
+    assert found[what].startswith("could not: ")
 
 
 def test_no_network(found, lacking):

@@ -100,7 +100,7 @@ class Processes:
     def start(self) -> None:
         """Start both zygotes; `is_up` tells when they can fork. Messages sent before wait for them."""
         zygote = ZygoteProcess(None)
-        command = [sys.executable, "-m", "overwinter.worker.zygote", str(zygote.there.fileno()), str(os.getpid())]
+        command = [sys.executable, "-m", "overwinter.worker.launch", str(zygote.there.fileno()), str(os.getpid())]
         zygote.process = subprocess.Popen(
             command,
             pass_fds=[zygote.there.fileno()],
@@ -164,10 +164,10 @@ class Processes:
                 if self.is_up() and self.on_ready is not None:
                     self._failures = 0
                     self.on_ready()
-            case Forked(worker, pid):
+            case Forked(worker):
                 smaps, body = next(iter(fds), None), zygote.bodies.get(worker)
                 if body is not None:
-                    body.pid, body.smaps = pid, smaps
+                    body.pid, body.smaps = zygote.channel.sender, smaps
                 elif smaps is not None:
                     # What it should load could not be sent.
                     os.close(smaps)

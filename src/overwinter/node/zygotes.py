@@ -20,6 +20,8 @@ class ZygoteProcess:
         here, self.there = pair()
         here.setblocking(False)
         self.channel: Channel[FromZygote] = Channel(here, FromZygote)  # type: ignore[arg-type]
+        # Bodies speak here too when they begin, and know no process id by which the node could find them.
+        self.channel.ask_who_sends()
 
     def close(self) -> None:
         """Close what the node holds of it."""

@@ -3,6 +3,7 @@
 import array
 import mmap
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -12,6 +13,8 @@ PACKET_BYTES_MAX = 1 << 20
 FDS_A_PACKET = 200
 """The kernel takes 253 descriptors a packet; what goes beyond travels in packets of its own before the message."""
 MORE = b"+"
+CREDENTIALS = struct.Struct("iII")
+"""Process, user and group, as the kernel tells them."""
 
 In = TypeVar("In")
 
@@ -37,10 +40,16 @@ class Channel(Generic[In]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
         # Mapped, not allocated: pages that no message ever reached are never made.
-        self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX)
+        self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX, flags=mmap.MAP_PRIVATE)
         self._view = memoryview(self._buffer)
         self._fds: list[int] = []
         self._takes_fds = takes_fds
+        self.sender: int | None = None
+        """The process that sent what was received last, as the kernel says; None: nobody asked who."""
+
+    def ask_who_sends(self) -> None:
+        """Let the kernel say of each message whose it is."""
+        self._end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -78,14 +87,15 @@ class Channel(Generic[In]):
         try:
             if not self._takes_fds:
                 return self._end.recv_into(self._buffer), []
-            nbytes, ancillary, _, _ = self._end.recvmsg_into(
-                [self._buffer], socket.CMSG_LEN(FDS_A_PACKET * fds.itemsize), socket.MSG_CMSG_CLOEXEC
-            )
+            room = socket.CMSG_SPACE(CREDENTIALS.size) + socket.CMSG_SPACE(FDS_A_PACKET * fds.itemsize)
+            nbytes, ancillary, _, _ = self._end.recvmsg_into([self._buffer], room, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return 0, []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                self.sender, _, _ = CREDENTIALS.unpack(data)
         return nbytes, list(fds)
 
     def close(self) -> None:

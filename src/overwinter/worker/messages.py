@@ -89,10 +89,11 @@ class Up(_Message, frozen=True):
 
 
 class Forked(_Message, frozen=True):
-    """A body lives, as it says itself before it is contained; descriptor: its own smaps."""
+    """A body lives, as it says itself before it is contained; descriptor: its own smaps. The kernel says which process
+    it is.
+    """
 
     worker: WorkerId
-    pid: int
 
 
 class Exited(_Message, frozen=True):

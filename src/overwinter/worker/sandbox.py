@@ -1,8 +1,11 @@
-"""How a body is kept from what is not its own. Each step says what it could not apply on this system.
+"""How a worker is kept from what is not its own. Each step says what it could not apply on this system.
 
-A body has its own process group and dies with its parent; it has no descriptors but those given to it, no
-terminal, no network, no files but Python's own (Landlock), no way to start another process (seccomp), a user of
-its own where the node runs as root, and limits on its address space and files.
+A worker has its own process group and dies with its parent; it has no descriptors but those given to it, no files but
+Python's own (Landlock), no system calls but those that it needs (seccomp), no rights, a user of its own where the node
+runs as root, and limits on what it takes. What it shares with its zygote is in namespaces.py.
+
+There are two stages. A tenant's zygote is contained as a worker is, but may fork, and may open its own files of /proc.
+A worker that it forks is contained once more, and then may do neither.
 """
 
 import ctypes
@@ -13,24 +16,31 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from overwinter.worker.seccomp import refuse_calls
+from overwinter.worker import namespaces
+from overwinter.worker.seccomp import Filter, Stage
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
-_CLONE_NEWUSER = 0x10000000
-_CLONE_NEWNET = 0x40000000
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 0, 1 << 1
 _FILES_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
+PROC = "/proc"
+"""A tenant's zygote may open files here whose names it knows: its workers read of themselves what the node may see."""
 FIRST_UID = 0x70000000
 """Bodies of a node that runs as root get users from here on: one each, known to nobody."""
 UIDS = 1 << 20
 THREADS_MAX = 1024
+"""Of a worker that has a user of its own."""
+DESCRIPTORS_MAX = 4096
+
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+_DEVICES = ("/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
+_PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
 
 
 def uid_of(worker: int) -> int | None:
@@ -45,14 +55,6 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def leave_network() -> list[str]:
-    """Move this process and its children to a network with no way out; what could not be applied."""
-    flags = _CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWNET | _CLONE_NEWUSER
-    if _libc.unshare(flags) == 0:
-        return []
-    return [f"no network of its own: {os.strerror(ctypes.get_errno())}"]
-
-
 class Limits(NamedTuple):
     """What a body may have: private memory, address space for what it maps, and bytes of one tray."""
 
@@ -64,21 +66,44 @@ class Limits(NamedTuple):
 class Shelter:
     """What every body of a zygote needs to be contained, made once: its children inherit it."""
 
-    def __init__(self) -> None:
-        self._python = _reach_python()
-        # Made while this process may still pass every parent directory of Python's own files.
-        self._ruleset = _ruleset(_python_files())
+    def __init__(self, threads_max: int | None = None) -> None:
+        """`threads_max` bounds the threads of all bodies together that get no user of their own; None: nothing does."""
+        places = [*python_places(), *_PROCESSOR]
+        self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
+        self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
+        self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._threads_max = threads_max
+        self._enclosed = False
 
     def fds(self) -> list[int]:
         """Descriptors that must stay open."""
-        return self._python if self._ruleset < 0 else [*self._python, self._ruleset]
+        return [fd for fd in self._rulesets.values() if fd >= 0]
 
     def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
-        """Contain the calling process for good; what could not be applied."""
-        missing = _contain(uid, limits, [*keep, *self.fds()])
-        if uid is None and _landlock_abi() < _SCOPE_ABI:
-            missing.append("its signals reach the node's other processes: Landlock cannot keep them in here")
-        return missing + _restrict(self._ruleset) + refuse_calls()
+        """Contain the calling process for good, as a worker; what could not be applied.
+
+        `uid` is the user that it becomes; None: it stays who it is, as where a tenant's zygote forked it.
+        """
+        os.setpgid(0, 0)
+        missing = self._contain("worker", uid, limits, keep)
+        for fd in self.fds():
+            os.close(fd)
+        return missing
+
+    def close_in_zygote(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
+        """Contain the calling process, as a tenant's zygote. Its children may lower `limits`, not raise them."""
+        return self._contain("zygote", uid, limits, keep)
+
+    def _contain(self, stage: Stage, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
+        parent = os.getppid()
+        _close_all_but([*keep, *self.fds()])
+        for signal_ in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(signal_, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._limit(limits)
+        missing = self._become(uid)
+        die_with_parent(parent)
+        return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
     def try_out(self) -> list[str]:
         """Contain a child that does nothing, to tell at start what a body will lack here."""
@@ -94,67 +119,39 @@ class Shelter:
         _, status = os.waitpid(pid, 0)
         return missing if status == 0 else ["bodies cannot be contained at all: the trial failed"]
 
+    def _become(self, uid: int | None) -> list[str]:
+        """Somebody who may nothing."""
+        threads_max = self._threads_max if uid is None else THREADS_MAX
+        if threads_max is not None:
+            _limit(resource.RLIMIT_NPROC, threads_max)
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        namespaces.give_up_rights()
+        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        return ["no user of its own: the node does not run as root"] if uid is None else []
 
-def _contain(uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
-    os.setpgid(0, 0)
-    _close_all_but(keep)
-    for signal_ in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(signal_, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, limits.tray_bytes)
-    _limit(resource.RLIMIT_DATA, limits.memory_bytes)
-    # Shared memory of its own making is no data; what the zygote had mapped is not the body's doing.
-    _limit(resource.RLIMIT_AS, _mapped_bytes() + limits.memory_bytes + limits.mapped_bytes)
-    missing = [] if uid is not None else ["no user of its own: the node does not run as root"]
-    parent = os.getppid()
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        _limit(resource.RLIMIT_NPROC, THREADS_MAX)
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    die_with_parent(parent)
-    return missing
+    def _limit(self, limits: Limits) -> None:
+        memory_bytes = min(limits.memory_bytes, self._memory_bytes)
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_NOFILE, DESCRIPTORS_MAX)
+        _limit(resource.RLIMIT_FSIZE, limits.tray_bytes)
+        _limit(resource.RLIMIT_DATA, memory_bytes)
+        # Memory that was written and is not writable any more is no data; what the zygote had mapped is not its doing.
+        _limit(resource.RLIMIT_AS, _mapped_bytes() + memory_bytes + limits.mapped_bytes)
 
 
-def _reach_python() -> list[int]:
-    """Make Python's own files reachable for users that may not pass its parent directories (such as /root).
-
-    Directories of `sys.path` below such a parent are opened, and paths through the descriptors take the
-    place of their names. Returns the descriptors, which must stay open in every fork.
+def python_places() -> list[str]:
+    """Where Python, its packages and this package lie, and what its libraries look at: all that a body may read by name
+    but for /proc.
     """
-    renamed: dict[str, str] = {}
-    fds: list[int] = []
-    for place in sorted({sys.prefix, sys.base_prefix}):
-        if os.geteuid() == 0 and not _passable(place):
-            fd = os.open(place, os.O_PATH | os.O_DIRECTORY)
-            os.set_inheritable(fd, True)
-            fds.append(fd)
-            renamed[place] = f"/proc/self/fd/{fd}"
-    if renamed:
-        sys.path[:] = [_renamed(path, renamed) for path in sys.path]
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__path__", None)
-            if isinstance(path, list):
-                path[:] = [_renamed(entry, renamed) for entry in path]
-    return fds
-
-
-def _passable(path: str) -> bool:
-    """Whether everybody may go through all parents of `path`."""
-    parents = [path]
-    while parents[-1] != "/":
-        parents.append(os.path.dirname(parents[-1]))
-    return all(os.stat(parent).st_mode & 0o001 for parent in parents)
-
-
-def _renamed(path: str, renamed: dict[str, str]) -> str:
-    for place, other in renamed.items():
-        if path == place or path.startswith(place + "/"):
-            return other + path[len(place) :]
-    return path
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    places = {sys.prefix, sys.base_prefix, package, *_LIBRARIES, *_DEVICES}
+    # Packages need not lie in Python's own directory: those of a user do not, nor those that a .pth file names.
+    places |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+    return sorted(place for place in places if os.path.exists(place))
 
 
 def _mapped_bytes() -> int:
@@ -170,21 +167,13 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _close_all_but(keep: Iterable[int]) -> None:
+    """Of the descriptors beyond the standard ones."""
     first = 3
     for fd in sorted(keep):
-        os.closerange(first, fd)
-        first = max(first, fd + 1)
+        if fd >= first:
+            os.closerange(first, fd)
+            first = fd + 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-
-
-def _python_files() -> list[str]:
-    """Where Python, its packages and this package lie: all that a body may read by name."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    places = {sys.prefix, sys.base_prefix, package, "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache"}
-    # Packages need not lie in Python's own directory: those of a user do not, nor those that a .pth file names.
-    places |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
-    places |= {"/dev/null", "/dev/zero", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"}
-    return sorted(place for place in places if os.path.exists(place))
 
 
 class _Ruleset(ctypes.Structure):
@@ -217,8 +206,11 @@ def _ruleset(paths: list[str]) -> int:
     if ruleset < 0:
         return -1
     for path in paths:
+        if not os.path.exists(path):
+            continue
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = _READ_FILE | _READ_DIR | _EXECUTE if os.path.isdir(path) else _READ_FILE
+        allowed = _READ_FILE if path == PROC else allowed
         allowed |= _WRITE_FILE if path == "/dev/null" else 0
         _libc.syscall(_LANDLOCK_ADD, ruleset, 1, ctypes.byref(_PathRule(allowed, fd)), 0)
         os.close(fd)
@@ -230,5 +222,4 @@ def _restrict(ruleset: int) -> list[str]:
         return ["files are not hidden: this system has no Landlock"]
     failed = _libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0)
     reason = os.strerror(ctypes.get_errno())
-    os.close(ruleset)
     return [f"files are not hidden by Landlock: {reason}"] if failed else []

@@ -1,7 +1,7 @@
-"""Which system calls a body may not make: those that would leave something behind, or reach around its limits.
+"""How system calls are refused: a filter that the kernel runs before each call, made of the list of those allowed.
 
-It starts no process and becomes no other program, so that nothing of it outlives it; it makes no memory file, which no
-limit would count; it traces nobody. Threads it may start.
+Whatever is not on the list is refused, so that a call of a later kernel is no hole. Old calls get EPERM, which people
+understand; those since Linux 5.1 get ENOSYS, after which libraries try older ones.
 """
 
 import ctypes
@@ -9,52 +9,167 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Mapping
+from typing import Literal
 
+from overwinter.worker.calls import ALLOWED, FORKING
+
+Stage = Literal["zygote", "worker"]
+"""A tenant's zygote may fork and contain its children; a worker may make threads and nothing else."""
+
+_MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_DENIED = {
-    # fork, vfork, execve, ptrace, setsid, memfd_create, execveat, memfd_secret
-    "x86_64": (57, 58, 59, 101, 112, 319, 322, 447),
-    # execve, ptrace, setsid, memfd_create, execveat, memfd_secret
-    "aarch64": (221, 117, 157, 279, 281, 447),
-}
-_CLONE = {"x86_64": 56, "aarch64": 220}
-_CLONE3 = 435
-_CLONE_THREAD = 0x10000
-_X32_CALLS = 0x40000000
+_FIRST_NEW = 424
+"""From here on calls have the same number on every system, and none is older than Linux 5.1."""
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_THREAD = 0x10000
+_THREAD_FLAGS = 0x7D0F00
+"""What the C library asks for when it makes a thread. Nothing of it makes a namespace."""
+_CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
+"""What it asks for when it forks: beside these, to know the child's id, and a signal at its end."""
+_ANONYMOUS, _SHARED, _GROWS_DOWN = 0x20, 0x01, 0x100
+_PRCTL = (15, 16, 0x53564D41)
+"""PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
+_PRCTL_OF_ZYGOTES = (1, 4, 22, 38, 47)
+"""PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT."""
+_FCNTL = (0, 1, 2, 3, 1030)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
+_IOCTL = (0x5401, 0x5450, 0x5451)
+"""TCGETS, FIONCLEX, FIOCLEX."""
+
+_LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
+_ALLOW, _REFUSE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x00050000 | errno.EPERM)
+_UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
+_OWN = 0xFFFFFFFE
+"""Stands for the process id, which is not known yet when the filter is made."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_Instruction = tuple[int, int, int, int]
+"""An operation, how many instructions to skip if true, if false, and an operand."""
+
 
 class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
-def refuse_calls() -> list[str]:
-    """Refuse them to the calling process for good, which must have given up new privileges; what cannot be applied."""
-    machine = platform.machine()
-    if machine not in _AUDIT_ARCH:
-        return [f"system calls are not filtered on {machine}"]
-    code = _filter(machine)
-    program = _Program(len(code) // 8, code)
-    if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
-        return [f"system calls are not filtered: {os.strerror(ctypes.get_errno())}"]
-    return []
+class Filter:
+    """A filter made once, for any number of processes."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._code = bytearray()
+        self._own_at: list[int] = []
+        if platform.machine() in _MACHINES:
+            code = _filter(platform.machine(), stage)
+            self._code += b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+            self._own_at = [8 * at + 4 for at, instruction in enumerate(code) if instruction[3] == _OWN]
+
+    def install(self) -> list[str]:
+        """Hold the calling process to it for good, which must have given up new privileges; what cannot be applied."""
+        if not self._code:
+            return [f"system calls are not filtered on {platform.machine()}"]
+        for at in self._own_at:
+            struct.pack_into("=I", self._code, at, os.getpid())
+        code = (ctypes.c_char * len(self._code)).from_buffer(self._code)
+        program = _Program(len(self._code) // 8, ctypes.addressof(code))
+        # Without SECCOMP_FILTER_FLAG_SPEC_ALLOW: whether filtered processes are held back in speculation is for the
+        # system to choose. Since 5.16 they are not.
+        if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+            return [f"system calls are not filtered: {os.strerror(ctypes.get_errno())}"]
+        return []
 
 
-def _filter(machine: str) -> bytes:
-    """The filter's instructions: each is an operation, how many to skip if true, if false, and an operand."""
-    no, unknown = _REFUSE | errno.EPERM, _REFUSE | errno.ENOSYS
-    rules = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, no)]
-    rules += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _X32_CALLS), (_RETURN, 0, 0, no)]
-    for number in _DENIED[machine]:
-        rules += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, no)]
-    # Its flags lie in memory, out of a filter's sight; the C library falls back to clone.
-    rules += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, unknown)]
-    rules += [(_EQUAL, 0, 3, _CLONE[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
-    rules += [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, no), (_RETURN, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("=HBBI", *rule) for rule in rules)
+def _filter(machine: str, stage: Stage) -> list[_Instruction]:
+    column = _MACHINES.index(machine)
+    names = ALLOWED if stage == "worker" else {**ALLOWED, **FORKING}
+    checks = _checks(stage)
+    calls = {numbers[column]: checks.get(name, [_ALLOW]) for name, numbers in names.items()}
+    rules = {number: rule for number, rule in calls.items() if number is not None}
+    return [
+        (_LOAD, 0, 0, _ARCH_AT),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        _REFUSE,
+        (_LOAD, 0, 0, _NUMBER_AT),
+        *_tree(_segments(rules)),
+    ]
+
+
+def _segments(rules: Mapping[int, list[_Instruction]]) -> list[tuple[int, list[_Instruction]]]:
+    """Where a new rule begins, and what it is, from number 0 up: neighbours with the same rule are one."""
+    segments: list[tuple[int, list[_Instruction]]] = []
+    starts = sorted({0, _FIRST_NEW, *rules, *(number + 1 for number in rules)})
+    for number in starts:
+        rule = rules.get(number, [_REFUSE if number < _FIRST_NEW else _UNKNOWN])
+        if not segments or segments[-1][1] != rule:
+            segments.append((number, rule))
+    return segments
+
+
+def _tree(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
+    """A binary search for the segment of the number that is loaded. The kernel runs it once for each number when it is
+    installed, and remembers those that are allowed whatever their arguments.
+    """
+    if len(segments) == 1:
+        return segments[0][1]
+    middle = len(segments) // 2
+    low, high = _tree(segments[:middle]), _tree(segments[middle:])
+    return [(_AT_LEAST, 0, 1, segments[middle][0]), (_JUMP, 0, 0, len(low)), *low, *high]
+
+
+def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
+    """The calls that are allowed with some arguments only."""
+    checks = {
+        "mmap": _MMAP,
+        # To whom the channel is connected.
+        "sendto": [_low(4), (_EQUAL, 0, 2, 0), _high(4), (_EQUAL, 1, 0, 0), _REFUSE, _ALLOW],
+        "prlimit64": _one_of(0, 0),
+        "ioctl": _one_of(1, *_IOCTL),
+        "fcntl": _one_of(1, *_FCNTL),
+    }
+    # The flags of clone3 lie in memory, out of a filter's sight: it is on no list, and the C library uses clone.
+    if stage == "zygote":
+        return {
+            **checks,
+            "prctl": _one_of(0, *_PRCTL, *_PRCTL_OF_ZYGOTES),
+            "clone": [_low(0), (_ANY_BIT, 0, 1, ~_CHILD_FLAGS & 0xFFFFFFFF), _REFUSE, _ALLOW],
+        }
+    return {
+        **checks,
+        "prctl": _one_of(0, *_PRCTL),
+        "clone": [
+            _low(0),
+            (_ANY_BIT, 1, 0, ~_THREAD_FLAGS & 0xFFFFFFFF),
+            (_ANY_BIT, 1, 0, _THREAD),
+            _REFUSE,
+            _ALLOW,
+        ],
+        "kill": _one_of(0, _OWN),
+        "tgkill": _one_of(0, _OWN),
+    }
+
+
+def _one_of(argument: int, *values: int) -> list[_Instruction]:
+    """Of an argument that the kernel takes for 32 bits."""
+    tests = [(_EQUAL, len(values) - number, 0, value) for number, value in enumerate(values)]
+    return [_low(argument), *tests, _REFUSE, _ALLOW]
+
+
+def _low(argument: int) -> _Instruction:
+    return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument)
+
+
+def _high(argument: int) -> _Instruction:
+    return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument + 4)
+
+
+_MMAP = [
+    _low(3),
+    # No limit counts a mapping that grows down, or shared memory that has no file.
+    (_ANY_BIT, 2, 0, _GROWS_DOWN),
+    (_ANY_BIT, 0, 2, _ANONYMOUS),
+    (_ANY_BIT, 0, 1, _SHARED),
+    _REFUSE,
+    _ALLOW,
+]

@@ -4,7 +4,7 @@ There are two. The first holds nothing of anybody's; bodies with code of their o
 it the node forks the second, which compiles programs, builds their primitives, and forks the bodies that
 run nothing but a program. Neither ever runs a function's own code.
 
-Run as `python -m overwinter.worker.zygote FD`, where FD is its end of a channel.
+Started by launch.py.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import torch
 
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address, WorkerId
-from overwinter.worker import sandbox
+from overwinter.worker import namespaces, sandbox
 from overwinter.worker.body import STACK_BYTES, Body, give_back_code, give_back_heap
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.measure import Gauge
@@ -32,6 +32,8 @@ from overwinter.worker.runner import Prepared, load
 from overwinter.worker.tray import Slot, Tray
 from overwinter.worker.weights import MappedBlock, read_all
 
+THREADS_MAX = 1 << 13
+"""Of all bodies together, where they are one user."""
 TRAY_BYTES_MAX = 2 << 30
 """Most bytes of the answers that a body may give at once."""
 
@@ -190,11 +192,12 @@ def _be_body(
     status = 1
     try:
         signal.set_wakeup_fd(-1)
-        _introduce(channel, Forked(message.worker, os.getpid()))
+        _introduce(channel, Forked(message.worker))
         end, *trays = fds
         slots = [Slot(Tray.open(fd), Tray.open(other)) for fd, other in zip(trays[::2], trays[1::2], strict=True)]
         memory_bytes = message.memory_bytes + (len(slots) - 1) * STACK_BYTES
-        limits = sandbox.Limits(memory_bytes, message.mapped_bytes, TRAY_BYTES_MAX // len(slots))
+        tray_bytes = min(TRAY_BYTES_MAX, (memory_bytes + message.mapped_bytes) // 2) // len(slots)
+        limits = sandbox.Limits(memory_bytes, message.mapped_bytes, tray_bytes)
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
         shelter.close_in(message.uid, limits, fds if gauge is None else [*fds, gauge.fd])
         # A zygote that died before this was not there to be told from any other parent.
@@ -224,24 +227,22 @@ def _serve(end: socket.socket, uncontained: list[str], shelter: sandbox.Shelter)
     Zygote(channel, wakeup, shelter).serve()()
 
 
-def main() -> None:
-    """Serve the channel whose descriptor is the first argument."""
+def main(end: int, uncontained: list[str]) -> None:
+    """Serve the channel whose descriptor is `end`; `uncontained` names what this process lacks already."""
     faulthandler.enable()
-    parent = int(sys.argv[2])
-    sandbox.die_with_parent(parent)
-    # The daemon ends its zygotes; signals to the whole process group are for the daemon.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
-    shelter = sandbox.Shelter()
-    uncontained = sandbox.leave_network() + shelter.try_out()
+    threads_max = None
+    if not uncontained:
+        uncontained = namespaces.show_only(sandbox.python_places())
+        if os.geteuid() != 0:
+            namespaces.give_up_rights()
+            # The user has no processes but these in there.
+            threads_max = THREADS_MAX
+    shelter = sandbox.Shelter(threads_max)
+    uncontained = [*uncontained, *shelter.try_out()]
     gc.collect()
     gc.freeze()
     give_back_heap()
     give_back_code()
-    _serve(socket.socket(fileno=int(sys.argv[1])), uncontained, shelter)
-
-
-if __name__ == "__main__":
-    main()
+    _serve(socket.socket(fileno=end), uncontained, shelter)

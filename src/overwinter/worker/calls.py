@@ -1,0 +1,130 @@
+"""Which system calls may a worker make? Their names, and their numbers on x86_64 and aarch64.
+
+Nothing of a worker's makes a process, a socket, a pipe, a memory file or a System V object: what no limit counts, what
+would outlive it, and what reaches others. Some calls are allowed with some arguments only (seccomp.py).
+"""
+
+from collections.abc import Mapping
+
+Numbers = tuple[int | None, int | None]
+"""On x86_64 and on aarch64; None: that system has no such call."""
+
+ALLOWED: Mapping[str, Numbers] = {
+    # Memory, which its limits count.
+    "mmap": (9, 222),
+    "munmap": (11, 215),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "brk": (12, 214),
+    "msync": (26, 227),
+    # Files, which Landlock and the mount namespace choose.
+    "read": (0, 63),
+    "write": (1, 64),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "open": (2, None),
+    "openat": (257, 56),
+    "close": (3, 57),
+    "close_range": (436, 436),
+    "lseek": (8, 62),
+    "fstat": (5, 80),
+    "stat": (4, None),
+    "lstat": (6, None),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "getcwd": (79, 17),
+    "getdents": (78, None),
+    "getdents64": (217, 61),
+    "ftruncate": (77, 46),
+    "dup": (32, 23),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    # Waiting.
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "select": (23, None),
+    "pselect6": (270, 72),
+    "futex": (202, 98),
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "sched_yield": (24, 124),
+    "restart_syscall": (219, 128),
+    # The channel that it has. It makes no other.
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),
+    "getsockname": (51, 204),
+    "getsockopt": (55, 209),
+    # Threads, and their end.
+    "clone": (56, 220),
+    "set_robust_list": (273, 99),
+    "set_tid_address": (218, 96),
+    "rseq": (334, 293),
+    "membarrier": (324, 283),
+    "arch_prctl": (158, None),
+    "prctl": (157, 167),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    # Its own signals.
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sigaltstack": (131, 132),
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "alarm": (37, None),
+    "setitimer": (38, 103),
+    # What it is, and what time it is.
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "getresuid": (118, 148),
+    "getresgid": (120, 150),
+    "getgroups": (115, 158),
+    "getrusage": (98, 165),
+    "times": (100, 153),
+    "getrlimit": (97, 163),
+    "prlimit64": (302, 261),
+    "getcpu": (309, 168),
+    "sched_getaffinity": (204, 123),
+    "sched_getparam": (143, 121),
+    "sched_getscheduler": (145, 120),
+    "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126),
+    "sysinfo": (99, 179),
+    "uname": (63, 160),
+    "time": (201, None),
+    "gettimeofday": (96, 169),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "getrandom": (318, 278),
+}
+
+FORKING: Mapping[str, Numbers] = {
+    # To make workers, to hear of their end, and to contain them further.
+    "fork": (57, None),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+    "setpgid": (109, 154),
+    "socketpair": (53, 199),
+    "pipe2": (293, 59),
+    "sched_setaffinity": (203, 122),
+    "capset": (126, 91),
+    "landlock_restrict_self": (446, 446),
+}
+"""What a tenant's zygote may call beside that."""

@@ -1,0 +1,51 @@
+"""Starts the zygote in namespaces of its own. It imports no PyTorch: what stays here is small.
+
+Run as `python -m overwinter.worker.launch FD PARENT`, where FD is the zygote's end of a channel. The zygote is the
+first process of its process namespace: when it ends, the kernel ends all in there. It ends with this process, which
+ends with its parent.
+"""
+
+import os
+import select
+import signal
+import sys
+
+from overwinter.worker import namespaces, sandbox
+
+
+def main() -> None:
+    """Become the zygote, or the process that waits for it."""
+    end, parent = int(sys.argv[1]), int(sys.argv[2])
+    # The daemon ends its zygotes; signals to the whole process group are for the daemon.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    missing = namespaces.leave()
+    sandbox.die_with_parent(parent)
+    if not missing:
+        _fork(end)
+    from overwinter.worker import zygote
+
+    zygote.main(end, missing)
+
+
+def _fork(end: int) -> None:
+    """Return in a child, the first process of its namespace; this one waits for it."""
+    alive, held = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(held)
+        sandbox.die_with_parent(0)
+        # Outside of its namespace the parent has no id that could be compared.
+        if select.select([alive], [], [], 0)[0]:
+            os._exit(1)
+        os.close(alive)
+        return
+    os.close(end)
+    os.close(alive)
+    namespaces.give_up_rights()
+    _, status = os.waitpid(pid, 0)
+    os._exit(1 if status else 0)
+
+
+if __name__ == "__main__":
+    main()

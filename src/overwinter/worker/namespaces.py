@@ -1,0 +1,132 @@
+"""What do a zygote and all that it forks see of the system? Namespaces of their own, where the system gives them.
+
+No network; no processes but their own, all of which end with the first; no System V objects; no files but those named.
+Where the node does not run as root a user namespace gives the rights to make the others, and they are given up again.
+"""
+
+import ctypes
+import os
+import stat
+from collections.abc import Sequence
+
+_NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET."""
+_CLONE_NEWUSER = 0x10000000
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_CAPABILITY_VERSION = 0x20080522
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+_ROOT = "/tmp"
+"""Where the new tree is mounted before it becomes the root."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "cleared", "propagation", "user"))
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def leave() -> list[str]:
+    """Give this process a network, files and IPC of its own, and its children processes of their own; what could not be
+    applied. Single-threaded processes only.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    if _libc.unshare(_NEW_NAMESPACES if uid == 0 else _NEW_NAMESPACES | _CLONE_NEWUSER) != 0:
+        return [f"no network, processes and files of its own: unshare: {os.strerror(ctypes.get_errno())}"]
+    if uid != 0:
+        # It stays who it is. Without a name in there it could make no file.
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    return []
+
+
+def show_only(places: Sequence[str]) -> list[str]:
+    """Replace the tree of files by one in which these places alone can be seen, read-only, and this process namespace's
+    /proc; what could not be applied.
+    """
+    try:
+        return _show_only(places)
+    except OSError as error:
+        return [f"other files can be seen, if not read: {error}"]
+
+
+def _show_only(places: Sequence[str]) -> list[str]:
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    sources = {place: os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for place in _outermost(places)}
+    _mount("tmpfs", _ROOT, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=755,size=1m")
+    for place, source in sources.items():
+        _bind(source, _ROOT + place)
+        os.close(source)
+    missing = []
+    os.makedirs(_ROOT + "/proc")
+    try:
+        _mount("proc", _ROOT + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=2")
+    except OSError as error:
+        missing.append(f"/proc shows which processes there are: {error}")
+        _mount("/proc", _ROOT + "/proc", None, _MS_BIND | _MS_REC)
+    _make_readonly(_ROOT)
+    os.chdir(_ROOT)
+    _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir("/")
+    return missing
+
+
+def give_up_rights() -> None:
+    """Drop all capabilities, which a user namespace gave to a process whose user has none outside."""
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    none = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(ctypes.byref(_Header(_CAPABILITY_VERSION, 0)), none), "capset")
+
+
+def _outermost(places: Sequence[str]) -> list[str]:
+    """The places that do not lie below another, those that links lead to included."""
+    every = {os.path.abspath(place) for place in places} | {os.path.realpath(place) for place in places}
+    found: list[str] = []
+    for place in sorted(every):
+        if os.path.lexists(place) and not any(place.startswith(other + "/") for other in found):
+            found.append(place)
+    return found
+
+
+def _bind(source: int, target: str) -> None:
+    """Show at `target` what the descriptor holds."""
+    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    kind = os.fstat(source).st_mode
+    if stat.S_ISLNK(kind):
+        os.symlink(os.readlink("", dir_fd=source), target)
+        return
+    if stat.S_ISDIR(kind):
+        os.mkdir(target, 0o755)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+    _mount(f"/proc/self/fd/{source}", target, None, _MS_BIND | _MS_REC)
+
+
+def _make_readonly(root: str) -> None:
+    attributes = _Attributes(_MS_RDONLY | _MS_NOSUID, 0, 0, 0)
+    size = ctypes.sizeof(attributes)
+    done = _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, root.encode(), _AT_RECURSIVE, ctypes.byref(attributes), size)
+    _check(done, "mount_setattr")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind, options)]
+    done = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    _check(done, f"mount {kind or source or ''} at {target}")
+
+
+def _check(done: int, what: str) -> None:
+    if done != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

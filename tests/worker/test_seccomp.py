@@ -1,0 +1,194 @@
+"""Which system calls a worker may make, on every system that has a filter, and what the kernel says to the others."""
+
+import errno
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from overwinter.worker import seccomp
+from overwinter.worker.calls import ALLOWED, FORKING
+
+MACHINES = ("x86_64", "aarch64")
+CHECKED = {"mmap", "sendto", "prlimit64", "ioctl", "fcntl", "prctl", "clone", "kill", "tgkill"}
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000
+
+
+def verdict(code, number, arch, arguments=(0,) * 6) -> int:
+    """What the kernel would do with a call: an interpreter of the few instructions that a filter has."""
+    data = struct.pack("=IIQ6Q", number, arch, 0, *arguments)
+    at, loaded = 0, 0
+    while True:
+        operation, if_true, if_false, operand = code[at]
+        at += 1
+        match operation:
+            case 0x20:
+                [loaded] = struct.unpack_from("=I", data, operand)
+            case 0x05:
+                at += operand
+            case 0x15:
+                at += if_true if loaded == operand else if_false
+            case 0x35:
+                at += if_true if loaded >= operand else if_false
+            case 0x45:
+                at += if_true if loaded & operand else if_false
+            case 0x06:
+                return operand
+
+
+@pytest.mark.parametrize("stage", ["worker", "zygote"])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_is_on_the_list_is_allowed_and_nothing_else(machine, stage):
+    code = seccomp._filter(machine, stage)
+    column, arch = MACHINES.index(machine), seccomp._AUDIT_ARCH[machine]
+    listed = ALLOWED if stage == "worker" else {**ALLOWED, **FORKING}
+    allowed = {numbers[column] for name, numbers in listed.items() if name not in CHECKED}
+    checked = {numbers[column] for name, numbers in listed.items() if name in CHECKED}
+    for number in set(range(600)) - checked:
+        refused = REFUSE | (errno.EPERM if number < 424 else errno.ENOSYS)
+        assert verdict(code, number, arch) == (ALLOW if number in allowed else refused), number
+    assert verdict(code, 0x40000000, arch) == REFUSE | errno.ENOSYS
+    assert verdict(code, column, 0xDEAD) == REFUSE | errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_worker_makes_threads_and_no_processes_or_namespaces(machine):
+    code, arch = seccomp._filter(machine, "worker"), seccomp._AUDIT_ARCH[machine]
+    clone = ALLOWED["clone"][MACHINES.index(machine)]
+    thread, fork, new_user = 0x3D0F00, 0x1200011, 0x10000000
+    assert verdict(code, clone, arch, (thread, 0, 0, 0, 0, 0)) == ALLOW
+    for flags in (fork, 0, thread | new_user, 0x10000 | new_user):
+        assert verdict(code, clone, arch, (flags, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
+    forks = seccomp._filter(machine, "zygote")
+    assert verdict(forks, clone, arch, (fork, 0, 0, 0, 0, 0)) == ALLOW
+    assert verdict(forks, clone, arch, (fork | new_user, 0, 0, 0, 0, 0)) == REFUSE | errno.EPERM
+
+
+PROBE = """
+import ctypes, errno, json, mmap, os, platform, resource, signal, sys, threading
+from overwinter.worker.sandbox import Limits, Shelter
+
+libc = ctypes.CDLL(None, use_errno=True)
+place = ctypes.create_string_buffer(4096)
+arm = platform.machine() == "aarch64"
+log = os.dup(1)
+Shelter().close_in(None, Limits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
+own, other = os.getpid(), os.getppid()
+
+def call(name, *arguments):
+    ctypes.set_errno(0)
+    function = getattr(libc, name)
+    function.restype = ctypes.c_int
+    if function(*arguments) != -1:
+        return "done"
+    return errno.errorcode[ctypes.get_errno()]
+
+def numbered(x86, aarch64, *arguments):
+    return call("syscall", aarch64 if arm else x86, *arguments)
+
+def mapped(flags):
+    try:
+        mmap.mmap(-1, 4096, flags=flags)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+
+def thread():
+    started = threading.Thread(target=place.__len__)
+    started.start()
+    started.join()
+    return "done"
+
+print(json.dumps({
+    "refused": {
+        "fork": numbered(220, 220, 17, 0, 0, 0, 0) if arm else call("syscall", 57),
+        "clone3": call("syscall", 435, place, 88),
+        "execve": call("execve", b"/bin/true", None, None),
+        "setsid": call("setsid"),
+        "ptrace": call("ptrace", 16, other, 0, 0),
+        "read memory": call("process_vm_readv", other, place, 1, place, 1, 0),
+        "kill": call("kill", other, 0),
+        "kill all": call("kill", -1, 0),
+        "queue a signal": call("sigqueue", other, 0, 0),
+        "limit another": call("prlimit", other, resource.RLIMIT_CPU, None, place),
+        "outlive": call("prctl", 1, 0, 0, 0, 0),
+        "be looked into": call("prctl", 4, 1, 0, 0, 0),
+        "be traced": call("prctl", 0x59616D61, -1, 0, 0, 0),
+        "pidfd": call("syscall", 434, own, 0),
+        "socket": call("socket", 2, 1, 0),
+        "unix socket": call("socket", 1, 1, 0),
+        "raw socket": call("socket", 17, 3, 0),
+        "netlink": call("socket", 16, 3, 0),
+        "vsock": call("socket", 40, 1, 0),
+        "socketpair": call("socketpair", 1, 1, 0, place),
+        "pipe": call("pipe2", place, 0),
+        "eventfd": call("eventfd", 0, 0),
+        "epoll": call("epoll_create1", 0),
+        "inotify": call("inotify_init1", 0),
+        "memory file": call("memfd_create", b"x", 0),
+        "secret memory": call("syscall", 447, 0),
+        "shared memory": call("shmget", 0, 4096, 0o1600),
+        "message queue": call("msgget", 0, 0o1600),
+        "semaphore": call("semget", 0, 1, 0o1600),
+        "posix queue": numbered(240, 180, b"x", 0x42, 0o600, 0),
+        "shared mapping": mapped(mmap.MAP_SHARED),
+        "growing mapping": mapped(mmap.MAP_PRIVATE | 0x100),
+        "mlock": call("mlock", place, 4096),
+        "fallocate": call("fallocate", log, 0, 0, 4096),
+        "nonblocking": call("fcntl", log, 4, os.O_NONBLOCK),
+        "nonblocking by ioctl": call("ioctl", log, 0x5421, place),
+        "pipe size": call("fcntl", log, 1031, 1 << 20),
+        "owner of signals": call("fcntl", log, 8, other),
+        "user namespace": call("unshare", 0x10000000),
+        "setns": call("setns", log, 0),
+        "mount": call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
+        "chroot": call("chroot", b"/"),
+        "io_uring": call("syscall", 425, 8, place),
+        "userfaultfd": numbered(323, 282, 0),
+        "add_key": numbered(248, 217, b"user", b"x", b"y", 1, -1),
+        "keyctl": numbered(250, 219, 0, -1, 0),
+        "bpf": numbered(321, 280, 0, place, 120),
+        "perf": numbered(298, 241, place, 0, -1, -1, 0),
+        "personality": call("personality", 0x40000),
+        "affinity": call("sched_setaffinity", other, 128, place),
+        "scheduler": call("sched_setscheduler", 0, 3, place),
+        "priority": call("setpriority", 0, other, 19),
+        "io priority": numbered(251, 30, 1, other, 0x6000),
+        "chmod": call("chmod", b"/dev/null", 0o666),
+        "host name": call("sethostname", b"x", 1),
+    },
+    "allowed": {
+        "thread": thread(),
+        "own signal": call("kill", own, 0),
+        "name": call("prctl", 15, b"x", 0, 0, 0),
+        "own limit": call("prlimit", 0, resource.RLIMIT_CPU, None, place),
+        "private mapping": mapped(mmap.MAP_PRIVATE),
+        "random": call("getrandom", place, 16, 0),
+        "affinity": call("sched_getaffinity", 0, 128, place),
+        "duplicate": call("fcntl", log, 1030, 3),
+    },
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def told():
+    run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_a_worker_is_refused_what_reaches_others_or_escapes_its_limits(told):
+    did = {what: said for what, said in told["refused"].items() if said not in ("EPERM", "ENOSYS")}
+    assert did == {}
+
+
+def test_a_worker_may_do_what_libraries_need(told):
+    assert set(told["allowed"].values()) == {"done"}
+
+
+def test_a_handler_that_aborts_ends_by_its_own_signal():
+    code = "import os\n" + PROBE[: PROBE.index("own, other")].replace("log = os.dup(1)", "log = 1") + "\nos.abort()\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == -6
