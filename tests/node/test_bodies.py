@@ -350,24 +350,27 @@ def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
 
 
 def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few():
-    here, there = pair()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = os.listdir("/proc/self/fd")
-    failures = 0
-    try:
-        for limit in range(3, soft):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            try:
-                body = BodyProcess(1, "f@1", Channel(here, FromZygote), concurrency=3)
-            except OSError:
-                failures += 1
-                continue
-            body.there.close()
-            body.close()
-            break
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert os.listdir("/proc/self/fd") == held
-    assert failures > 2 * 3
-    here.close()
-    there.close()
+    async def scene():
+        here, there = pair()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held = os.listdir("/proc/self/fd")
+        failures = 0
+        try:
+            for limit in range(3, soft):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                try:
+                    body = BodyProcess(1, "f@1", Channel(here, FromZygote), 3, [].append)
+                except OSError:
+                    failures += 1
+                    continue
+                body.there.close()
+                body.close()
+                break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert os.listdir("/proc/self/fd") == held
+        assert failures > 2 * 3
+        here.close()
+        there.close()
+
+    asyncio.run(scene())

@@ -97,7 +97,7 @@ def test_what_a_handler_prints_is_in_the_nodes_log_with_its_source(node: NodePro
         node, "talker", handler="def preprocess(inputs, state):\n    print('hello', flush=True)\n    return inputs\n"
     )
     ask(node, "talker")
-    wait_until(lambda: any("worker: hello" in line for line in node.said))
+    wait_until(lambda: any("worker talker@1: hello" in line for line in node.said))
 
 
 def test_settings_beyond_reason_are_refused_and_leave_nothing(make_node):

@@ -2,12 +2,13 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
+from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, FromBody, FromZygote
 from overwinter.worker.tray import KEPT_BYTES, Slot, Tray, offsets
@@ -23,8 +24,15 @@ class Flight(NamedTuple):
 class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
-    def __init__(self, worker: WorkerId, function: str, zygote: Channel[FromZygote], concurrency: int) -> None:
-        """`zygote` is asked to kill it. OSError when the system has no descriptors left."""
+    def __init__(
+        self,
+        worker: WorkerId,
+        function: str,
+        zygote: Channel[FromZygote],
+        concurrency: int,
+        log: Callable[[str], None],
+    ) -> None:
+        """`zygote` is asked to kill it; `log` takes what it prints. OSError when the system has no descriptors left."""
         self.worker = worker
         self.function = function
         self.zygote = zygote
@@ -42,6 +50,8 @@ class BodyProcess:
                 Slot(_tray(f"overwinter-in-{worker}", undo), _tray(f"overwinter-out-{worker}", undo))
                 for _ in range(concurrency)
             ]
+            self.words = Words(f"worker {function}", log)
+            undo.callback(self.words.close)
             here, self.there = pair()
             undo.pop_all()
         here.setblocking(False)
@@ -93,6 +103,7 @@ class BodyProcess:
         """Close what the node holds of it."""
         self.last_run = None
         self.channel.close()
+        self.words.close()
         if self.smaps is not None:
             os.close(self.smaps)
         for slot in self.slots:

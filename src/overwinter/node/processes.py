@@ -18,6 +18,7 @@ from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.bodies import BodyProcess, ending
+from overwinter.node.words import Words
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import (
@@ -41,7 +42,6 @@ RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
 GONE_S = 5.0
 LINGER_S = 1.0
-LINE_BYTES_MAX = 4096
 UNREADABLE = (ValueError, TypeError)
 """What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
 
@@ -91,9 +91,7 @@ class Processes:
         """Who hears of a body in place of the staff."""
         self._told: set[str] = set()
         self.on_ready: Callable[[], None] | None = None
-        self._said, self._said_to = os.pipe()
-        os.set_blocking(self._said, False)
-        self._loop.add_reader(self._said, self._hear_words)
+        self._words = Words("zygote", log)
 
     # Zygotes
 
@@ -106,8 +104,8 @@ class Processes:
             pass_fds=[zygote.there.fileno()],
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            stdout=self._said_to,
-            stderr=self._said_to,
+            stdout=self._words.there,
+            stderr=self._words.there,
             cwd=Path(sys.prefix),
             # No terminal: what a function's code prints reaches it through the node's log alone.
             start_new_session=True,
@@ -217,12 +215,6 @@ class Processes:
             except ChannelClosedError:
                 self._second = None
 
-    def _hear_words(self) -> None:
-        """What zygotes and bodies print goes into the log, line by line."""
-        words = os.read(self._said, LINE_BYTES_MAX)
-        for line in words.decode(errors="replace").splitlines():
-            self._log(f"worker: {line}")
-
     # Bodies
 
     def fork(
@@ -242,13 +234,14 @@ class Processes:
         if zygote is None:
             raise WorkerError("the zygote is being started again")
         try:
-            body = BodyProcess(worker, load.function, zygote.channel, load.concurrency)
+            body = BodyProcess(worker, load.function, zygote.channel, load.concurrency, self._log)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
         try:
             body.lay(0, samples)
-            zygote.channel.send(order, [body.there.fileno(), *body.tray_fds()])
+            zygote.channel.send(order, [body.there.fileno(), body.words.there, *body.tray_fds()])
             body.there.close()
+            body.words.close_there()
             body.channel.send(load, fds)
         except (ChannelClosedError, OSError, OverflowError) as error:
             body.there.close()
@@ -368,9 +361,7 @@ class Processes:
         for body in self._bodies.values():
             self._loop.remove_reader(body.channel.fileno())
             body.close()
-        self._loop.remove_reader(self._said)
-        os.close(self._said)
-        os.close(self._said_to)
+        self._words.close()
 
 
 def _require(truth: bool, complaint: str) -> None:

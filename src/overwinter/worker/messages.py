@@ -14,8 +14,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ForkBody(_Message, frozen=True):
-    """Fork a body; descriptors: its end of a channel, then for each run it may have at once a tray for inputs and one
-    for outputs.
+    """Fork a body; descriptors: its end of a channel, where it prints, then for each run it may have at once a tray for
+    inputs and one for outputs.
     """
 
     worker: WorkerId

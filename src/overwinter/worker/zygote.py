@@ -193,13 +193,15 @@ def _be_body(
     try:
         signal.set_wakeup_fd(-1)
         _introduce(channel, Forked(message.worker))
-        end, *trays = fds
+        end, said, *trays = fds
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(said, stream.fileno())
         slots = [Slot(Tray.open(fd), Tray.open(other)) for fd, other in zip(trays[::2], trays[1::2], strict=True)]
         memory_bytes = message.memory_bytes + (len(slots) - 1) * STACK_BYTES
         tray_bytes = min(TRAY_BYTES_MAX, (memory_bytes + message.mapped_bytes) // 2) // len(slots)
         limits = sandbox.Limits(memory_bytes, message.mapped_bytes, tray_bytes)
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        shelter.close_in(message.uid, limits, fds if gauge is None else [*fds, gauge.fd])
+        shelter.close_in(message.uid, limits, [end, *trays] if gauge is None else [end, *trays, gauge.fd])
         # A zygote that died before this was not there to be told from any other parent.
         sandbox.die_with_parent(parent)
         Body(socket.socket(fileno=end), slots, prepared, gauge).work()

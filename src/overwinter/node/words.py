@@ -1,0 +1,104 @@
+"""What a process prints goes into the node's log, line by line, with who printed it.
+
+Each worker has a pipe of its own, so that none can hold up, fill or garble what others print. It is read so often and
+no more: a flood waits in its pipe, and what goes beyond a bound is counted and dropped.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+READ_BYTES = 64 << 10
+"""At once: as much as a pipe holds."""
+PAUSE_S = 0.05
+"""Between two reads."""
+WINDOW_S = 1.0
+LINES_MAX = 100
+"""In one window; and bytes of them, and of one line."""
+BYTES_MAX = 64 << 10
+LINE_BYTES_MAX = 4096
+
+
+class Words:
+    """The reading end of one pipe, and the writing end to hand on. Belongs to the loop's thread."""
+
+    def __init__(self, who: str, log: Callable[[str], None]) -> None:
+        """OSError when the system has no descriptors left."""
+        self._who = who
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._here, self.there = os.pipe()
+        os.set_blocking(self._here, False)
+        self._rest = b""
+        self._window_began = self._loop.time()
+        self._lines = self._bytes = self._dropped = 0
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._here, self._hear)
+
+    def close_there(self) -> None:
+        """The process has the writing end now."""
+        if self.there >= 0:
+            os.close(self.there)
+            self.there = -1
+
+    def close(self) -> None:
+        """Tell what is left and close the pipe; the process is gone."""
+        self.close_there()
+        self._loop.remove_reader(self._here)
+        if self._pause is not None:
+            self._pause.cancel()
+        # No more than a pipe holds: somebody else may still have the writing end.
+        with contextlib.suppress(BlockingIOError):
+            self._take(os.read(self._here, READ_BYTES))
+        if self._rest:
+            self._say(self._rest)
+        self._say_dropped()
+        os.close(self._here)
+
+    def _hear(self) -> None:
+        self._loop.remove_reader(self._here)
+        with contextlib.suppress(BlockingIOError):
+            words = os.read(self._here, READ_BYTES)
+            if not words:
+                return
+            self._take(words)
+        self._pause = self._loop.call_later(PAUSE_S, self._listen)
+
+    def _listen(self) -> None:
+        now = self._loop.time()
+        if self._dropped and now > self._window_began + WINDOW_S:
+            self._say_dropped()
+        self._loop.add_reader(self._here, self._hear)
+
+    def _take(self, words: bytes) -> None:
+        now = self._loop.time()
+        if now > self._window_began + WINDOW_S:
+            self._say_dropped()
+            self._window_began, self._lines, self._bytes = now, 0, 0
+        *lines, self._rest = (self._rest + words).split(b"\n")
+        for line in lines:
+            self._say(line)
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._say(self._rest)
+            self._rest = b""
+
+    def _say(self, line: bytes) -> None:
+        line = line[:LINE_BYTES_MAX]
+        if self._lines >= LINES_MAX or self._bytes + len(line) > BYTES_MAX:
+            self._dropped += 1
+            return
+        self._lines += 1
+        self._bytes += len(line)
+        self._log(f"{self._who}: {_printable(line)}")
+
+    def _say_dropped(self) -> None:
+        if self._dropped:
+            self._log(f"{self._who}: {self._dropped} more lines were dropped")
+            self._dropped = 0
+
+
+def _printable(line: bytes) -> str:
+    """A line that changes nothing where it is shown but adds to it."""
+    text = line.decode(errors="replace").expandtabs().rstrip("\r")
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
