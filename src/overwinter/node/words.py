@@ -31,9 +31,9 @@ class Words:
         self._here, self.there = os.pipe()
         os.set_blocking(self._here, False)
         self._rest = b""
-        self._window_began = self._loop.time()
         self._lines = self._bytes = self._dropped = 0
         self._pause: asyncio.TimerHandle | None = None
+        self._window: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._here, self._hear)
 
     def close_there(self) -> None:
@@ -46,14 +46,15 @@ class Words:
         """Tell what is left and close the pipe; the process is gone."""
         self.close_there()
         self._loop.remove_reader(self._here)
-        if self._pause is not None:
-            self._pause.cancel()
+        for timer in (self._pause, self._window):
+            if timer is not None:
+                timer.cancel()
         # No more than a pipe holds: somebody else may still have the writing end.
         with contextlib.suppress(BlockingIOError):
             self._take(os.read(self._here, READ_BYTES))
         if self._rest:
             self._say(self._rest)
-        self._say_dropped()
+        self._end_window()
         os.close(self._here)
 
     def _hear(self) -> None:
@@ -63,19 +64,11 @@ class Words:
             if not words:
                 return
             self._take(words)
-        self._pause = self._loop.call_later(PAUSE_S, self._listen)
-
-    def _listen(self) -> None:
-        now = self._loop.time()
-        if self._dropped and now > self._window_began + WINDOW_S:
-            self._say_dropped()
-        self._loop.add_reader(self._here, self._hear)
+        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._here, self._hear)
 
     def _take(self, words: bytes) -> None:
-        now = self._loop.time()
-        if now > self._window_began + WINDOW_S:
-            self._say_dropped()
-            self._window_began, self._lines, self._bytes = now, 0, 0
+        if self._window is None:
+            self._window = self._loop.call_later(WINDOW_S, self._end_window)
         *lines, self._rest = (self._rest + words).split(b"\n")
         for line in lines:
             self._say(line)
@@ -92,10 +85,11 @@ class Words:
         self._bytes += len(line)
         self._log(f"{self._who}: {_printable(line)}")
 
-    def _say_dropped(self) -> None:
+    def _end_window(self) -> None:
         if self._dropped:
             self._log(f"{self._who}: {self._dropped} more lines were dropped")
-            self._dropped = 0
+        self._lines = self._bytes = self._dropped = 0
+        self._window = None
 
 
 def _printable(line: bytes) -> str:
