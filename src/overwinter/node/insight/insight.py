@@ -12,6 +12,7 @@ from overwinter.node import clock
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.activity import NodeActivity, activity
+from overwinter.node.insight.background import Background
 from overwinter.node.insight.explaining import Explanation, Times, explanation
 from overwinter.node.insight.metering import Meter, Usage
 from overwinter.node.insight.metrics import render
@@ -79,14 +80,16 @@ class Insight:
         self.statistics = Statistics()
         accounting = Accounting(state, house.hosts, lambda: house.processes, self.statistics, log)
         self._sources = Sources(house.config.mind, state, self.statistics, accounting)
+        self._background = Background(self.statistics, lambda: house.processes, log)
         self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, log)
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Write down what is used, and compare bytes, now and then, until closed."""
+        """Write down what is used, compare bytes, and look at who computes, now and then, until closed."""
         accounting = self._sources.accounting.run(self._house.config.accounting_s)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
+        self._tasks.append(tasks.create_task(self._background.run()))
 
     async def _flush(self) -> None:
         while True:

@@ -1,8 +1,9 @@
 """Who used what, and what is to be paid for it?
 
 Two prices of a core: the time in which it ran something, and a tenth of that while a body was alive and ran nothing,
-as in Torpor. Memory is counted in byte-seconds for each tier; the sharers of a block pay equal parts of it. What was
-used is written to the ledger once a minute and at a clean stop: a crash loses a minute.
+as in Torpor. What a body computes while nothing runs has the first price. Memory is counted in byte-seconds for each
+tier; the sharers of a block pay equal parts of it. What was used is written to the ledger once a minute and at a clean
+stop: a crash loses a minute.
 """
 
 import threading
@@ -33,7 +34,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """Answered."""
     core_ms: float
-    """Run time on each of a run's cores."""
+    """Run time on each of a run's cores, and what bodies computed beyond that."""
     idle_core_ms: float
     """Cores of bodies that were alive and ran nothing."""
     billed_core_ms: float
@@ -109,7 +110,7 @@ class Meter:
         totals = {
             tally: Amounts(
                 tally.answered,
-                tally.core_s,
+                tally.core_s + tally.background_core_s,
                 tally.idle_core_s,
                 tally.disk_byte_s,
                 tally.host_byte_s,

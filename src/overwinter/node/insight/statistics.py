@@ -66,6 +66,8 @@ class FunctionStatistics(Tally):
         self.refusals: deque[Told] = deque(maxlen=TOLD)
         self.disk_byte_s = self.host_byte_s = 0.0
         """Owed for blocks that it holds no more."""
+        self.background_core_s = 0.0
+        """What its bodies computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
         """When a profile of it came."""
 
