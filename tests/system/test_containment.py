@@ -8,7 +8,7 @@ import pytest
 from .nodes import NodeProcess, Scale, deploy
 
 SPY = """
-import ctypes, glob, json, os, socket
+import ctypes, glob, json, os, resource, socket
 import torch
 
 INPUTS = [{"name": "what", "datatype": "BYTES", "shape": [1]}]
@@ -50,6 +50,9 @@ def preprocess(inputs, state):
         "write file": attempt(lambda: open("/tmp/overwinter-was-here", "w")),
         "write home": attempt(lambda: open(os.path.dirname(torch.__file__) + "/was-here", "w")),
         "read passwd": attempt(lambda: open("/etc/passwd").read()),
+        "see data": attempt(lambda: os.stat(asked["data"])),
+        "see passwd": attempt(lambda: os.stat("/etc/passwd")),
+        "limit daemon": attempt(lambda: resource.prlimit(asked["daemon"], resource.RLIMIT_CPU, (9999, 9999))),
         "kill daemon": attempt(lambda: os.kill(asked["daemon"], 9)),
         "kill zygote": attempt(lambda: os.kill(os.getppid(), 9)),
         "read daemon": attempt(lambda: open(f"/proc/{asked['daemon']}/mem", "rb").read(1)),
@@ -59,6 +62,8 @@ def preprocess(inputs, state):
         "import": attempt(lambda: __import__("wave").__name__),
     }
     found["descriptors"] = descriptors()
+    found["processes"] = [pid for pid in range(1, 4096) if os.path.exists(f"/proc/{pid}")]
+    found["process"] = os.getpid()
     found["uid"] = os.getuid()
     state.update(found)
     return {"x": torch.zeros(1, 4)}
@@ -111,7 +116,15 @@ def test_no_network(found, lacking):
     assert found["network"].startswith("could not")
 
 
-@pytest.mark.parametrize("what", ["kill daemon", "kill zygote", "read daemon", "other body", "become root"])
+@pytest.mark.parametrize("what", ["see data", "see passwd"])
+def test_nothing_outside_can_even_be_seen(found, lacking, what):
+    need(lacking, "files")
+    assert found[what].startswith("could not: FileNotFoundError")
+
+
+@pytest.mark.parametrize(
+    "what", ["limit daemon", "kill daemon", "kill zygote", "read daemon", "other body", "become root"]
+)
 def test_no_other_process(found, lacking, what):
     need(lacking, "signals")
     assert found[what].startswith("could not")

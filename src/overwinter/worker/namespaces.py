@@ -35,6 +35,10 @@ class _Header(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
+# Made once: giving up rights is part of each wake.
+_OF_THIS_PROCESS, _NO_RIGHTS = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+
+
 def leave() -> list[str]:
     """Give this process a network, files and IPC of its own, and its children processes of their own; what could not be
     applied. Single-threaded processes only.
@@ -85,8 +89,7 @@ def _show_only(places: Sequence[str]) -> list[str]:
 def give_up_rights() -> None:
     """Drop all capabilities, which a user namespace gave to a process whose user has none outside."""
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    none = (ctypes.c_uint32 * 6)()
-    _check(_libc.capset(ctypes.byref(_Header(_CAPABILITY_VERSION, 0)), none), "capset")
+    _check(_libc.capset(ctypes.byref(_OF_THIS_PROCESS), _NO_RIGHTS), "capset")
 
 
 def _outermost(places: Sequence[str]) -> list[str]:

@@ -1,0 +1,104 @@
+"""What a zygote and all that it forks see of the system, and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import ctypes, json, os, sys, time
+from overwinter.worker import launch, namespaces, sandbox
+missing = namespaces.leave()
+if missing:
+    print(json.dumps({"missing": missing}))
+    sys.exit()
+launch._fork(os.open("/dev/null", os.O_RDONLY))
+"""
+SEE = (
+    BEGIN
+    + """
+missing = namespaces.show_only(sandbox.python_places())
+namespaces.give_up_rights()
+
+def attempt(step):
+    try:
+        return step()
+    except OSError as error:
+        return type(error).__name__
+
+here, there = os.pipe()
+libc = ctypes.CDLL(None, use_errno=True)
+print(json.dumps({
+    "missing": missing,
+    "process": os.getpid(),
+    "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+    "root": sorted(os.listdir("/")),
+    "passwd": attempt(lambda: str(os.stat("/etc/passwd"))),
+    "outside": attempt(lambda: str(os.stat(sys.argv[1]))),
+    "write": attempt(lambda: open(sys.prefix + "/was-here", "w").name),
+    "make": attempt(lambda: os.mkdir("/was-here")),
+    "python": os.path.exists(json.__file__) and os.path.exists(sys.executable),
+    "null": attempt(lambda: open("/dev/null", "w").write("x")),
+    "interfaces": [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line],
+    "user": os.getuid(),
+    "rights": [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapPrm"))],
+    "mount": libc.mount(b"none", b"/", b"tmpfs", 0, None),
+    "packets": attempt(lambda: str(__import__("socket").socket(17, 3))),
+}), flush=True)
+"""
+)
+STAY = (
+    BEGIN
+    + """
+if os.fork() == 0:
+    time.sleep(600)
+os.write(1, b"up")
+time.sleep(600)
+"""
+)
+
+
+def started(code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    [told, _] = started(SEE, str(tmp_path_factory.mktemp("outside"))).communicate()
+    found = json.loads(told)
+    if "process" not in found:
+        pytest.skip(found["missing"][0])
+    return found
+
+
+def test_no_files_but_those_named_can_be_seen_and_none_can_be_written(seen):
+    assert seen["missing"] == []
+    assert {"home", "tmp", "var"}.isdisjoint({name for name in seen["root"] if not sys.prefix.startswith(f"/{name}/")})
+    assert (seen["passwd"], seen["outside"]) == ("FileNotFoundError", "FileNotFoundError")
+    assert (seen["write"], seen["make"]) == ("OSError", "OSError")
+    assert seen["python"]
+    assert seen["null"] == 1
+
+
+def test_it_is_the_first_process_and_sees_its_own(seen):
+    assert seen["process"] == 1
+    assert seen["processes"] == [1]
+
+
+def test_it_has_no_network_and_no_rights(seen):
+    assert seen["interfaces"] == ["lo"]
+    assert seen["user"] == os.getuid()
+    assert {int(rights, 16) for rights in seen["rights"]} == {0}
+    assert seen["mount"] == -1
+    assert seen["packets"] == "PermissionError"
+
+
+def test_all_end_with_the_process_that_started_them_even_who_did_not_ask_to():
+    with started(STAY) as outer:
+        if outer.stdout.read(2) != b"up":
+            pytest.skip("this system gives no namespaces")
+        outer.kill()
+        # Whoever lives has the other end of the pipe.
+        assert outer.stdout.read() == b""
