@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.bodies import BodyProcess, ending
+from overwinter.node.cgroups import Groups
 from overwinter.node.words import Words
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError
@@ -92,6 +93,7 @@ class Processes:
         self._told: set[str] = set()
         self.on_ready: Callable[[], None] | None = None
         self._words = Words("zygote", log)
+        self._groups = Groups()
 
     # Zygotes
 
@@ -99,6 +101,8 @@ class Processes:
         """Start both zygotes; `is_up` tells when they can fork. Messages sent before wait for them."""
         zygote = ZygoteProcess(None)
         command = [sys.executable, "-m", "overwinter.worker.launch", str(zygote.there.fileno()), str(os.getpid())]
+        command += self._groups.make()
+        self._tell_lacks(self._groups.missing)
         zygote.process = subprocess.Popen(
             command,
             pass_fds=[zygote.there.fileno()],
@@ -156,9 +160,7 @@ class Processes:
                 zygote.up = message
                 # None when the node had no room for a descriptor: what is not seen does not count.
                 zygote.smaps = next(iter(fds), None)
-                for lack in set(message.uncontained) - self._told:
-                    self._told.add(lack)
-                    self._log(f"bodies are not fully contained here: {lack}")
+                self._tell_lacks(message.uncontained)
                 if self.is_up() and self.on_ready is not None:
                     self._failures = 0
                     self.on_ready()
@@ -171,6 +173,11 @@ class Processes:
                     os.close(smaps)
             case Exited(worker, status):
                 self._end_body(zygote, worker, status)
+
+    def _tell_lacks(self, lacks: Iterable[str]) -> None:
+        for lack in set(lacks) - self._told:
+            self._told.add(lack)
+            self._log(f"bodies are not fully contained here: {lack}")
 
     def _lose_zygote(self, zygote: ZygoteProcess) -> None:
         """A zygote is gone, and its bodies with it: they die with their parent."""
@@ -353,21 +360,30 @@ class Processes:
         for zygote in (self._second, self._first):
             if zygote is not None:
                 self._loop.remove_reader(zygote.channel.fileno())
+                # It ends when it sees that, and whoever waits for it when all that it forked has ended.
                 zygote.close()
                 if zygote.process is not None:
-                    zygote.process.kill()
-                    await asyncio.to_thread(zygote.process.wait)
+                    await asyncio.to_thread(_wait_or_kill, zygote.process)
         await asyncio.to_thread(_wait_gone, list(self.body_pids().values()))
         for body in self._bodies.values():
             self._loop.remove_reader(body.channel.fileno())
             body.close()
         self._words.close()
+        self._groups.close()
 
 
 def _require(truth: bool, complaint: str) -> None:
     """A body may be in the hands of its function's code, and say anything at any time."""
     if not truth:
         raise ValueError(complaint)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait_gone(pids: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """Starts the zygote in namespaces of its own. It imports no PyTorch: what stays here is small.
 
-Run as `python -m overwinter.worker.launch FD PARENT`, where FD is the zygote's end of a channel. The zygote is the
-first process of its process namespace: when it ends, the kernel ends all in there. It ends with this process, which
-ends with its parent.
+Run as `python -m overwinter.worker.launch FD PARENT [GROUP ...]`, where FD is the zygote's end of a channel, and each
+GROUP a file by which a control group is entered. The zygote is the first process of its process namespace: when it
+ends, the kernel ends all in there. It ends with this process, which ends with its parent.
 """
 
 import os
@@ -19,13 +19,25 @@ def main() -> None:
     # The daemon ends its zygotes; signals to the whole process group are for the daemon.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lacking = _enter(sys.argv[3:])
     missing = namespaces.leave()
     sandbox.die_with_parent(parent)
     if not missing:
         _fork(end)
     from overwinter.worker import zygote
 
-    zygote.main(end, missing)
+    zygote.main(end, missing, lacking)
+
+
+def _enter(groups: list[str]) -> list[str]:
+    lacking = []
+    for group in groups:
+        try:
+            with open(group, "w") as processes:
+                processes.write("0")
+        except OSError as error:
+            lacking.append(f"not in its control group: {error}")
+    return lacking
 
 
 def _fork(end: int) -> None:

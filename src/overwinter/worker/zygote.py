@@ -229,22 +229,25 @@ def _serve(end: socket.socket, uncontained: list[str], shelter: sandbox.Shelter)
     Zygote(channel, wakeup, shelter).serve()()
 
 
-def main(end: int, uncontained: list[str]) -> None:
-    """Serve the channel whose descriptor is `end`; `uncontained` names what this process lacks already."""
+def main(end: int, unshared: list[str], lacking: list[str]) -> None:
+    """Serve the channel whose descriptor is `end`. `unshared` says why this process has no namespaces of its own, and
+    is empty if it has; `lacking` names what else is missing already.
+    """
     faulthandler.enable()
     # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
+    lacking = [*lacking, *unshared]
     threads_max = None
-    if not uncontained:
-        uncontained = namespaces.show_only(sandbox.python_places())
+    if not unshared:
+        lacking += namespaces.show_only(sandbox.python_places())
         if os.geteuid() != 0:
             namespaces.give_up_rights()
             # The user has no processes but these in there.
             threads_max = THREADS_MAX
     shelter = sandbox.Shelter(threads_max)
-    uncontained = [*uncontained, *shelter.try_out()]
+    lacking += shelter.try_out()
     gc.collect()
     gc.freeze()
     give_back_heap()
     give_back_code()
-    _serve(socket.socket(fileno=end), uncontained, shelter)
+    _serve(socket.socket(fileno=end), lacking, shelter)
