@@ -60,7 +60,7 @@ def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(ri
         return rests, spins
 
     rests, spins = rig.run(both())
-    assert "nothing to run" in rig.exits(spins.worker)[0].reason
+    assert "beyond its runs" in rig.exits(spins.worker)[0].reason
     assert not rig.exits(rests.worker)
     assert any("spins@1 is stopped" in line for line in said)
     assert [told.what for told in statistics.tallies["spins"].decisions] == ["stop"]

@@ -69,7 +69,7 @@ class Background:
             seen = _seen(before.get(worker), living, computed_s, now)
             self._seen[worker] = seen
             if seen.over_s > self._bound_s:
-                reason = f"it computed {seen.over_s:.1f} s of a core while it had nothing to run"
+                reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
                 self._log(f"worker {worker} of {living.function} is stopped: {reason}")
                 living.tally.decisions.append(Told(now, "stop", reason))
                 self._processes().give_up(body, reason)
