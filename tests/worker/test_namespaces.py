@@ -9,7 +9,7 @@ import pytest
 
 BEGIN = """
 import ctypes, json, os, sys, time
-from overwinter.worker import launch, namespaces, sandbox
+from overwinter.worker import launch, namespaces, places
 missing = namespaces.leave()
 if missing:
     print(json.dumps({"missing": missing}))
@@ -19,7 +19,7 @@ launch._fork(os.open("/dev/null", os.O_RDONLY))
 SEE = (
     BEGIN
     + """
-missing = namespaces.show_only(sandbox.python_places())
+missing = namespaces.show_only(places.python_places())
 namespaces.give_up_rights()
 
 def attempt(step):

@@ -12,11 +12,11 @@ import ctypes
 import os
 import resource
 import signal
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from overwinter.worker import namespaces
+from overwinter.worker.places import python_places, reach_python, unreadable
 from overwinter.worker.seccomp import Filter, Stage
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,8 +38,6 @@ THREADS_MAX = 1024
 """Of a worker that has a user of its own."""
 DESCRIPTORS_MAX = 4096
 
-_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-_DEVICES = ("/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
 _PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
 
 
@@ -68,15 +66,18 @@ class Shelter:
 
     def __init__(self, threads_max: int | None = None) -> None:
         """`threads_max` bounds the threads of all bodies together that get no user of their own; None: nothing does."""
+        self._python = reach_python()
         places = [*python_places(), *_PROCESSOR]
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._threads_max = threads_max
-        self._enclosed = False
 
     def fds(self) -> list[int]:
         """Descriptors that must stay open."""
+        return [*self._python, *self._ruleset_fds()]
+
+    def _ruleset_fds(self) -> list[int]:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
     def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
@@ -86,7 +87,7 @@ class Shelter:
         """
         os.setpgid(0, 0)
         missing = self._contain("worker", uid, limits, keep)
-        for fd in self.fds():
+        for fd in self._ruleset_fds():
             os.close(fd)
         return missing
 
@@ -111,7 +112,7 @@ class Shelter:
         pid = os.fork()
         if pid == 0:
             missing = self.close_in(uid_of(0), Limits(4 << 30, 1 << 30, 1 << 20), [there])
-            os.write(there, "\n".join(missing).encode())
+            os.write(there, "\n".join([*missing, *unreadable()]).encode())
             os._exit(0)
         os.close(there)
         with open(here) as said:
@@ -141,17 +142,6 @@ class Shelter:
         _limit(resource.RLIMIT_DATA, memory_bytes)
         # Memory that was written and is not writable any more is no data; what the zygote had mapped is not its doing.
         _limit(resource.RLIMIT_AS, _mapped_bytes() + memory_bytes + limits.mapped_bytes)
-
-
-def python_places() -> list[str]:
-    """Where Python, its packages and this package lie, and what its libraries look at: all that a body may read by name
-    but for /proc.
-    """
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    places = {sys.prefix, sys.base_prefix, package, *_LIBRARIES, *_DEVICES}
-    # Packages need not lie in Python's own directory: those of a user do not, nor those that a .pth file names.
-    places |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
-    return sorted(place for place in places if os.path.exists(place))
 
 
 def _mapped_bytes() -> int:

@@ -28,6 +28,7 @@ from overwinter.worker.body import STACK_BYTES, Body, give_back_code, give_back_
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import Exited, ForkBody, Forked, ForkZygote, Kill, Load, Prepare, ToZygote, Up
+from overwinter.worker.places import python_places
 from overwinter.worker.runner import Prepared, load
 from overwinter.worker.tray import Slot, Tray
 from overwinter.worker.weights import MappedBlock, read_all
@@ -239,7 +240,7 @@ def main(end: int, unshared: list[str], lacking: list[str]) -> None:
     lacking = [*lacking, *unshared]
     threads_max = None
     if not unshared:
-        lacking += namespaces.show_only(sandbox.python_places())
+        lacking += namespaces.show_only(python_places())
         if os.geteuid() != 0:
             namespaces.give_up_rights()
             # The user has no processes but these in there.

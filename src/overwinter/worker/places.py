@@ -1,0 +1,71 @@
+"""Where do Python and what it needs lie, and can a worker's user read them there?"""
+
+import os
+import sys
+
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+_PACKAGES = ("site-packages", "dist-packages")
+_DEVICES = ("/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
+
+
+def python_places() -> list[str]:
+    """Where Python, its packages and this package lie, and what its libraries look at: all that a worker may read by
+    name but for /proc.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    places = {sys.prefix, sys.base_prefix, package, *_LIBRARIES, *_DEVICES}
+    # Packages need not lie in Python's own directory: those of a user do not, nor those that a .pth file names.
+    places |= {path for path in sys.path if os.path.basename(path) in _PACKAGES}
+    return sorted(place for place in places if os.path.exists(place))
+
+
+def reach_python() -> list[int]:
+    """Make Python's own files reachable for users that may not pass its parent directories (such as /root), where no
+    mount namespace did.
+
+    Directories of `sys.path` below such a parent are opened, and paths through the descriptors take the
+    place of their names. Returns the descriptors, which must stay open in every fork.
+    """
+    renamed: dict[str, str] = {}
+    fds: list[int] = []
+    for place in sorted({sys.prefix, sys.base_prefix}):
+        if os.geteuid() == 0 and not _passable(place):
+            fd = os.open(place, os.O_PATH | os.O_DIRECTORY)
+            os.set_inheritable(fd, True)
+            fds.append(fd)
+            renamed[place] = f"/proc/self/fd/{fd}"
+    if renamed:
+        sys.path[:] = [_renamed(path, renamed) for path in sys.path]
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__path__", None)
+            if isinstance(path, list):
+                path[:] = [_renamed(entry, renamed) for entry in path]
+    return fds
+
+
+def unreadable() -> list[str]:
+    """What the calling process, contained, lacks of Python."""
+    for path in sys.path:
+        try:
+            if os.path.basename(path) in ("lib-dynload", *_PACKAGES):
+                os.listdir(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return [f"nothing can be imported that is not imported yet: {error}"]
+    return []
+
+
+def _passable(path: str) -> bool:
+    """Whether everybody may go through all parents of `path`."""
+    parents = [path]
+    while parents[-1] != "/":
+        parents.append(os.path.dirname(parents[-1]))
+    return all(os.stat(parent).st_mode & 0o001 for parent in parents)
+
+
+def _renamed(path: str, renamed: dict[str, str]) -> str:
+    for place, other in renamed.items():
+        if path == place or path.startswith(place + "/"):
+            return other + path[len(place) :]
+    return path
