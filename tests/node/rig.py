@@ -25,6 +25,13 @@ from overwinter.worker.sandbox import uid_of
 START_S = 60.0
 
 
+class Same(torch.nn.Module):
+    """A small program."""
+
+    def forward(self, x):
+        return {"y": x + 1.0}
+
+
 class Function:
     """A packaged module, and descriptors of its files as a host store would give them."""
 

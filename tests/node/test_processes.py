@@ -3,25 +3,11 @@
 import os
 import signal
 
-import pytest
 import torch
 
 from overwinter.node.insight.memory import ProcessMemory, process_memory
 
-from .rig import Function, Rig, until
-
-
-class Same(torch.nn.Module):
-    def forward(self, x):
-        return {"y": x + 1.0}
-
-
-@pytest.fixture(scope="module")
-def rig():
-    made = Rig()
-    yield made
-    made.close()
-
+from .rig import Function, Same, until
 
 HOLDS = """
 import torch

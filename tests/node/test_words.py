@@ -3,19 +3,12 @@
 import asyncio
 import os
 
-import pytest
 import torch
 
 from overwinter.node import words
 from overwinter.node.words import Words
 
-from .rig import Function, Rig, until
-
-
-class Same(torch.nn.Module):
-    def forward(self, x):
-        return {"y": x + 1.0}
-
+from .rig import Function, Same, until
 
 FLOOD = """
 import os
@@ -30,13 +23,6 @@ def preprocess(inputs, state):
     print("hello", flush=True)
     return inputs
 """
-
-
-@pytest.fixture(scope="module")
-def rig():
-    made = Rig()
-    yield made
-    made.close()
 
 
 def test_a_flood_is_cut_and_what_others_print_is_told_with_their_name(rig):

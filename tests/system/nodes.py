@@ -69,12 +69,9 @@ class NodeProcess:
 
     def zygotes(self) -> list[int]:
         """The two zygotes, the first first. In namespaces of its own it has a parent that waits for it."""
-        table, members = parents_of_all(), set(self.body_pids())
-        generations = [[self.process.pid]]
-        while generations[-1]:
-            below = [pid for pid, parent in table.items() if parent in generations[-1] and pid not in members]
-            generations.append(below)
-        return [pid for generation in generations[-3:-1] for pid in generation]
+        members = set(self.body_pids())
+        found = [pid for pid in self.children() if pid not in members]
+        return [pid for pid in found if is_nested(pid)] or found
 
     def body_pids(self) -> list[int]:
         """Bodies lead process groups of their own, as does the first zygote; they are no children of the daemon."""
@@ -130,6 +127,15 @@ class NodeProcess:
         if self.process.poll() is None:
             self.stop()
         self.shm.rmdir()
+
+
+def is_nested(pid: int) -> bool:
+    """Whether the process is in a process namespace below this one's."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
 
 def wait_gone(pids: list[int]) -> None:

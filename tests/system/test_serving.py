@@ -206,8 +206,8 @@ def test_a_program_with_an_unknown_operator_is_refused_by_name(node: NodeProcess
 def test_a_stopped_node_leaves_nothing_behind(make_node):
     node = make_node()
     deploy(node, "f")
-    place, below = node.store(), node.children()
-    assert len(below) == 3
+    place = node.store()
+    assert (len(node.zygotes()), len(node.body_pids())) == (2, 1)
     node.stop()
     assert node.process.returncode == 0
     assert not place.exists()

@@ -1,6 +1,5 @@
 """What a worker computes while nothing runs is billed, and one that does not end is stopped."""
 
-import pytest
 import torch
 
 from overwinter.core.actions import StartBody
@@ -10,7 +9,7 @@ from overwinter.node.insight.background import Background
 from overwinter.node.insight.metering import Meter
 from overwinter.node.insight.statistics import Statistics
 from overwinter.store.ledger import Ledger
-from tests.node.rig import Function, Rig, until
+from tests.node.rig import Function, Same, until
 from tests.policy.world import spec
 
 SPINS = """
@@ -24,18 +23,6 @@ def setup(assets):
     threading.Thread(target=spin, daemon=True).start()
 """
 BOUND_S = 0.1
-
-
-class Same(torch.nn.Module):
-    def forward(self, x):
-        return {"y": x + 1.0}
-
-
-@pytest.fixture(scope="module")
-def rig():
-    made = Rig()
-    yield made
-    made.close()
 
 
 def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(rig, tmp_path):
