@@ -74,7 +74,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 place = ctypes.create_string_buffer(4096)
 arm = platform.machine() == "aarch64"
 log = os.dup(1)
-Shelter().close_in(None, Limits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
+missing = Shelter().close_in(None, Limits(4 << 30, 1 << 30, 1 << 20), [0, 1, 2, log])
+if any("not filtered" in lack for lack in missing):
+    # What follows would be done, and to the tests themselves.
+    print(json.dumps({"missing": missing}))
+    sys.exit()
 own, other = os.getpid(), os.getppid()
 
 def call(name, *arguments):
@@ -177,7 +181,10 @@ print(json.dumps({
 def told():
     run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    found = json.loads(run.stdout)
+    if "missing" in found:
+        pytest.skip(str(found["missing"]))
+    return found
 
 
 def test_a_worker_is_refused_what_reaches_others_or_escapes_its_limits(told):
