@@ -23,28 +23,36 @@ PATIENCE_S = 120.0
 class Node:
     """`overwinter serve` in a process of its own."""
 
-    def __init__(self, data: Path, host_store: Path, options: tuple[str, ...]) -> None:
+    def __init__(self, data: Path, host_store: Path, options: tuple[str, ...], log: Path | None = None) -> None:
+        """What it says goes into the file `log`, or on with what this process says."""
         self.data = data
         self.host_store = host_store
-        self._port_file = data.parent / "port"
+        self.port_file = data.parent / "port"
+        self.log = log
         self._command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--no-profile-on-deploy"]
-        self._command += ["--port-file", str(self._port_file), "--data", str(data), "--host-store", str(host_store)]
+        self._command += ["--port-file", str(self.port_file), "--data", str(data), "--host-store", str(host_store)]
         self._command += options
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.client: Client
 
+    def add_options(self, *options: str) -> None:
+        """Further options from the next start on."""
+        self._command += options
+
     def start(self) -> float:
         """Start the daemon; returns seconds until it says over HTTP that it is ready."""
-        self._port_file.unlink(missing_ok=True)
+        self.port_file.unlink(missing_ok=True)
         began = time.perf_counter()
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        while not self._port_file.exists():
+        with open(self.log or os.devnull, "ab") as log:
+            said = log if self.log else None
+            self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=said)
+        while not self.port_file.exists():
             if self.process.poll() is not None:
                 status, self.process = self.process.returncode, None
                 raise RuntimeError(f"the node ended with status {status}: {self._command}")
             time.sleep(POLL_S)
-        self.port = int(self._port_file.read_text())
+        self.port = int(self.port_file.read_text())
         with Connection(self.port) as connection:
             connection.ask(get("/v2/health/ready"))
         took = time.perf_counter() - began
@@ -83,6 +91,11 @@ class Node:
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
         return found
+
+    def own_pids(self) -> list[int]:
+        """The daemon and its zygotes, without the bodies."""
+        bodies = set(self.body_pids())
+        return [pid for pid in self.pids() if pid not in bodies]
 
     def body_pids(self) -> list[int]:
         """The bodies alone: they lead process groups of their own, as does only the daemon's child beside them."""

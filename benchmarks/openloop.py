@@ -1,8 +1,9 @@
 """An open-loop load generator in a process of its own: requests go out when the plan says so, whoever still waits.
 
 `python -m benchmarks.openloop PORT PLAN OUTCOMES` carries out the plan in one file and writes what became of each
-request to another. A latency counts from the moment at which the request was due, so that a node that stands still is
-charged for all that would have come meanwhile. It is small on purpose, for it shares the machine with the node.
+request to another; SIGTERM ends the plan early. A latency counts from the moment at which the request was due, so that
+a node that stands still is charged for all that would have come meanwhile. It is small on purpose, for it shares the
+machine with the node.
 """
 
 import gc
@@ -10,6 +11,7 @@ import hashlib
 import json
 import resource
 import select
+import signal
 import socket
 import sys
 import time
@@ -127,20 +129,27 @@ class Generator:
         self._waiting: dict[int, Line] = {}
         self._free: list[Line] = []
         self._outcomes: list[Outcome] = []
+        self._rest = deque(plan.arrivals)
         self._began = 0.0
+        self._end_at = 0.0
+
+    def stop(self) -> None:
+        """Send no more, and wait for the answers as at the plan's end."""
+        self._rest.clear()
+        self._end_at = time.perf_counter() + self._plan.patience_s
 
     def run(self) -> list[Outcome]:
         """Send everything, wait for the answers, and say what became of each request."""
-        rest = deque(self._plan.arrivals)
+        rest = self._rest
         self._began = time.perf_counter()
-        end = self._began + (rest[-1][0] if rest else 0.0) + self._plan.patience_s
+        self._end_at = self._began + (rest[-1][0] if rest else 0.0) + self._plan.patience_s
         while rest or self._waiting:
             now = time.perf_counter()
             while rest and self._began + rest[0][0] <= now:
                 self._send(*rest.popleft())
-            if not rest and now >= end:
+            if not rest and now >= self._end_at:
                 break
-            until = self._began + rest[0][0] if rest else end
+            until = self._began + rest[0][0] if rest else self._end_at
             for fd, _ in self._poll.poll(max(0.0, until - time.perf_counter())):
                 self._hear(self._waiting[fd])
         for line in self._waiting.values():
@@ -154,7 +163,12 @@ class Generator:
         now = time.perf_counter()
         while self._free and now - self._free[0].used > IDLE_MAX_S:
             self._free.pop(0).socket.close()
-        line = self._free.pop() if self._free else Line(self._port)
+        try:
+            line = self._free.pop() if self._free else Line(self._port)
+        except OSError:
+            due = self._began + at
+            self._outcomes.append(Outcome(number, at, now - due, time.perf_counter() - due, 0, "", False))
+            return
         target = self._plan.targets[number]
         line.target, line.due, line.sent = number, self._began + at, now
         self._waiting[line.socket.fileno()] = line
@@ -207,7 +221,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     read = msgspec.msgpack.decode(Path(plan).read_bytes(), type=Plan)
     gc.freeze()
-    Path(outcomes).write_bytes(msgspec.msgpack.encode(Generator(int(port), read).run()))
+    # Of the system's monotonic clock, for who wants to know what else went on at a request's time.
+    Path(outcomes).with_suffix(".began").write_text(str(time.perf_counter()))
+    generator = Generator(int(port), read)
+    signal.signal(signal.SIGTERM, lambda *_: generator.stop())
+    Path(outcomes).write_bytes(msgspec.msgpack.encode(generator.run()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Every request of a plan gets a fate: answered as it must be, refused with a reason, or lost."""
 
 import hashlib
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -57,6 +58,19 @@ def door():
     thread.join()
 
 
+class Impatient:
+    """Looks again soon, as after a signal."""
+
+    def __init__(self, poll):
+        self.poll_ = poll
+
+    def poll(self, seconds):
+        return self.poll_.poll(min(seconds, 0.01))
+
+    def __getattr__(self, name):
+        return getattr(self.poll_, name)
+
+
 def target(path, payload=0, digest=RIGHT):
     return Target(f"POST {path} HTTP/1.1\r\nhost: node\r\ncontent-length: 5\r\n\r\n".encode(), payload, digest)
 
@@ -97,6 +111,22 @@ def test_a_closed_connection_loses_one_request_and_no_other(door):
 def test_who_never_answers_keeps_nobody_waiting(door):
     outcomes = run(door, [target("/silent"), target("/a")], [(0.0, 0), (0.01, 1)], patience_s=0.2)
     assert [each.fate for each in outcomes] == ["lost", "answered"]
+
+
+def test_who_does_not_listen_loses_its_requests_and_ends_nobody():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    outcomes = Generator(port, Plan([target("/a")], [b"first"], [(0.0, 0), (0.01, 0)], 1.0)).run()
+    assert [each.fate for each in outcomes] == ["lost", "lost"]
+
+
+def test_a_plan_that_is_ended_early_still_hears_its_answers(door):
+    generator = Generator(door.server_port, Plan([target("/a")], [b"first"], [(0.0, 0), (3600.0, 0)], 5.0))
+    ended = threading.Timer(0.05, generator.stop)
+    # It wakes for the next arrival alone, or for a signal: here an answer that comes late.
+    generator._poll = Impatient(generator._poll)
+    ended.start()
+    assert [each.fate for each in generator.run()] == ["answered"]
 
 
 def test_attainment_counts_what_was_answered_in_time():

@@ -1,0 +1,175 @@
+"""Kind 7: several tenants deploy, remove, load, call and measure at random while processes are killed and stopped.
+
+A model knows what is deployed; what it deems there must answer right or say why not, what it deems gone must be gone.
+"""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from random import Random
+
+import msgspec
+
+from benchmarks.fuzz.kind import judged
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.exchange import Reply, ask, exchange
+from benchmarks.hostile.functions import Functions, infer_request, register, right, stage
+from overwinter.core.profiling import Wanted
+
+TENANTS = 3
+NAMES = 3
+"""Of each tenant."""
+STEPS = 12
+"""Of one try."""
+STOPPED_S = 0.3
+TIMEOUT_S = 5.0
+"""Of every function: by then it has answered, or has said why not."""
+PATIENCE_S = 30.0
+"""Longer than a worker may take to start here (`START_S` of `__main__`), and a request besides."""
+REFUSED = (409, 429, 500, 503, 504, 507)
+"""What may be said of a function that is there while processes die; the reason is judged apart."""
+HANDLER = "def preprocess(inputs, state):\n    return dict(inputs)\n"
+
+
+class Calls:
+    """The model: the factor of each version of each function, and what was unloaded."""
+
+    name = "calls"
+    cases = ("calm", "workers killed", "workers stopped", "zygotes killed", "zygotes stopped", "daemon killed")
+
+    def __init__(self, arena: Arena, functions: Functions) -> None:
+        self._arena = arena
+        self._functions = functions
+        self._versions: dict[str, dict[int, float]] = {}
+        self._unloaded: set[str] = set()
+        self._maybe: set[str] = set()
+        """Of which a call broke off: whatever is said of them is right."""
+        self._stopped: list[int] = []
+
+    def prepare(self) -> None:
+        """An empty node is where the model begins."""
+        for name in list(self._versions):
+            judged(self._arena, ask(self._arena.port, "DELETE", f"/overwinter/v1/functions/{name}"))
+        self._versions, self._unloaded, self._maybe = {}, set(), set()
+
+    def run(self, case: str, rng: Random) -> None:
+        self._arena.expects_death = case != "calm"
+        for step in range(STEPS):
+            if case != "calm" and step % 4 == 2:
+                self._harm(case, rng)
+            tenant = f"t{rng.randrange(TENANTS)}"
+            name = f"{tenant}-{rng.randrange(NAMES)}"
+            action = rng.choice(("deploy", "infer", "infer", "infer", "infer", "remove", "load", "unload", "profile"))
+            try:
+                getattr(self, f"_{action}")(tenant, name, rng)
+            except OSError:
+                # The daemon was killed under this call.
+                self._maybe.add(name)
+                self._arena.examine()
+        self._go_on()
+
+    def _harm(self, case: str, rng: Random) -> None:
+        self._go_on()
+        node = self._arena.node
+        workers = node.body_pids()
+        zygotes = [pid for pid in node.pids()[1:] if pid not in workers]
+        if case == "daemon killed":
+            self._arena.kill()
+            self._arena.restart()
+            return
+        chosen = rng.choice((workers if case.startswith("workers") else zygotes) or [0])
+        if chosen:
+            with suppress(ProcessLookupError):
+                os.kill(chosen, signal.SIGKILL if case.endswith("killed") else signal.SIGSTOP)
+        if case.endswith("stopped"):
+            self._stopped.append(chosen)
+            time.sleep(STOPPED_S)
+
+    def _go_on(self) -> None:
+        """Let what was stopped go on, if it still is there."""
+        for pid in self._stopped:
+            with suppress(ProcessLookupError):
+                if pid in self._arena.node.pids():
+                    os.kill(pid, signal.SIGCONT)
+        self._stopped = []
+
+    def _deploy(self, tenant: str, name: str, rng: Random) -> None:
+        factor = float(rng.randint(2, 99))
+        handler = rng.choice((None, HANDLER))
+        made = self._functions.package(
+            name, factor, handler=handler, tenant=tenant, keep_alive_s=rng.choice((0.0, 0.2, 60.0)), timeout_s=TIMEOUT_S
+        )
+        stage(self._arena.port, made)
+        reply = judged(self._arena, register(self._arena.port, made, PATIENCE_S))
+        if reply is not None and reply.status == 201:
+            version = msgspec.json.decode(reply.body)["version"]
+            self._versions.setdefault(name, {})[version] = factor
+            self._unloaded.discard(name)
+        elif reply is None:
+            self._maybe.add(name)
+        elif reply.status not in REFUSED:
+            self._wrong(f"deploying {name}", reply)
+
+    def _infer(self, tenant: str, name: str, rng: Random) -> None:
+        values = [float(rng.randint(-99, 99)) for _ in range(4)]
+        reply = judged(self._arena, exchange(self._arena.port, infer_request(name, values), PATIENCE_S))
+        there = self._versions.get(name)
+        if reply is None or name in self._maybe:
+            return
+        if not there:
+            if reply.status != 404:
+                self._wrong(f"{name} is not there", reply)
+            return
+        if reply.status == 200:
+            if reply.tensors != right(there[max(there)], values) or name in self._unloaded:
+                self._wrong(f"{name} of factor {there[max(there)]}, {values}", reply)
+        elif reply.status not in REFUSED or (reply.status == 409 and name not in self._unloaded):
+            self._wrong(f"{name} is there", reply)
+
+    def _remove(self, tenant: str, name: str, rng: Random) -> None:
+        there = self._versions.get(name, {})
+        version = rng.choice(sorted(there)) if there and rng.random() < 0.5 else None
+        path = f"/overwinter/v1/functions/{name}" + (f"/versions/{version}" if version else "")
+        reply = judged(self._arena, ask(self._arena.port, "DELETE", path, patience_s=PATIENCE_S))
+        if reply is None:
+            self._maybe.add(name)
+        elif reply.status == 200:
+            if version is None:
+                self._versions.pop(name, None)
+                self._unloaded.discard(name)
+                self._maybe.discard(name)
+            else:
+                there.pop(version)
+        elif reply.status != 404 or (there and name not in self._maybe):
+            self._wrong(f"removing {path}", reply)
+
+    def _load(self, tenant: str, name: str, rng: Random) -> None:
+        reply = judged(
+            self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/load", b"", PATIENCE_S)
+        )
+        if reply is not None and reply.status == 200:
+            self._unloaded.discard(name)
+        self._expected(name, reply)
+
+    def _unload(self, tenant: str, name: str, rng: Random) -> None:
+        reply = judged(self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/unload"))
+        if reply is not None and reply.status == 200:
+            self._unloaded.add(name)
+        self._expected(name, reply)
+
+    def _profile(self, tenant: str, name: str, rng: Random) -> None:
+        body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
+        path = f"/overwinter/v1/functions/{name}/profile"
+        self._expected(name, judged(self._arena, ask(self._arena.port, "POST", path, body, PATIENCE_S)))
+
+    def _expected(self, name: str, reply: Reply | None) -> None:
+        """A function that is there is found, one that is not there is not."""
+        there = bool(self._versions.get(name))
+        if reply is None or name in self._maybe:
+            return
+        if (reply.status == 404) == there or (there and reply.status not in (200, *REFUSED)):
+            self._wrong(f"{name} is {'' if there else 'not '}there", reply)
+
+    def _wrong(self, about: str, reply: Reply) -> None:
+        self._arena.tally.add("wrong", f"{about}: {reply.status} {reply.said}")

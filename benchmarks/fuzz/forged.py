@@ -1,0 +1,53 @@
+"""Kind 6: handlers that speak to the node in their worker's name. It costs their own worker and requests, no more."""
+
+import json
+import os
+from random import Random
+
+from benchmarks.fuzz.kind import judged
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.exchange import exchange
+from benchmarks.hostile.functions import Functions, infer_request, order, right, source
+
+WAYS = (
+    *("messages", "noise", "long", "deep", "flood", "plus", "descriptors", "truncated buffers", "buffers that change"),
+    *("large buffers", "sealed buffers", "closed", "blocking", "answers of another", "log", "quits", "signals"),
+    "stops listening",
+)
+DESCRIPTORS_MAX = 40
+"""By so many the daemon's descriptors may differ from one try to the next."""
+
+
+class Forged:
+    """One function that forges, and an honest one of the same tenant."""
+
+    name = "forged"
+    cases = WAYS
+
+    def __init__(self, arena: Arena, functions: Functions) -> None:
+        self._arena = arena
+        self._functions = functions
+        self._descriptors = 0
+
+    def prepare(self) -> None:
+        client = self._arena.node.client
+        forger = source("forger")
+        self._functions.deploy(client, "forger", handler=forger, tenant="forgers", timeout_s=1.5, memory_mib=512)
+        self._functions.deploy(client, "honest", 11.0, tenant="forgers")
+        self._descriptors = self._open()
+
+    def run(self, case: str, rng: Random) -> None:
+        port = self._arena.port
+        for _ in range(3):
+            judged(self._arena, order(port, "forger", json.dumps({"way": case, "seed": rng.randrange(1 << 30)})))
+        reply = judged(self._arena, exchange(port, infer_request("honest")))
+        if reply is not None and reply.status == 200 and reply.tensors != right(11.0):
+            self._arena.tally.add("wrong", f"the function beside it answers {reply.tensors.hex()}")
+        kept = self._open()
+        if kept > self._descriptors + DESCRIPTORS_MAX:
+            self._arena.tally.add("outside_writes", f"the daemon keeps {kept - self._descriptors} more descriptors")
+            self._descriptors = kept
+
+    def _open(self) -> int:
+        process = self._arena.node.process
+        return 0 if process is None else len(os.listdir(f"/proc/{process.pid}/fd"))

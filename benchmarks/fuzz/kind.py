@@ -1,0 +1,103 @@
+"""What is a kind of attack, and how is a share of the time filled with its tries?"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import NamedTuple, Protocol
+
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.canaries import canary_in
+from benchmarks.hostile.exchange import HungError, Reply
+from overwinter.core.errors import MachineError, OverwinterError
+
+
+class Kind(Protocol):
+    """Attacks of one sort; each case is a way of it."""
+
+    name: str
+    cases: Sequence[str]
+
+    def prepare(self) -> None:
+        """Deploy what it needs; also after the node had to be started on empty data."""
+        ...
+
+    def run(self, case: str, rng: Random) -> None:
+        """One try. HungError, OSError and OverwinterError are no harm by themselves but are looked into."""
+        ...
+
+
+class Mark(NamedTuple):
+    """When a try began and ended, of the system's monotonic clock."""
+
+    began: float
+    ended: float
+    kind: str
+    case: str
+    number: int
+
+
+class Attacker:
+    """Runs kinds of attacks against an arena, one try after the other."""
+
+    def __init__(self, arena: Arena, seed: int) -> None:
+        self.arena = arena
+        self.seed = seed
+        self.marks: list[Mark] = []
+
+    def fill(self, kind: Kind, seconds: float, first: int = 0, tries: int | None = None) -> None:
+        """Try for so long, or so many times; each case comes once before one comes again."""
+        self._attempt(kind, "prepare", first, kind.prepare)
+        self.arena.on_fresh.append(kind.prepare)
+        until = time.monotonic() + seconds
+        number = first
+        while (tries is None or number < first + tries) and (time.monotonic() < until or number == first):
+            case = case_of(kind, self.seed, number)
+            rng = Random(f"{self.seed}/{kind.name}/{number}")
+            self._attempt(kind, case, number, lambda case=case, rng=rng: kind.run(case, rng))
+            number += 1
+        self.arena.on_fresh.remove(kind.prepare)
+
+    def _attempt(self, kind: Kind, case: str, number: int, step: Callable[[], None]) -> None:
+        tally = self.arena.tally
+        tally.begin(kind.name, case, number)
+        began = time.monotonic()
+        try:
+            step()
+        except HungError as error:
+            tally.add("hung", str(error))
+            self.arena.answers()
+        except MachineError as error:
+            tally.note(type(error).__name__)
+            self.arena.answers()
+        except OverwinterError as error:
+            tally.note(f"{type(error).__name__}: {str(error)[:60]}")
+        except OSError as error:
+            tally.note(type(error).__name__)
+        finally:
+            self.marks.append(Mark(began, time.monotonic(), kind.name, case, number))
+        self.arena.examine()
+        self.arena.expects_death = False
+
+
+def case_of(kind: Kind, seed: int, number: int) -> str:
+    """The case of a try: in each round every case once, the first as they are listed, then in an order of its own."""
+    cases = list(kind.cases)
+    if number >= len(cases):
+        Random(f"{seed}/{kind.name}/round {number // len(cases)}").shuffle(cases)
+    return cases[number % len(cases)]
+
+
+def judged(arena: Arena, reply: Reply | None) -> Reply | None:
+    """The answer, counted if nobody foresaw it, or if it has something of another tenant in it."""
+    arena.tally.judge(reply)
+    found = None if reply is None else canary_in(reply.body)
+    if found:
+        arena.tally.add("outside_reads", f"an answer holds what is another tenant's: {found}")
+    return reply
+
+
+def quietly(step: Callable[[], object]) -> None:
+    """Clean up what may be gone already."""
+    with suppress(OverwinterError, OSError, HungError):
+        step()

@@ -1,0 +1,257 @@
+"""Kind 8: handlers that try every way we know out of their worker, and tenants that reach for what is another's.
+
+What is read shows as a canary; what is written shows at the thing itself. A way that is open and harmed nothing of the
+canaries is a harm where the thing is not the worker's own (`READS`, `WRITES`), else it is only noted: the kernel can be
+reached through it.
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from benchmarks.fuzz.kind import judged, quietly
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.canaries import Machine, Victim, canary, canary_in
+from benchmarks.hostile.exchange import Reply, ask, connect, exchange
+from benchmarks.hostile.functions import Functions, infer_request, order, order_request, register, right, source, stage
+from benchmarks.nodes import parents_of_all
+from overwinter.store.manifest import encode_manifest
+
+READS = (
+    *("files", "blocks", "data", "stat", "listing", "environ", "cmdline", "maps", "stats", "proc_mem", "proc_fd"),
+    *("vm_readv", "ptrace", "sysv_read", "own_memory", "own_descriptors"),
+)
+"""Ways to learn something; an open one is a read of what is outside."""
+WRITES = (*("kill", "prlimit", "priority", "affinity", "node", "write_blocks", "become_root"),)
+"""Ways to change what is not its own, where an open way is harm enough."""
+EFFECTS = (
+    *("write", "make", "link", "pipe", "tcp", "udp", "unix_path", "unix_abstract", "sysv_make", "sysv_queue"),
+    "log_pipe",
+)
+"""Ways whose harm shows at the thing itself: done within walls of its own they are none."""
+SURFACE = (
+    *("io_uring", "userfaultfd", "perf_event_open", "bpf", "add_key", "keyctl", "kexec_load", "init_module", "mount"),
+    *("pivot_root", "setns", "name_to_handle_at", "open_by_handle_at", "process_madvise", "pidfd_open", "swapon"),
+    *("fanotify_init", "memfd_secret", "modify_ldt", "personality", "quotactl", "reboot", "netlink", "vsock", "packet"),
+    *("raw", "crypto", "key_write", "devices", "threads", "fork", "execute", "user_namespace", "mount_namespace"),
+)
+"""Ways into the kernel that no function needs."""
+KERNEL = (*SURFACE, "sysv_make", "sysv_queue", "become_root")
+"""Ways that the handler `kernel` knows; the others are the spy's."""
+SPIES = ("spy", "kernel")
+TAKEN = (
+    "another's name",
+    "another's asset",
+    "another's block",
+    "another's pipeline",
+    "outliving the daemon",
+    "left over",
+)
+SPY_S = 30.0
+STAYS_S = 20.0
+TALKER = "import sys\ndef preprocess(inputs, state):\n    print('{word}', flush=True)\n    return dict(inputs)\n"
+
+
+class Outside:
+    """A spy, and an intruder into what is another tenant's."""
+
+    name = "outside"
+    cases = (*READS, *WRITES, *EFFECTS, *SURFACE, *TAKEN)
+
+    def __init__(self, arena: Arena, functions: Functions, victim: Victim, machine: Machine) -> None:
+        self._arena = arena
+        self._functions = functions
+        self._victim = victim
+        self._machine = machine
+        self._pids: set[int] = set()
+        """Workers that there were."""
+
+    def prepare(self) -> None:
+        settings = {"memory_mib": 1024, "timeout_s": SPY_S, "keep_alive_s": 600.0}
+        for name in SPIES:
+            handler = source(name, "told")
+            self._functions.deploy(self._arena.node.client, name, handler=handler, tenant="spies", **settings)
+        for name in (self._victim.PLAIN, self._victim.HANDLED):
+            self._arena.node.client.load(name)
+
+    def run(self, case: str, rng: Random) -> None:
+        if case in TAKEN:
+            getattr(self, "_" + case.replace(" ", "_").replace("'", ""))()
+        else:
+            self._spy(case)
+            self._look(case)
+
+    def _spy(self, way: str) -> None:
+        """What the spy says, with the canaries in it counted on the way."""
+        tally = self._arena.tally
+        if way.startswith("own_"):
+            # What earlier ways found is in the memory of their worker.
+            self._arena.node.client.unload("spy")
+            self._arena.node.client.load("spy")
+        name = "kernel" if way in KERNEL else "spy"
+        reply = judged(self._arena, order(self._arena.port, name, json.dumps({"way": way, **self._outside()}), SPY_S))
+        if reply is None or reply.status != 200:
+            tally.note("the spy did not answer" if reply is None else f"the spy failed: {reply.said[:60]}")
+            return
+        found = json.loads(reply.body)["outputs"][0]["data"][0]
+        if not found.startswith("did: "):
+            return
+        if way in READS and not canary_in(reply.body):
+            tally.add("outside_reads", f"{way}: {found}")
+        elif way in WRITES:
+            tally.add("outside_writes", f"{way}: {found}")
+        elif way in SURFACE:
+            tally.note(f"this way into the kernel is open: {found[:60]}")
+        elif way == "log_pipe":
+            self._hear_talker()
+
+    def _outside(self) -> dict[str, Any]:
+        """What there is to be reached."""
+        node, machine = self._arena.node, self._machine
+        daemon, *below = node.pids()
+        workers = node.body_pids()
+        self._pids.update(workers)
+        [store] = list(node.host_store.iterdir())[:1] or [node.host_store]
+        return {
+            "daemon": daemon,
+            "zygotes": [pid for pid in below if pid not in workers],
+            "workers": workers,
+            "process": machine.process.pid,
+            "file": str(machine.file),
+            "writable": str(machine.writable),
+            "open": str(machine.open_directory),
+            "socket": machine.path,
+            "abstract": machine.abstract,
+            "tcp": machine.tcp_port,
+            "udp": machine.udp_port,
+            "port": node.port,
+            "store": str(store),
+            "host": str(node.host_store),
+            "data": str(node.data),
+            "shm": machine.segment,
+        }
+
+    def _look(self, way: str) -> None:
+        """Whether anything outside is not as it was."""
+        time.sleep(0.02)
+        for told in self._machine.changed(self._pids):
+            self._arena.tally.add("outside_writes", f"{way}: {told}")
+        reply = judged(self._arena, exchange(self._arena.port, infer_request(self._victim.PLAIN)))
+        if reply is not None and reply.status == 200 and reply.tensors != right(7.0):
+            self._arena.tally.add("outside_writes", f"{way}: the victim now answers {reply.tensors.hex()}")
+
+    def _hear_talker(self) -> None:
+        """Whether what another's handler prints still comes into the log."""
+        word = canary("word")
+        with suppress(OSError):
+            self._functions.deploy(
+                self._arena.node.client, "talker", handler=TALKER.format(word=word), tenant="talkers"
+            )
+            judged(self._arena, exchange(self._arena.port, infer_request("talker")))
+            time.sleep(0.2)
+            self._arena.examine()
+            if not any(word.encode() in line for line in self._arena.said):
+                self._arena.tally.add("outside_writes", "log_pipe: another's handler is no longer heard in the log")
+            quietly(lambda: self._arena.node.client.remove("talker"))
+
+    # What is another tenant's
+
+    def _sent(self, path: str, body: bytes) -> Reply | None:
+        return judged(self._arena, ask(self._arena.port, "POST", path, body, SPY_S))
+
+    def _anothers_name(self) -> None:
+        """A next version of the victim's function, by a tenant that is not it."""
+        made = self._functions.package(self._victim.PLAIN, 99.0, tenant="intruder")
+        stage(self._arena.port, made)
+        reply = judged(self._arena, register(self._arena.port, made))
+        if reply is not None and reply.status == 201:
+            self._arena.tally.add("outside_writes", "another tenant's version answers for the victim's function")
+            version = json.loads(reply.body)["version"]
+            quietly(lambda: self._arena.node.client.remove(self._victim.PLAIN, version))
+
+    def _anothers_asset(self) -> None:
+        """The victim's blobs, named as assets of a handler that gives back what is in them."""
+        self._give_back(1)
+
+    def _anothers_block(self) -> None:
+        """The same for every blob of the victim, its weights' blocks among them."""
+        self._give_back(len(self._victim.blobs))
+
+    def _give_back(self, count: int) -> None:
+        handler = (
+            "INPUTS = [{'name': 'what', 'datatype': 'BYTES', 'shape': [1]}]\n"
+            "OUTPUTS = [{'name': 'found', 'datatype': 'BYTES', 'shape': ['count']}]\n"
+            "import torch\n"
+            "def setup(assets):\n    return assets\n"
+            "def preprocess(inputs, state):\n    return {'x': torch.zeros(1, 4)}\n"
+            "def postprocess(outputs, inputs, state):\n    return {'found': list(state.values())}\n"
+        )
+        made = self._functions.package("taker", 1.0, handler=handler, tenant="intruder")
+        stage(self._arena.port, made)
+        manifest = json.loads(encode_manifest(made.manifest))
+        manifest["handler"]["assets"] = {f"a{at}": blob for at, blob in enumerate(self._victim.blobs[:count])}
+        reply = self._sent("/overwinter/v1/functions", json.dumps(manifest).encode())
+        if reply is None or reply.status != 201:
+            return
+        self._arena.tally.add("outside_reads", "blobs of the victim were taken as assets by their addresses")
+        given = {"name": "what", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+        body = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+        self._sent("/v2/models/taker/infer", body)
+        quietly(lambda: self._arena.node.client.remove("taker"))
+
+    def _anothers_pipeline(self) -> None:
+        """A pipeline over the victim's function, which then can no longer be removed by its owner."""
+        pipeline = {
+            "name": "intruder-pipe",
+            "inputs": ["x"],
+            "stages": {"a": {"function": self._victim.PLAIN, "inputs": {"x": "input:x"}}},
+            "outputs": {"y": "a:y"},
+        }
+        reply = self._sent("/overwinter/v1/pipelines", json.dumps(pipeline).encode())
+        if reply is not None and reply.status == 201:
+            self._arena.tally.note("a pipeline may be made over another tenant's function")
+            quietly(lambda: self._arena.node.client.remove("intruder-pipe"))
+
+    def _outliving_the_daemon(self) -> None:
+        """The daemon is killed; nothing of it may stay, whatever its workers did before."""
+        what = json.dumps({"way": "outlive", "seconds": STAYS_S, **self._outside()})
+        with connect(self._arena.port) as end:
+            end.sendall(order_request("spy", what))
+            time.sleep(0.3)
+            self._kill_daemon()
+
+    def _kill_daemon(self) -> None:
+        below = self._arena.node.pids()[1:]
+        process = self._arena.node.process
+        if process is None:
+            return
+        self._arena.expects_death = True
+        process.kill()
+        process.wait()
+        until = time.monotonic() + 5.0
+        while (left := [pid for pid in below if pid in parents_of_all()]) and time.monotonic() < until:
+            time.sleep(0.05)
+        if left:
+            self._arena.tally.add("outside_writes", f"{len(left)} processes live on after the daemon was killed")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        self._arena.restart()
+
+    def _left_over(self) -> None:
+        """Nothing of a removed function may stay."""
+        client = self._arena.node.client
+        self._functions.deploy(
+            client, "guest", handler=source("kernel", "told"), tenant="guests", memory_mib=512, keep_alive_s=600.0
+        )
+        order(self._arena.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
+        before = set(self._arena.node.body_pids())
+        client.remove("guest")
+        until = time.monotonic() + 10.0
+        while before <= set(self._arena.node.body_pids()) and time.monotonic() < until:
+            time.sleep(0.05)
+        if before <= set(self._arena.node.body_pids()):
+            self._arena.tally.add("outside_writes", "the worker of a removed function stays")

@@ -1,0 +1,123 @@
+"""Kind 4: mutants of encoded programs. They are refused, or they run; none ends its worker or fails unforeseen."""
+
+from random import Random
+from typing import Any
+
+import msgspec
+import torch
+
+from benchmarks import zoo
+from benchmarks.families import as_tensors
+from benchmarks.fuzz.kind import judged
+from benchmarks.hostile import mutation
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.exchange import ask, exchange
+from benchmarks.hostile.functions import DEPLOY_S, Functions, stage
+from benchmarks.wire import binary_request
+from overwinter.api.deployer import package
+from overwinter.core.errors import ProgramError
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.agreement import agree
+from overwinter.model.export import export
+from overwinter.model.program import Program, decode_program, validate
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import Blob, Manifest, encode_manifest
+from overwinter.worker.values import DTYPES
+
+MODELS = ("mlp", "textcnn")
+"""Of the zoo, small; beside the little one that all attacks use."""
+MUTANTS = 30
+"""Made of one program in one try."""
+DEPLOYED = 3
+"""Of those that are valid, deployed in one try."""
+NAME = "mutated"
+ELEMENTS_MAX = 1 << 16
+
+
+class Programs:
+    """Programs with flipped bits, cut, or with parts exchanged."""
+
+    name = "programs"
+    cases = ("bits", "parts", "numbers of calls", "arguments")
+
+    def __init__(self, arena: Arena, functions: Functions) -> None:
+        self._arena = arena
+        self._made: list[tuple[bytes, Manifest]] = []
+        self._packages = [functions.package(NAME, 2.0, tenant="mutants")]
+        for name in MODELS:
+            model = zoo.build(name, small=True)
+            agreed = agree(export(model.module, model.example_inputs, model.dynamic))
+            self._packages.append(package(NAME, *agreed, tenant="mutants"))
+
+    def prepare(self) -> None:
+        self._made = []
+        for made in self._packages:
+            stage(self._arena.port, made)
+            content = bytes(made.contents[made.manifest.program.address]())
+            self._made.append((content, made.manifest))
+
+    def run(self, case: str, rng: Random) -> None:
+        content, manifest = rng.choice(self._made)
+        left = DEPLOYED
+        for _ in range(MUTANTS):
+            mutant = _mutant(content, case, rng)
+            program = self._screened(mutant)
+            if program is not None and left and mutant != content:
+                left -= 1
+                self._deploy(mutant, program, manifest)
+
+    def _screened(self, mutant: bytes) -> Program | None:
+        """The program if it is valid; anything but ProgramError would have been a failure nobody foresaw."""
+        try:
+            program = decode_program(mutant)
+            validate(program)
+        except ProgramError:
+            return None
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            self._arena.tally.add("unforeseen_5xx", f"a mutant is refused with {type(error).__name__}: {error}")
+            return None
+        return program
+
+    def _deploy(self, mutant: bytes, program: Program, manifest: Manifest) -> None:
+        client, port = self._arena.node.client, self._arena.port
+        blob = Blob(address_of(mutant), len(mutant))
+        client.put_block(blob.address, mutant)
+        changed = msgspec.structs.replace(
+            manifest, program=blob, inputs=program.inputs, outputs=program.outputs, agreement=None
+        )
+        body = encode_manifest(changed)
+        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/functions", body, DEPLOY_S))
+        if reply is not None and reply.status == 201:
+            judged(self._arena, exchange(port, zeros_request(NAME, program.inputs, program.dimensions), DEPLOY_S))
+            judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}"))
+
+
+def zeros_request(name: str, specs: tuple[TensorSpec, ...], dimensions: dict[str, tuple[int, int]]) -> bytes:
+    """A request of zeros that fits, if one of bearable size does."""
+    inputs: dict[str, torch.Tensor] = {}
+    for spec in specs:
+        shape = [size if isinstance(size, int) else dimensions.get(size, (1, 1))[0] for size in spec.shape]
+        if torch.Size([min(size, ELEMENTS_MAX) for size in shape]).numel() > ELEMENTS_MAX:
+            shape = [1] * len(shape)
+        inputs[spec.name] = torch.zeros([min(size, ELEMENTS_MAX) for size in shape], dtype=DTYPES[spec.datatype])
+    return binary_request(name, as_tensors(inputs))
+
+
+def _mutant(content: bytes, case: str, rng: Random) -> bytes:
+    if case == "bits":
+        return mutation.content(content, rng)
+    parts: dict[str, Any] = msgspec.msgpack.decode(content)
+    if case == "parts":
+        parts = mutation.tree(parts, rng)
+    elif case == "numbers of calls":
+        call = rng.choice(parts["calls"])
+        place = rng.choice((3, 4))
+        call[place] = mutation.tree(call[place], rng) if rng.random() < 0.5 else [rng.randrange(-1, 60)]
+    else:
+        call = rng.choice(parts["calls"])
+        call[rng.choice((1, 2))] = mutation.tree(call[rng.choice((1, 2))], rng)
+    try:
+        return msgspec.msgpack.encode(parts)
+    except (OverflowError, ValueError, TypeError, RecursionError):
+        # No such number in msgpack: its bytes are changed instead.
+        return mutation.content(content, rng)

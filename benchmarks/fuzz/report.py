@@ -1,0 +1,79 @@
+"""What came of the fuzz? What the neighbour suffered, the table by kind, examples, and the line for programs."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.fuzz.kind import Attacker, Mark
+from benchmarks.hostile.neighbour import Told
+from benchmarks.hostile.verdicts import HARMS, unforeseen_words
+from benchmarks.measure import print_result
+
+NOTES_SHOWN = 40
+SLOWEST_SHOWN = 8
+
+
+def longest(told: Sequence[Told], marks: Sequence[Mark], what: str) -> dict[str, tuple[float, str]]:
+    """For each kind the longest time that something took, and the case under way; starts of the node apart."""
+    worst: dict[str, tuple[float, str]] = {}
+    for each in told:
+        if each.what != what or each.fate == "asked":
+            continue
+        # Who is asked late in one try may be heard late in the next.
+        mark = next((mark for mark in marks if mark.began <= each.at <= mark.ended), None)
+        if mark is not None and each.took > worst.get(mark.kind, (0.0, ""))[0]:
+            worst[mark.kind] = (each.took, f"{mark.case} ({mark.number})")
+    return worst
+
+
+def hear(told: Sequence[Told], attacker: Attacker) -> None:
+    """Count what the neighbour suffered: wrong answers, none, and errors that nobody foresaw."""
+    tally = attacker.arena.tally
+    downs = attacker.arena.restarts
+    for each in told:
+        mark = next((mark for mark in attacker.marks if mark.began <= each.at <= mark.ended), None)
+        down = any(began - 2.0 <= each.at <= ended + 2.0 for began, ended in downs)
+        if mark is None or down or each.what == "control":
+            continue
+        tally.here = (mark.kind, mark.case, mark.number)
+        if each.fate == "wrong":
+            tally.add("wrong", f"the neighbour's answer: {each.said}")
+        elif each.fate == "silent":
+            tally.add("hung", "the neighbour was never answered")
+        elif each.fate not in ("right", "asked", "down", "unanswered"):
+            tally.note(f"the neighbour was told {each.fate}: {each.said[:80]}")
+            if unforeseen_words(each.fate, each.said):
+                tally.add("unforeseen_5xx", f"the neighbour was told {each.fate}: {each.said}")
+
+
+def report(attacker: Attacker, told: Sequence[Told], seed: int) -> None:
+    """The table by kind, the first examples of each harm, and the line for programs."""
+    tally = attacker.arena.tally
+    stalls = {what: longest(told, attacker.marks, what) for what in ("live", "infer", "control")}
+    heads = "".join(f"{harm.replace('unforeseen_', '').replace('outside_', 'out-'):>11}" for harm in HARMS)
+    print(
+        f"\n{'kind':12}{'tries':>7}{heads}{'stall ms':>10}{'infer ms':>10}{'control':>9}  stalled longest by, and infer"
+    )
+    for kind in tally.tries:
+        counts = "".join(f"{tally.counts[kind][harm]:11}" for harm in HARMS)
+        times = [1e3 * stalls[what].get(kind, (0.0, ""))[0] for what in stalls]
+        print(f"{kind:12}{tally.tries[kind]:7}{counts}{times[0]:10.0f}{times[1]:10.0f}{times[2]:9.0f}", end="")
+        print("  " + ", ".join(stalls[what].get(kind, (0.0, "-"))[1] for what in ("live", "infer")))
+    for example in sorted(tally.examples, key=lambda each: (each.harm, each.kind, each.case)):
+        print(f"{example.harm}: {example.case}: {example.told}")
+        print(f"    again: --seed {seed} --only {example.kind} --first {example.number} --tries 1")
+    for mark in sorted(attacker.marks, key=lambda mark: mark.began - mark.ended)[:SLOWEST_SHOWN]:
+        print(f"{mark.ended - mark.began:.1f} s took {mark.kind}: {mark.case} ({mark.number})")
+    for note, times_ in tally.notes.most_common(NOTES_SHOWN):
+        print(f"noted {times_} times: {note}")
+    asked = Counter({each.what: int(each.said) for each in told if each.fate == "asked"})
+    print(f"the neighbour asked {asked['infer']} times for an answer and {asked['live']} times for a sign of life")
+    worst = {what: max([0.0, *(took for took, _ in found.values())]) for what, found in stalls.items()}
+    print_result(
+        {
+            "tries": sum(tally.tries.values()),
+            **{harm: tally.total(harm) for harm in HARMS},
+            "stall_max_ms": 1e3 * worst["live"],
+            "infer_max_ms": 1e3 * worst["infer"],
+            "control_max_ms": 1e3 * worst["control"],
+        }
+    )

@@ -1,0 +1,108 @@
+"""Kind 1: whatever can be sent as a request. An answer that is a success must be right."""
+
+import json
+import time
+from random import Random
+
+import torch
+
+from benchmarks.families import as_tensors
+from benchmarks.fuzz.kind import judged
+from benchmarks.hostile import wires
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.bodies import HEAVY, LIGHT, Posed
+from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, receive
+from benchmarks.hostile.functions import COLUMNS, Functions, source
+
+HEAVY_PATIENCE_S = 60.0
+SENDING_S = 10.0
+LIGHT_TRIES = 20
+"""Small requests of one try."""
+HALF_OPEN = 2000
+STALLED = 8
+STALLED_BYTES = 32 << 20
+
+
+class Requests:
+    """Requests to two functions: one of numbers, one of BYTES."""
+
+    name = "requests"
+    cases = (*LIGHT, *wires.SENT, "hangs up", "half open", "stalled bodies", *HEAVY)
+
+    def __init__(self, arena: Arena, functions: Functions) -> None:
+        self._arena = arena
+        self._functions = functions
+
+    def prepare(self) -> None:
+        client = self._arena.node.client
+        self._functions.deploy(client, "scale", 3.0, tenant="requests")
+        self._functions.deploy(client, "spare", 3.0, tenant="requests")
+        self._functions.deploy(client, "words", handler=source("words"), tenant="requests")
+
+    def run(self, case: str, rng: Random) -> None:
+        if case in LIGHT:
+            for _ in range(LIGHT_TRIES):
+                self._pose(LIGHT[case](rng))
+        elif case in HEAVY:
+            judged(self._arena, exchange(self._arena.port, HEAVY[case](), HEAVY_PATIENCE_S))
+        elif case in wires.SENT:
+            self._send(wires.SENT[case](rng))
+        elif case == "half open":
+            with wires.half_open(self._arena.port, HALF_OPEN) as count:
+                self._arena.tally.note(f"{count} connections taken")
+                self._pose(LIGHT["json"](rng))
+        elif case == "stalled bodies":
+            self._stall(rng)
+        else:
+            self._hang_up(rng)
+
+    def _pose(self, posed: Posed) -> None:
+        reply = judged(self._arena, exchange(self._arena.port, posed.content))
+        if reply is not None and reply.status == 200 and posed.values is not None:
+            self._check(posed.values, reply)
+
+    def _check(self, values: list[float], reply: Reply) -> None:
+        x = torch.tensor([values], dtype=torch.float64).to(torch.float32)
+        wanted = x * torch.full((COLUMNS,), 3.0) + torch.ones(COLUMNS)
+        if "inference-header-content-length" in reply.headers:
+            right = reply.tensors == bytes(as_tensors({"y": wanted})[0].data)
+        else:
+            given = json.loads(reply.body)["outputs"]
+            right = not given or given[0]["data"] == wanted.flatten().tolist()
+        if not right:
+            self._arena.tally.add("wrong", f"{values} became {reply.body[:200]!r}")
+
+    def _send(self, parts: wires.Parts) -> None:
+        """Send as long as the node takes it, and hear what it says; nothing is a fine answer to nonsense."""
+        until = time.monotonic() + SENDING_S
+        with connect(self._arena.port, SENDING_S) as end:
+            try:
+                for part in parts:
+                    end.sendall(part)
+                    if time.monotonic() > until:
+                        break
+            except OSError:
+                pass
+            try:
+                judged(self._arena, receive(end, 0.3))
+            except HungError:
+                self._arena.answers()
+
+    def _stall(self, rng: Random) -> None:
+        """Bodies of which half has come, held for a moment."""
+        held = [connect(self._arena.port) for _ in range(STALLED)]
+        try:
+            for end in held:
+                end.settimeout(SENDING_S)
+                end.sendall(wires.stalled(STALLED_BYTES, 2 * STALLED_BYTES))
+            self._pose(LIGHT["json"](rng))
+        finally:
+            for end in held:
+                end.close()
+
+    def _hang_up(self, rng: Random) -> None:
+        """Requests whose callers do not wait for the answer."""
+        for _ in range(50):
+            with connect(self._arena.port) as end:
+                end.sendall(LIGHT["json"](rng).content)
+        judged(self._arena, ask(self._arena.port, "GET", "/v2/models/scale"))

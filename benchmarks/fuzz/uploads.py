@@ -1,0 +1,136 @@
+"""Kind 2: whatever can be sent as a block. What does not give its address must never be stored."""
+
+import json
+import socket
+import time
+from random import Random
+
+from benchmarks.fuzz.kind import judged
+from benchmarks.hostile.arena import Arena
+from benchmarks.hostile.exchange import Reply, ask, connect, exchange, receive, request
+from overwinter.store.blocks import address_of
+
+MIB = 1 << 20
+DRIPPING = 12
+"""More than there are threads for the disk."""
+MANY = 100
+QUESTION = 200_000
+HUGE = 1 << 40
+
+
+def path_of(address: str) -> str:
+    """Where a block is put."""
+    return f"/overwinter/v1/blocks/{address}"
+
+
+def begun(address: str, nbytes: int, data: bytes) -> bytes:
+    """An upload that announces more bytes than it brings."""
+    return f"PUT {path_of(address)} HTTP/1.1\r\nhost: node\r\ncontent-length: {nbytes}\r\n\r\n".encode() + data
+
+
+class Uploads:
+    """Blocks that are wrong, slow, broken off, many or huge."""
+
+    name = "uploads"
+    cases = ("right", "wrong bytes", "broken off", "dripping", "huge", "many", "questions", "odd addresses", "chunked")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def prepare(self) -> None:
+        """Uploads need nothing."""
+
+    def run(self, case: str, rng: Random) -> None:
+        getattr(self, "_" + case.replace(" ", "_"))(rng)
+
+    def _put(self, address: str, data: bytes, headers: str = "") -> Reply | None:
+        return judged(self._arena, exchange(self._arena.port, request("PUT", path_of(address), data, headers)))
+
+    def _missing(self, addresses: list[str]) -> set[str]:
+        body = json.dumps({"addresses": addresses}).encode()
+        reply = judged(self._arena, ask(self._arena.port, "POST", "/overwinter/v1/blocks/missing", body))
+        return set(json.loads(reply.body)["missing"]) if reply is not None and reply.status == 200 else set(addresses)
+
+    def _refused(self, address: str, reply: Reply | None) -> None:
+        """Neither the answer nor the repository may say that it is there."""
+        if reply is not None and reply.status in (200, 201):
+            self._arena.tally.add("wrong", f"a block was stored under an address that is not its own: {reply.body!r}")
+        elif not self._missing([address]):
+            self._arena.tally.add("wrong", f"a refused block is not missing; the answer was {reply}")
+
+    def _right(self, rng: Random) -> None:
+        data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
+        reply = self._put(address_of(data), data)
+        if reply is None or reply.status not in (200, 201, 503, 507):
+            self._arena.tally.add("wrong", f"a right block was refused: {reply}")
+
+    def _wrong_bytes(self, rng: Random) -> None:
+        data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
+        address = address_of(data + b".")
+        self._refused(address, self._put(address, data))
+
+    def _broken_off(self, rng: Random) -> None:
+        data = rng.randbytes(rng.choice((1, 4096, 4 * MIB)))
+        with connect(self._arena.port) as end:
+            end.sendall(begun(address_of(data), len(data), data[:-1]))
+            time.sleep(rng.choice((0.0, 0.05)))
+        self._refused(address_of(data), None)
+
+    def _dripping(self, rng: Random) -> None:
+        """While uploads drip, a quick one must come through."""
+        ends: list[socket.socket] = []
+        data = rng.randbytes(4096)
+        try:
+            for _ in range(DRIPPING):
+                ends.append(connect(self._arena.port))
+                ends[-1].sendall(begun(address_of(rng.randbytes(32)), MIB, b"."))
+            for _ in range(10):
+                time.sleep(0.05)
+                for end in ends:
+                    end.sendall(b".")
+            self._put(address_of(data), data)
+        finally:
+            for end in ends:
+                end.close()
+
+    def _huge(self, rng: Random) -> None:
+        address = address_of(rng.randbytes(32))
+        with connect(self._arena.port) as end:
+            end.sendall(begun(address, HUGE, bytes(MIB)))
+            reply = judged(self._arena, receive(end))
+        self._refused(address, reply)
+
+    def _many(self, rng: Random) -> None:
+        """Small ones at once, over connections of their own."""
+        blocks = [rng.randbytes(100) for _ in range(MANY)]
+        ends = [connect(self._arena.port) for _ in blocks]
+        try:
+            for end, data in zip(ends, blocks, strict=True):
+                end.sendall(request("PUT", path_of(address_of(data)), data))
+            for end in ends:
+                judged(self._arena, receive(end))
+        finally:
+            for end in ends:
+                end.close()
+
+    def _questions(self, rng: Random) -> None:
+        """Which of very many are missing?"""
+        some = [f"{rng.randrange(1 << 200):064x}" for _ in range(100)]
+        self._missing(some * (QUESTION // len(some)))
+
+    def _odd_addresses(self, rng: Random) -> None:
+        address = rng.choice(
+            ("a" * 63, "A" * 64, "../" * 20, "%2e%2e%2f" * 9, "g" * 64, "a" * 64 + "%0a", "", "é" * 64)
+        )
+        reply = self._put(address, b"data")
+        if reply is not None and reply.status in (200, 201):
+            self._arena.tally.add("wrong", f"a block was stored as {address!r}")
+
+    def _chunked(self, rng: Random) -> None:
+        """In chunks, of which the last never comes, or the first is a lie."""
+        data = rng.randbytes(4096)
+        head = f"PUT {path_of(address_of(data))} HTTP/1.1\r\nhost: node\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        size = rng.choice((b"1000", b"1001", b"fff", b"ffffffffff", b"-1", b""))
+        with connect(self._arena.port) as end:
+            end.sendall(head + size + b"\r\n" + data + b"\r\n")
+        self._missing([address_of(data)])

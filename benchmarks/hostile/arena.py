@@ -1,0 +1,316 @@
+"""The node under attack: started, watched for what it says and for who dies, started again, and cleaned up."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from benchmarks.hostile.exchange import HungError, ask, connect
+from benchmarks.hostile.neighbour import Told
+from benchmarks.hostile.verdicts import Tally, fatal_signal
+from benchmarks.nodes import Node, parents_of_all
+
+TRACEBACK = b"Traceback (most recent call last)"
+OWN_WORDS = re.compile(rb"^worker\b")
+"""How lines in the node's log begin that its workers wrote."""
+RAISED = re.compile(rb"^[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
+ZYGOTE_DIED = b"zygote died"
+START_S = 90.0
+FROZEN_S = 120.0
+ENDS_S = 20.0
+"""That a node takes at most to end once it listens no more."""
+LOG_BYTES_MAX = 64 << 20
+
+
+class Tail:
+    """What a growing file has had since the last look, in whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = 0
+        self._file = 0
+
+    def lines(self) -> list[bytes]:
+        """The new lines; all of a new file that has taken the old one's place."""
+        try:
+            with open(self.path, "rb") as file:
+                number = os.fstat(file.fileno()).st_ino
+                self._at = self._at if number == self._file else 0
+                self._file = number
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        if self._at > LOG_BYTES_MAX:
+            os.truncate(self.path, 0)
+            self._at = 0
+        return whole.splitlines()
+
+
+class Journal:
+    """Workers that died by a signal of their own doing, out of the node's journal."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+        self._functions: dict[int, str] = {}
+        self._with_code: set[str] = set()
+
+    def deaths(self) -> list[tuple[str, str]]:
+        """Since the last look: functions without a handler whose worker died so, and the node's words."""
+        found = []
+        for line in self._tail.lines():
+            for step in _steps(line):
+                function = self._functions.get(step.get("worker", -1), "")
+                if step["type"] == "StartBody":
+                    self._functions[step["worker"]] = step["function"]
+                elif step["type"] == "Deployed" and step["function"]["sandboxed"]:
+                    self._with_code.add(step["function"]["id"])
+                elif step["type"] == "BodyExited" and fatal_signal(step["reason"]):
+                    # What a handler does to itself is its own affair.
+                    found += [] if function in self._with_code else [(function, step["reason"])]
+        return found
+
+
+def _steps(line: bytes) -> list[dict]:
+    try:
+        _, event, actions = json.loads(line)[:3]
+    except (ValueError, TypeError):
+        return []
+    return [event, *actions]
+
+
+class Neighbour:
+    """The process that asks all the time, and what it has told."""
+
+    def __init__(self, port_file: Path, request: bytes, answer: bytes, root: Path) -> None:
+        files = [root / "neighbour-request", root / "neighbour-answer"]
+        for file, data in zip(files, (request, answer), strict=True):
+            file.write_bytes(data)
+        command = [sys.executable, "-m", "benchmarks.hostile.neighbour", str(port_file), *map(str, files)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.told: list[Told] = []
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.told.append(Told(*json.loads(line)))
+
+    def stop(self) -> None:
+        """End it, and hear the rest."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._listener.join(5)
+
+
+class Arena:
+    """A node, whoever has to be deployed on it, and the tally of what was done to it."""
+
+    def __init__(self, root: Path, host_store: Path, tally: Tally, options: tuple[str, ...] = ()) -> None:
+        self.root = root
+        self.tally = tally
+        journal = root / "journal"
+        self.node = Node(root / "data", host_store, ("--journal", str(journal), *options), root / "log")
+        self._log = Tail(root / "log")
+        self._journal = Journal(journal)
+        self.on_fresh: list[Callable[[], None]] = []
+        """What is done after the node was started on empty data."""
+        self.expects_death = False
+        """Whether the try under way kills zygotes or the daemon itself."""
+        self.restarts: list[tuple[float, float]] = []
+        """From when until when there was no node, of the system's monotonic clock."""
+        self.said: list[bytes] = []
+        """The log's lines since the last look."""
+
+    @property
+    def port(self) -> int:
+        """Where the node listens."""
+        return self.node.port
+
+    def keep_port(self) -> None:
+        """Let it listen at one port whenever it is started, for who cannot look again."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.node.add_options("--port", str(free.getsockname()[1]))
+
+    def start(self) -> None:
+        """Start the node for the first time."""
+        self.node.start()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for step in self.on_fresh:
+            step()
+
+    def examine(self) -> None:
+        """Count what the try under way has done to the node; bring it back if it is gone."""
+        self._await_end()
+        process = self.node.process
+        if process is None or process.poll() is not None:
+            status = None if process is None else process.returncode
+            if not self.expects_death:
+                self.tally.add("crashes", f"the daemon ended with status {status}: {self._last_words()}")
+            self._count_deaths()
+            self.restart()
+        self._count_deaths()
+        self.said = self._log.lines()
+        own = [line for line in self.said if not OWN_WORDS.match(line)]
+        if any(TRACEBACK in line for line in own):
+            self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
+        if not self.expects_death and any(ZYGOTE_DIED in line for line in own):
+            self.tally.add("crashes", "a zygote died")
+
+    def _count_deaths(self) -> None:
+        for function, reason in self._journal.deaths():
+            self.tally.add("crashes", f"a worker of {function}: {reason}")
+
+    def _last_words(self) -> str:
+        lines = (self.root / "log").read_bytes()[-2000:].splitlines() if (self.root / "log").exists() else []
+        return _raised(lines) or _told(lines)
+
+    def answers(self) -> bool:
+        """Whether the loop answers within `FROZEN_S`; a node that does not is killed, and `examine` starts it again."""
+        try:
+            reply = ask(self.port, "GET", "/v2/health/live", patience_s=FROZEN_S)
+        except HungError:
+            self.tally.add("hung", f"the node did not say that it lives within {FROZEN_S} s, and was killed")
+            self.expects_death = True
+            self.kill()
+            return False
+        except OSError:
+            return False
+        return reply is not None and reply.status == 200
+
+    def _await_end(self) -> None:
+        """A node that listens no more is about to end; one that does not within a while is killed."""
+        process = self.node.process
+        if process is None or process.poll() is not None:
+            return
+        try:
+            connect(self.port).close()
+        except OSError:
+            try:
+                process.wait(ENDS_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """Kill -9 the daemon, and what does not end with it within seconds."""
+        if self.node.process is not None:
+            below = self.node.pids()[1:]
+            self.node.process.kill()
+            self.node.process.wait()
+            until = time.monotonic() + 5.0
+            while any(pid in parents_of_all() for pid in below) and time.monotonic() < until:
+                time.sleep(0.01)
+            for pid in below:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start the daemon again; on empty data if it does not live on what it had."""
+        began = time.monotonic()
+        with suppress(AttributeError):
+            self.node.client.close()
+        try:
+            self._start()
+            lives = self._lives()
+        except (RuntimeError, OSError) as error:
+            lives = False
+            self.tally.add("crashes", f"the node does not start again: {error}; {self._last_words()}")
+        if not lives:
+            self.kill()
+            shutil.rmtree(self.node.data, ignore_errors=True)
+            for left in self.node.host_store.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
+            self._start()
+            self._prepare()
+        self.restarts.append((began, time.monotonic()))
+
+    def _start(self) -> None:
+        """As `Node.start`, but a daemon that never gets ready is no reason to wait for ever."""
+        timer = threading.Timer(START_S, self.kill)
+        timer.start()
+        try:
+            self.node.start()
+        finally:
+            timer.cancel()
+
+    def _lives(self) -> bool:
+        """Whether it still lives a moment later: some end as soon as they look at what they had."""
+        assert self.node.process is not None
+        for _ in range(10):
+            time.sleep(0.1)
+            if self.node.process.poll() is not None:
+                self.tally.add("crashes", f"the daemon ended again after a restart: {self._last_words()}")
+                return False
+        return True
+
+    def stop(self) -> None:
+        """Stop the node, however it is, and take away all of it."""
+        pids = self.node.pids()
+        try:
+            if self.node.process is not None and self.node.process.poll() is None:
+                self.node.stop()
+        except subprocess.TimeoutExpired:
+            self.tally.note("the node had to be killed in the end")
+        finally:
+            self.kill()
+            for pid in pids[1:]:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _raised(lines: list[bytes]) -> str:
+    """The errors at the ends of tracebacks, each once."""
+    found = [line.decode(errors="replace").strip(" |") for line in lines if RAISED.match(line)]
+    return "; ".join(dict.fromkeys(found))[:300]
+
+
+def _told(lines: list[bytes]) -> str:
+    """What a log's last lines say at the end."""
+    return b" | ".join(lines[-3:])[-300:].decode(errors="replace")
+
+
+def interrupted(number: int, frame: object) -> None:
+    """Ends the benchmark as Ctrl-C does, so that whatever was started is cleaned up."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def arena(tally: Tally, *options: str) -> Iterator[Arena]:
+    """A node to be attacked, not yet started, and nothing of it afterwards."""
+    before = signal.signal(signal.SIGTERM, interrupted)
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-", ignore_cleanup_errors=True) as root:
+        host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
+        found = Arena(Path(root), Path(host_store), tally, options)
+        try:
+            yield found
+        finally:
+            # Whoever is impatient now would leave processes behind.
+            impatience = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            try:
+                found.stop()
+            finally:
+                shutil.rmtree(host_store, ignore_errors=True)
+                signal.signal(signal.SIGTERM, before)
+                signal.signal(signal.SIGINT, impatience)

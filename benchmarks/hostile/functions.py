@@ -1,0 +1,124 @@
+"""Small functions that are deployed in milliseconds: exported once, with other weights or a handler each time."""
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from benchmarks.families import as_tensors
+from benchmarks.hostile.exchange import PATIENCE_S, Reply, ask, exchange, request
+from benchmarks.wire import binary_request
+from overwinter.api.client import Client
+from overwinter.api.deployer import Package, package, settings_of
+from overwinter.model.agreement import agree
+from overwinter.model.export import export
+from overwinter.store.manifest import encode_manifest
+
+ROWS = 2
+COLUMNS = 4
+SIZE = 16384
+"""Elements of the large weight, which makes it a block of its own."""
+DEPLOY_S = 90.0
+INPUT = tuple(float(n) - 2.5 for n in range(COLUMNS))
+
+
+class Scale(torch.nn.Module):
+    """y = x * factor + shift, over one large weight and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((SIZE,), 2.0), requires_grad=False)
+        self.shift = torch.nn.Parameter(torch.ones(COLUMNS), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x * self.factor[:COLUMNS] + self.shift}
+
+
+class Functions:
+    """Makes packages of one program."""
+
+    def __init__(self) -> None:
+        exported = export(Scale(), {"x": torch.zeros(ROWS, COLUMNS)})
+        self.program, weights, self.agreement = agree(exported)
+        self._places = {weight.name: at for at, weight in enumerate(self.program.weights)}
+        self._shift = weights[self._places["shift"]]
+
+    def weights(self, factor: float, mark: bytes = b"") -> list[torch.Tensor]:
+        """The weights of a variant; a mark lies in the part of the large one that no answer shows."""
+        large = torch.full((SIZE,), factor)
+        if mark:
+            raw = large.view(torch.uint8)
+            for at in range(1024, SIZE * 4 - len(mark), 4096):
+                raw[at : at + len(mark)] = torch.frombuffer(bytearray(mark), dtype=torch.uint8)
+        made = [self._shift, self._shift]
+        made[self._places["factor"]] = large
+        return made
+
+    def package(
+        self,
+        name: str,
+        factor: float = 2.0,
+        *,
+        handler: str | None = None,
+        assets: dict[str, bytes] | None = None,
+        tenant: str = "default",
+        mark: bytes = b"",
+        **settings: Any,
+    ) -> Package:
+        """A function of this program."""
+        return package(
+            name,
+            self.program,
+            self.weights(factor, mark),
+            self.agreement,
+            handler=handler,
+            assets=assets,
+            tenant=tenant,
+            settings=settings_of(None, settings),
+        )
+
+    def deploy(self, client: Client, name: str, factor: float = 2.0, **function: Any) -> None:
+        """Deploy such a function."""
+        self.package(name, factor, **function).upload(client)
+
+
+def right(factor: float, values: Sequence[float] = INPUT) -> bytes:
+    """What the function with this factor answers to these values."""
+    with torch.inference_mode():
+        y = torch.tensor([list(values)]) * torch.full((COLUMNS,), factor) + torch.ones(COLUMNS)
+    return bytes(as_tensors({"y": y})[0].data)
+
+
+def infer_request(name: str, values: Sequence[float] = INPUT) -> bytes:
+    """A whole request to such a function."""
+    return binary_request(name, as_tensors({"x": torch.tensor([list(values)])}))
+
+
+def stage(port: int, made: Package) -> None:
+    """Put all blobs of a package, as whoever attacks."""
+    for blob in made.manifest.blobs():
+        content = bytes(made.contents[blob.address]())
+        exchange(port, request("PUT", f"/overwinter/v1/blocks/{blob.address}", content))
+
+
+def register(port: int, made: Package, patience_s: float = DEPLOY_S) -> Reply | None:
+    """Send a package's manifest, whose blobs are there; a trial may take a minute."""
+    return ask(port, "POST", "/overwinter/v1/functions", encode_manifest(made.manifest), patience_s)
+
+
+def order_request(name: str, text: str) -> bytes:
+    """A whole request to a hostile handler, which takes one BYTES `what` and gives one BYTES `found`."""
+    given = {"name": "what", "datatype": "BYTES", "shape": [1], "data": [text]}
+    return request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": [given]}).encode())
+
+
+def order(port: int, name: str, text: str, patience_s: float = PATIENCE_S) -> Reply | None:
+    """Send a text to a hostile handler, and wait for what it says."""
+    return exchange(port, order_request(name, text), patience_s)
+
+
+def source(*names: str) -> str:
+    """The source of a hostile handler: files of `benchmarks/hostile/handlers`, one after the other."""
+    return "\n".join(files("benchmarks.hostile.handlers").joinpath(f"{name}.py").read_text() for name in names)

@@ -1,0 +1,190 @@
+"""Does a node answer a well-behaved neighbour while others attack it? Three questions, each every 10 ms, for ever.
+
+`python -m benchmarks.hostile.neighbour PORT_FILE REQUEST ANSWER` asks whether the node is live, asks a function whose
+answer is known, and asks an idle process that does nothing but answer: the control, which tells what the machine alone
+kept waiting. Each line of its output is JSON: what was asked, when (of the system's monotonic clock), how long it took,
+what came of it. Answers that are right and quick are only counted. It ends when its input does.
+"""
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.hostile.exchange import END, Reply
+from benchmarks.wire import get
+
+EVERY_S = 0.01
+TOLD_FROM_S = 0.01
+"""Quicker ones are not told one by one."""
+GIVE_UP_S = 120.0
+AGAIN_S = 0.1
+
+
+class Told(NamedTuple):
+    """A line of the output."""
+
+    what: str
+    """live, infer or control."""
+    at: float
+    took: float
+    fate: str
+    """right, wrong, down (no connection, or it broke), silent (given up), or an HTTP status."""
+    said: str = ""
+
+
+class Question:
+    """One question, asked again and again over a connection that stays open."""
+
+    def __init__(self, what: str, request: bytes, answer: bytes | None) -> None:
+        self.what = what
+        self._request = request
+        self._answer = answer
+        self._end: socket.socket | None = None
+        self._received = bytearray()
+        self.sent = 0.0
+        self.due = 0.0
+        self.waiting = False
+        self.asked = 0
+
+    def attach(self, end: socket.socket) -> None:
+        """Ask over this connection from now on."""
+        self._end = end
+
+    def fileno(self) -> int:
+        """Of its connection; -1 without one."""
+        return -1 if self._end is None else self._end.fileno()
+
+    def ask(self, port: int | None) -> Told | None:
+        """Send it once more; what went wrong."""
+        self.sent = time.monotonic()
+        self.asked += 1
+        try:
+            if self._end is None:
+                self._end = socket.create_connection(("127.0.0.1", port or 1), 5)
+                self._end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._end.sendall(self._request)
+        except OSError as error:
+            return self._broken(f"{type(error).__name__}: {error}")
+        self.waiting = True
+        return None
+
+    def hear(self) -> Told | None:
+        """Read what has come; None as long as the answer is not whole."""
+        assert self._end is not None
+        try:
+            part = self._end.recv(1 << 16)
+        except OSError as error:
+            return self._broken(f"{type(error).__name__}: {error}")
+        if not part:
+            return self._broken("the connection was closed")
+        self._received += part
+        fate, said = self._fate()
+        if not fate:
+            return None
+        self._received.clear()
+        return self._over(fate, said)
+
+    def late(self, now: float) -> Told | None:
+        """Given up if it has waited for too long."""
+        if not self.waiting or now - self.sent < GIVE_UP_S:
+            return None
+        told = self._broken("no answer")
+        return told._replace(fate="silent")
+
+    def _fate(self) -> tuple[str, str]:
+        if self._answer is None:
+            return ("right", "") if len(self._received) >= len(self._request) else ("", "")
+        stop = self._received.find(END)
+        if stop < 0:
+            return "", ""
+        first, *lines = bytes(self._received[:stop]).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        body = bytes(self._received[stop + len(END) :])
+        if len(body) < int(headers.get("content-length", 0)):
+            return "", ""
+        reply = Reply(int(first.split()[1]), headers, body)
+        if reply.status != 200:
+            return str(reply.status), reply.said
+        return ("right", "") if reply.tensors == self._answer else ("wrong", reply.tensors[:64].hex())
+
+    def _over(self, fate: str, said: str = "") -> Told:
+        now = time.monotonic()
+        self.waiting = False
+        self.due = max(self.sent + EVERY_S, now) if fate != "down" else now + AGAIN_S
+        return Told(self.what, self.sent, now - self.sent, fate, said)
+
+    def _broken(self, said: str) -> Told:
+        if self._end is not None:
+            self._end.close()
+        self._end = None
+        self._received.clear()
+        return self._over("down", said)
+
+
+def echo() -> socket.socket:
+    """A connection to a process that sends back all that it is sent."""
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        here.close()
+        while part := there.recv(1 << 16):
+            there.sendall(part)
+        os._exit(0)
+    there.close()
+    return here
+
+
+def port_of(file: Path) -> int | None:
+    """Where the node listens now, if it does."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def tell(told: Told | None) -> None:
+    """What is worth a line."""
+    if told is not None and (told.took >= TOLD_FROM_S or told.fate != "right"):
+        print(json.dumps(told), flush=True)
+
+
+def watch(port_file: Path, questions: list[Question]) -> None:
+    """Ask until the input ends."""
+    while True:
+        now = time.monotonic()
+        for question in questions:
+            tell(question.late(now))
+            if not question.waiting and question.due <= now:
+                tell(question.ask(port_of(port_file) if question.fileno() < 0 else None))
+        heard = [question for question in questions if question.waiting]
+        idle = [question.due for question in questions if not question.waiting]
+        pause = min([*idle, now + 1.0]) - time.monotonic()
+        ready, _, _ = select.select([0, *heard], [], [], max(0.0, pause))
+        if 0 in ready and not os.read(0, 1 << 10):
+            return
+        for question in heard:
+            if question in ready:
+                tell(question.hear())
+
+
+def main() -> None:
+    port_file, request, answer = map(Path, sys.argv[1:])
+    control = Question("control", b"." * 100, None)
+    control.attach(echo())
+    live = Question("live", get("/v2/health/live"), b"")
+    infer = Question("infer", request.read_bytes(), answer.read_bytes())
+    questions = [live, infer, control]
+    watch(port_file, questions)
+    now = time.monotonic()
+    for question in questions:
+        if question.waiting:
+            tell(Told(question.what, question.sent, now - question.sent, "unanswered"))
+        print(json.dumps(Told(question.what, now, 0.0, "asked", str(question.asked))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Is a well-behaved tenant served while others do their worst?
+
+`python -m benchmarks.siege [--minutes M] [--seed S]`: a tenant's twenty functions are asked fifty times a second
+together, whether or not earlier requests are answered; each answer is compared with plain PyTorch's, bit for bit. For a
+part of the time nothing else happens: calm. Then one attack of other tenants and other callers follows the other
+(`benchmarks/siege/attacks.py`), and the table tells which one hurts. Attackers share the machine with the node, so
+their process is niced and may use a fifth of a core; what is attacked with costs the node, not them.
+
+A request counts from when it was due. One that is refused, lost or wrong is not attained, and takes as long as the
+patience in the p99. The bound of memory is what the node was configured with: private memory of workers, host store,
+requests; and, measured when calm, what daemon and zygotes take by themselves.
+"""
+
+import argparse
+import json
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from benchmarks.hostile.arena import Arena, arena
+from benchmarks.hostile.exchange import HungError, ask
+from benchmarks.hostile.verdicts import HARMS, Tally
+from benchmarks.measure import MIB, print_result, quantile
+from benchmarks.openloop import Outcome, Plan, attainment, fates
+from benchmarks.siege.attacks import ATTACKS
+from benchmarks.siege.defended import Defended, phase_of
+from benchmarks.siege.watch import Watch, own
+
+RATE = 50.0
+CALM = "calm"
+CALM_SHARE = 0.2
+WARM_S = 3.0
+"""For every function to be woken once, before it counts."""
+REST_S = 2.0
+"""Between two attacks, in which nothing counts: what one left over must not be charged to the next for ever."""
+REST_SHARE = 0.2
+PATIENCE_S = 25.0
+"""Longer than any of the functions may take."""
+BOUNDS = {"--memory-bytes": 3 << 30, "--host-bytes": 2 << 30, "--requests-bytes-max": 512 << 20}
+"""What the node may take beside what it is: private memory of workers, host store, requests."""
+LOOK_S = 0.2
+START_S = 60.0
+END_S = 10.0
+SLACK = 4.0
+"""Times the planned time for which requests could go on: some attacks are hard to end."""
+
+
+class Phase(NamedTuple):
+    """A part of the time, of the system's monotonic clock, and the most memory in it."""
+
+    name: str
+    began: float
+    ended: float
+    peak: int
+
+
+@contextmanager
+def generator(found: Arena, plan: Plan) -> Iterator[Path]:
+    """The process that asks; yields the file of the outcomes, which is there once `finished` has returned."""
+    files = [found.root / "plan", found.root / "outcomes"]
+    files[0].write_bytes(msgspec.msgpack.encode(plan))
+    command = [sys.executable, "-m", "benchmarks.openloop", str(found.port), *map(str, files)]
+    with subprocess.Popen(command) as process:
+        try:
+            yield files[1]
+            process.terminate()
+            process.wait(PATIENCE_S + 30.0)
+        finally:
+            process.kill()
+
+
+class Besiegers:
+    """The process of the attackers; one that does not end an attack in time is replaced."""
+
+    def __init__(self, found: Arena, seed: int, keep: Sequence[str]) -> None:
+        """`keep` are the functions of the tenant that is besieged."""
+        self._found = found
+        self._keep = set(keep)
+        self._command = [sys.executable, "-m", "benchmarks.siege.attacker", str(found.port), str(seed)]
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if not self._hears(START_S):
+            raise RuntimeError("the attackers' process does not start")
+
+    def begin(self, name: str) -> None:
+        """Begin an attack."""
+        self._write(name)
+
+    def end(self) -> None:
+        """End it, and take away what it has left."""
+        self._write("")
+        if not self._hears(END_S):
+            self.stop()
+            self._clear()
+            self._start()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def _hears(self, seconds: float) -> bool:
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], seconds)[0] and self._process.stdout.readline())
+
+    def _clear(self) -> None:
+        with suppress(OSError, HungError):
+            reply = ask(self._found.port, "GET", "/v2/models", patience_s=END_S)
+            names = [] if reply is None or reply.status != 200 else json.loads(reply.body)["models"]
+            for name in set(names) - self._keep:
+                ask(self._found.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=END_S)
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def wait(found: Arena, seconds: float) -> None:
+    """Let time pass; bring the node back if it dies."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(LOOK_S, left))
+        found.examine()
+
+
+def besiege(found: Arena, names: Sequence[str], seconds: float, watch: Watch, besiegers: Besiegers) -> list[Phase]:
+    """All phases, one after the other."""
+    calm_s = CALM_SHARE * seconds
+    each_s = (seconds - calm_s) / len(names)
+    rest_s = min(REST_S, REST_SHARE * each_s)
+    found.tally.begin(CALM, CALM, 0)
+    wait(found, WARM_S)
+    began = time.monotonic()
+    wait(found, calm_s)
+    phases = [Phase(CALM, began, time.monotonic(), watch.phase())]
+    for number, name in enumerate(names):
+        found.tally.begin(name, name, number)
+        began = time.monotonic()
+        besiegers.begin(name)
+        wait(found, each_s - rest_s)
+        phases.append(Phase(name, began, time.monotonic(), watch.phase()))
+        print(f"{name}: {phases[-1].ended - began:.0f} s", file=sys.stderr, flush=True)
+        besiegers.end()
+        wait(found, rest_s)
+    return phases
+
+
+def slowness(outcomes: Sequence[Outcome]) -> list[float]:
+    """Seconds that each request took; the whole patience where no right answer came."""
+    return [each.latency_s if each.fate == "answered" else PATIENCE_S for each in outcomes] or [0.0]
+
+
+def wrong(outcomes: Sequence[Outcome]) -> int:
+    """Answers that are none."""
+    return sum(each.status == 200 and not each.right for each in outcomes)
+
+
+def row(name: str, part: Sequence[Outcome], slo_s: Sequence[float], peak: int, harms: str) -> str:
+    """A line of the table."""
+    counts, times = fates(part), slowness(part)
+    lost = counts["lost"] - wrong(part)
+    p50, p99 = (1e3 * quantile(times, share) for share in (0.5, 0.99))
+    told = f"{len(part):9}{attainment(part, slo_s):9.1%}{p50:9.1f}{p99:10.1f}"
+    return f"{name:18}{told}{counts['refused']:9}{lost:6}{wrong(part):7}{peak / MIB:10.0f}  {harms}"
+
+
+def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], told: dict) -> None:
+    """The table and the line for programs; `told` has the SLOs and the bound."""
+    spans = [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases]
+    by_phase: dict[str, list[Outcome]] = {phase.name: [] for phase in phases}
+    rest: list[Outcome] = []
+    for each in outcomes:
+        name = phase_of(each.due_s, spans)
+        (by_phase[name] if name else rest).append(each)
+    print(
+        f"\n{'phase':18}{'requests':>9}{'in SLO':>9}{'p50 ms':>9}{'p99 ms':>10}{'refused':>9}{'lost':>6}{'wrong':>7}",
+        end="",
+    )
+    print(f"{'peak MiB':>10}  what the node suffered")
+    for phase in phases:
+        harms = ", ".join(f"{harm} {count}" for harm in HARMS if (count := found.tally.counts[phase.name][harm]))
+        print(row(phase.name, by_phase[phase.name], told["slo_s"], phase.peak, harms))
+    print(row("between attacks", rest, told["slo_s"], 0, ""))
+    for example in found.tally.examples:
+        print(f"{example.harm}: {example.case}: {example.told}")
+    under = [each for phase in phases if phase.name != CALM for each in by_phase[phase.name]]
+    counts = fates(under)
+    calm_s, under_s = (quantile(slowness(part), 0.99) for part in (by_phase[CALM], under))
+    peak = max(phase.peak for phase in phases)
+    print(
+        f"p99 {1e3 * calm_s:.1f} ms when calm, {1e3 * under_s:.1f} ms under attack; peak {peak / MIB:.0f} MiB of",
+        end=" ",
+    )
+    print(f"{told['bound'] / MIB:.0f} MiB, of which {told['base'] / MIB:.0f} MiB are the daemon's and the zygotes'")
+    print_result(
+        {
+            "attainment": attainment(under, told["slo_s"]),
+            "p99_over_calm": under_s / max(calm_s, 1e-6),
+            "wrong": wrong(outcomes),
+            "lost": counts["lost"] - wrong(under),
+            "peak_over_bound": peak / told["bound"],
+            "calm_attainment": attainment(by_phase[CALM], told["slo_s"]),
+            "crashes": found.tally.total("crashes"),
+        }
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="calm and attacks together; default 10")
+    parser.add_argument("--seed", type=int, default=1, help="default 1")
+    parser.add_argument("--only", action="append", choices=list(ATTACKS), help="these attacks alone")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = options.only or list(ATTACKS)
+    seconds = 60 * options.minutes
+    defended = Defended()
+    with arena(Tally(), *(part for flag, nbytes in BOUNDS.items() for part in (flag, str(nbytes)))) as found:
+        found.keep_port()
+        found.on_fresh.append(lambda: defended.deploy(found.node.client))
+        found.start()
+        found.node.wait_quiet()
+        base = own(found.node.own_pids())
+        watch = Watch(found.node)
+        besiegers = Besiegers(found, options.seed, defended.names)
+        # What a restart of the node takes is part of what the tenant suffers, and of the time.
+        planned_s = WARM_S + SLACK * seconds
+        plan = Plan(defended.targets, defended.payloads, defended.arrivals(planned_s, RATE, options.seed), PATIENCE_S)
+        try:
+            with generator(found, plan) as file:
+                while not file.with_suffix(".began").exists():
+                    time.sleep(LOOK_S)
+                began = float(file.with_suffix(".began").read_text())
+                phases = besiege(found, names, seconds, watch, besiegers)
+        finally:
+            besiegers.stop()
+            watch.stop()
+        outcomes = msgspec.msgpack.decode(file.read_bytes(), type=list[Outcome])
+        report(
+            found,
+            began,
+            phases,
+            outcomes,
+            {"slo_s": defended.slo_s, "bound": sum(BOUNDS.values()) + base, "base": base},
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""What do others do to a node while somebody else is served? Each attack is a generator: a step, and a pause.
+
+An attack ends when it is closed, and takes away what it has deployed. Its steps cost little here: what costs is the
+node's own work, or waiting.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from random import Random
+
+from benchmarks.fuzz.crafted import NAME as CRAFTED
+from benchmarks.fuzz.crafted import REACHING
+from benchmarks.fuzz.manifests import NUMERIC
+from benchmarks.fuzz.uploads import begun
+from benchmarks.hostile import wires
+from benchmarks.hostile.bodies import HEAVY
+from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, receive, request
+from benchmarks.hostile.functions import Functions, infer_request, order_request, register, source, stage
+from benchmarks.hostile.mutation import LARGE
+from overwinter.api.deployer import Package, package, settings_of
+from overwinter.core.tensor import TensorSpec
+from overwinter.model.program import Call, Layer, Program, Slot, Value
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import encode_manifest
+
+STEP_S = 3.0
+"""Longest that a step waits for an answer."""
+TENANTS = 4
+CALLS = 12
+"""Requests of one step to functions that do not answer."""
+DAY_S = 86_400.0
+TRIALS = 32
+SLOW_CALLS = 200
+SLOW_ROWS = 1 << 20
+HANGING = "import time\ntime.sleep(100_000)\n"
+SPINNING = "def preprocess(inputs, state):\n    while True:\n        pass\n"
+Steps = Iterator[None]
+
+
+class Attackers:
+    """Other tenants, other clients, and what they have deployed."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self.port = port
+        self.rng = Random(seed)
+        self.functions = Functions()
+        self._deployed: list[str] = []
+        self._ends: list[socket.socket] = []
+
+    def deploy(self, made: Package) -> bool:
+        """Deploy as far as the node lets; whether it did."""
+        name = made.manifest.name
+        self._deployed.append(name)
+        with suppress(OSError, HungError):
+            stage(self.port, made)
+            reply = register(self.port, made, STEP_S)
+            return reply is not None and reply.status == 201
+        return False
+
+    def ask(self, content: bytes) -> Reply | None:
+        """One request, answered or not."""
+        with suppress(OSError, HungError):
+            return exchange(self.port, content, STEP_S)
+        return None
+
+    def call(self, content: bytes) -> None:
+        """One request whose answer nobody waits for, but whose connection stays."""
+        with suppress(OSError):
+            end = connect(self.port, STEP_S)
+            self._ends.append(end)
+            end.sendall(content)
+
+    def remove(self, name: str) -> None:
+        """Take away a function."""
+        with suppress(OSError, HungError):
+            ask(self.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=STEP_S)
+
+    def leave(self) -> None:
+        """Hang up, and take away everything."""
+        for end in self._ends:
+            end.close()
+        for name in dict.fromkeys(self._deployed):
+            self.remove(name)
+        self._ends, self._deployed = [], []
+
+    def hog(self, number: int, **settings: float) -> str:
+        """Deploy a function that takes what it can; its name."""
+        name = f"hog-{number}"
+        self.deploy(self.functions.package(name, handler=source("hog"), tenant=f"siege-{number % TENANTS}", **settings))
+        return name
+
+
+def settings(others: Attackers) -> Steps:
+    """Settings at their ends, with what makes them matter: a profile and a burst."""
+    while True:
+        for name in NUMERIC:
+            for value in (5e-324, 1, *LARGE):
+                manifest = others.functions.package("extreme", tenant="siege-0")
+                with suppress(Exception):
+                    # What our own checks refuse is not sent by this way; the fuzz sends it by another.
+                    manifest = others.functions.package("extreme", tenant="siege-0", **{name: value})
+                if others.deploy(manifest):
+                    path = "/overwinter/v1/functions/extreme/profile"
+                    with suppress(OSError, HungError):
+                        ask(others.port, "POST", path, b'{"cores":[1],"batches":[1],"layers":false}', STEP_S)
+                    for _ in range(CALLS):
+                        others.call(infer_request("extreme"))
+                others.leave()
+                yield
+
+
+def heavy_requests(others: Attackers) -> Steps:
+    """Requests that cost much to look at."""
+    others.deploy(others.functions.package("scale", tenant="siege-0"))
+    others.deploy(others.functions.package("words", handler=source("words"), tenant="siege-0"))
+    made = {name: make() for name, make in HEAVY.items() if "300" not in name}
+    while True:
+        for content in made.values():
+            others.ask(content)
+            yield
+
+
+def odd_connections(others: Attackers) -> Steps:
+    """Headers without end, tiny chunks, lies."""
+    while True:
+        for make in wires.SENT.values():
+            with suppress(OSError, HungError), connect(others.port, STEP_S) as end:
+                for part, _ in zip(make(others.rng), range(64), strict=False):
+                    end.sendall(part)
+                receive(end, 0.2)
+            yield
+
+
+def half_open(others: Attackers) -> Steps:
+    """Connections that never finish, and bodies that stop in the middle."""
+    with ExitStack() as held:
+        held.enter_context(wires.half_open(others.port, 2000))
+        for _ in range(8):
+            with suppress(OSError):
+                end = held.enter_context(connect(others.port, STEP_S))
+                end.sendall(wires.stalled(32 << 20, 64 << 20))
+            yield
+        while True:
+            yield
+
+
+def dripping(others: Attackers) -> Steps:
+    """More uploads than the node has threads, a byte at a time."""
+    with ExitStack() as held:
+        ends = []
+        for _ in range(24):
+            with suppress(OSError):
+                ends.append(held.enter_context(connect(others.port, STEP_S)))
+                ends[-1].sendall(begun(address_of(others.rng.randbytes(32)), 1 << 20, b"."))
+        while True:
+            for end in ends:
+                with suppress(OSError):
+                    end.sendall(b".")
+            yield
+
+
+def _hogs(way: str, seconds: float, **settings: float) -> Callable[[Attackers], Steps]:
+    def attack(others: Attackers) -> Steps:
+        names = [others.hog(number, timeout_s=DAY_S, **settings) for number in range(TENANTS)]
+        text = json.dumps({"way": way, "seconds": seconds})
+        yield
+        for _ in range(CALLS):
+            for name in names:
+                others.call(order_request(name, text))
+            yield
+        while True:
+            yield
+
+    attack.__doc__ = f"Handlers of {TENANTS} tenants that {way}."
+    return attack
+
+
+def removed_while_running(others: Attackers) -> Steps:
+    """Sleeping functions that are removed, and come again under other names."""
+    number = 0
+    while True:
+        number += 1
+        name = others.hog(number, timeout_s=DAY_S, max_bodies=8)
+        for _ in range(CALLS):
+            others.call(order_request(name, json.dumps({"way": "sleep", "seconds": DAY_S})))
+        yield
+        others.remove(name)
+        yield
+
+
+def hanging_trials(others: Attackers) -> Steps:
+    """Handlers that never come to their end, neither when they are loaded nor when they are tried."""
+    number = 0
+    while True:
+        for handler in (HANGING, SPINNING):
+            number += 1
+            made = others.functions.package(f"stuck-{number}", handler=handler, tenant=f"siege-{number % TENANTS}")
+            with suppress(OSError, HungError):
+                stage(others.port, made)
+            if number <= TRIALS:
+                others.call(request("POST", "/overwinter/v1/functions", encode_manifest(made.manifest)))
+            yield
+
+
+def slow_rehearsals(others: Attackers) -> Steps:
+    """Programs whose example sizes take seconds, each one new."""
+    number = 0
+    while True:
+        number += 1
+        program = slow_program(SLOW_CALLS + number % 50)
+        made = package("slow", program, [], tenant="siege-0", settings=settings_of(None, {"timeout_s": 60.0}))
+        others.deploy(made)
+        x = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+        with suppress(OSError, HungError):
+            ask(others.port, "POST", "/v2/models/slow/infer", x, STEP_S)
+        yield
+
+
+def slow_program(calls: int) -> Program:
+    """Many cosines, one after the other, of an input whose example is large."""
+    return Program(
+        inputs=(TensorSpec("x", "FP32", ("rows", 4)),),
+        outputs=(TensorSpec("y", "FP32", ("rows", 4)),),
+        weights=(),
+        calls=tuple(Call("aten.cos.default", (Slot(at),), {}, (at + 1,), (at,) if at else ()) for at in range(calls)),
+        values=tuple(Value("float32") for _ in range(calls)),
+        output_slots=(calls,),
+        layers=(Layer("", 0, calls, 0, 0, 0),),
+        dimensions={"rows": (1, SLOW_ROWS)},
+        example={"rows": SLOW_ROWS},
+    )
+
+
+def forgers(others: Attackers) -> Steps:
+    """Handlers that flood the node with forged messages."""
+    name = "forger"
+    others.deploy(others.functions.package(name, handler=source("forger"), tenant="siege-0", timeout_s=5.0))
+    while True:
+        for way in ("messages", "long", "flood", "plus", "descriptors", "truncated buffers", "large buffers", "deep"):
+            others.call(order_request(name, json.dumps({"way": way, "seed": others.rng.randrange(1 << 30)})))
+            yield
+
+
+def crashing_programs(others: Attackers) -> Steps:
+    """Programs that today end their worker, or show memory that is not theirs."""
+    while True:
+        for make in REACHING.values():
+            program, weights = make()
+            others.deploy(package(CRAFTED, program, [weight.contiguous() for weight in weights], tenant="siege-0"))
+            others.leave()
+            yield
+
+
+def churn(others: Attackers) -> Steps:
+    """New functions all the time, each called once and removed."""
+    number = 0
+    while True:
+        number += 1
+        name = f"churn-{number}"
+        others.deploy(others.functions.package(name, float(number), tenant=f"siege-{number % TENANTS}"))
+        others.ask(infer_request(name))
+        others.leave()
+        yield
+
+
+ATTACKS: dict[str, Callable[[Attackers], Steps]] = {
+    "settings": settings,
+    "heavy requests": heavy_requests,
+    "odd connections": odd_connections,
+    "half open": half_open,
+    "dripping": dripping,
+    "sleepers": _hogs("sleep", DAY_S, max_bodies=64),
+    "spinners": _hogs("spin", DAY_S, max_bodies=4, threads=2),
+    "removed": removed_while_running,
+    "hanging trials": hanging_trials,
+    "slow rehearsals": slow_rehearsals,
+    "background": _hogs("burn", DAY_S),
+    "log floods": _hogs("flood", DAY_S),
+    "heap": _hogs("heap", 5.0, memory_mib=4096),
+    "shared memory": _hogs("shared", 5.0, memory_mib=4096),
+    "kernel buffers": _hogs("pipes", 5.0),
+    "forks": _hogs("fork", 10.0),
+    "forgers": forgers,
+    "crashing programs": crashing_programs,
+    "churn": churn,
+}
+"""Every attack by name, in the order in which they come."""

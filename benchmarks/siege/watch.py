@@ -1,0 +1,88 @@
+"""How much memory does a node hold at its worst? Looked at all the time, and counted in full now and then.
+
+The kernel's full account (PSS) of many workers costs a core for a while, so it is read once in each phase, at its end.
+In between, what each process has to itself is taken from its count of pages, which anybody may read.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.measure import memory, memory_file_bytes, occupied_bytes
+from benchmarks.nodes import Node, parents_of_all
+
+EVERY_S = 1.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Watch:
+    """Samples a node's memory in a thread until it is stopped."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._over = threading.Event()
+        self._peak = 0
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(EVERY_S):
+            self._peak = max(self._peak, quick(self._node))
+
+    def phase(self) -> int:
+        """The peak since the last call, in bytes, with a full count now."""
+        peak, self._peak = max(self._peak, full(self._node)), 0
+        return peak
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._thread.join(10)
+
+
+def quick(node: Node) -> int:
+    """What all processes have to themselves, the host store, and the memory files of tensors."""
+    return pages(node.pids()) + common(node)
+
+
+def full(node: Node) -> int:
+    """The same with the share of files, and with all shared memory of the processes' own making."""
+    try:
+        held = memory(node.pids())
+    except PermissionError:
+        # Of an ordinary user's workers the kernel tells nobody.
+        return quick(node)
+    return held.anonymous + held.files + max(held.shared, common(node))
+
+
+def own(pids: Sequence[int]) -> int:
+    """What these processes take, with their share of files where the kernel tells it."""
+    try:
+        return memory(pids).total
+    except PermissionError:
+        return pages(pids)
+
+
+def pages(pids: Sequence[int]) -> int:
+    """Bytes that these processes have to themselves: what a fork shares with its parent among them counts once."""
+    private = {pid: _private(pid) for pid in pids}
+    parents = parents_of_all()
+    # A fork may have written to what it inherited; then this is too little, never too much.
+    return sum(max(0, nbytes - private.get(parents.get(pid, 0), 0)) for pid, nbytes in private.items())
+
+
+def _private(pid: int) -> int:
+    with suppress(OSError):
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+        return (resident - shared) * PAGE
+    return 0
+
+
+def common(node: Node) -> int:
+    """What lies in memory that no single process owns."""
+    with suppress(OSError):
+        daemon = node.process.pid if node.process is not None else 0
+        return occupied_bytes(node.host_store) + memory_file_bytes(daemon)
+    return 0

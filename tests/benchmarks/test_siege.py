@@ -1,0 +1,40 @@
+"""The siege charges each request to its phase, and what is no right answer with the whole patience."""
+
+import os
+
+from benchmarks.openloop import Outcome
+from benchmarks.siege.__main__ import PATIENCE_S, slowness, wrong
+from benchmarks.siege.attacks import ATTACKS, slow_program
+from benchmarks.siege.defended import phase_of
+from benchmarks.siege.watch import own, pages
+from overwinter.model.program import validate
+
+ANSWERED = Outcome(0, 1.0, 0.0, 0.02, 200, "warm", True)
+WRONG = Outcome(0, 1.0, 0.0, 0.02, 200, "warm", False)
+REFUSED = Outcome(0, 1.0, 0.0, 0.01, 503, "full", False)
+LOST = Outcome(0, 1.0, 0.0, 3.0, 0, "", False)
+
+
+def test_what_is_not_answered_right_takes_the_whole_patience():
+    assert slowness([ANSWERED, WRONG, REFUSED, LOST]) == [0.02, PATIENCE_S, PATIENCE_S, PATIENCE_S]
+
+
+def test_a_wrong_answer_is_told_from_a_lost_one():
+    assert wrong([ANSWERED, WRONG, REFUSED, LOST]) == 1
+
+
+def test_a_moment_belongs_to_the_phase_in_which_it_lies():
+    phases = [("calm", 0.0, 5.0), ("heap", 6.0, 9.0)]
+    assert [phase_of(at, phases) for at in (0.0, 4.9, 5.0, 6.0, 9.0)] == ["calm", "calm", "", "heap", ""]
+
+
+def test_the_slow_program_is_valid():
+    validate(slow_program(20))
+
+
+def test_every_attack_says_what_it_does():
+    assert all(attack.__doc__ for attack in ATTACKS.values())
+
+
+def test_memory_of_a_process_is_counted():
+    assert 1 << 20 < pages([os.getpid()]) <= own([os.getpid()]) + (1 << 30)
