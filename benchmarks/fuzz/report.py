@@ -8,6 +8,9 @@ from benchmarks.hostile.neighbour import Told
 from benchmarks.hostile.verdicts import HARMS, unforeseen_words
 from benchmarks.measure import print_result
 
+KILLS = "calls"
+"""The kind that kills the neighbour's workers too."""
+SIGKILL = "(SIGKILL)"
 NOTES_SHOWN = 40
 SLOWEST_SHOWN = 8
 
@@ -41,7 +44,9 @@ def hear(told: Sequence[Told], attacker: Attacker) -> None:
             tally.add("hung", "the neighbour was never answered")
         elif each.fate not in ("right", "asked", "down", "unanswered"):
             tally.note(f"the neighbour was told {each.fate}: {each.said[:80]}")
-            if unforeseen_words(each.fate, each.said):
+            # A request may be tried twice; who kills every worker has foreseen that it fails.
+            killed = mark.kind == KILLS and SIGKILL in each.said
+            if unforeseen_words(each.fate, each.said) and not killed:
                 tally.add("unforeseen_5xx", f"the neighbour was told {each.fate}: {each.said}")
 
 
