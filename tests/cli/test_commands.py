@@ -174,7 +174,7 @@ def test_inputs_that_do_not_fit(run: Run, scale: str, arguments: list[str], word
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["cli_scale:model", "--set", "max_bodies=0"], "max_bodies must be above 0"),
+        (["cli_scale:model", "--set", "max_bodies=0"], "max_bodies must be from 1 to 4,096"),
         (["cli_scale:model", "--set", "color=red"], "color"),
         (["cli_scale:model", "--slo", "fast"], "'fast' is not a duration"),
         (["cli_scale:failing"], "no weights"),

@@ -43,7 +43,7 @@ def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
     [
         (Wanted(cores=(3,)), "cores must be from 1 to 2 here, not 3"),
         (Wanted(batches=(1, 9)), "batch must be from 1 to 8 here, not 9"),
-        (Wanted(concurrency=(0,)), "concurrency must be from 1 to 64 here, not 0"),
+        (Wanted(concurrency=(0,)), "concurrency must be from 1 to 32 here, not 0"),
         (Wanted(batches=()), "not none"),
     ],
 )

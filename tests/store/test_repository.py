@@ -1,4 +1,6 @@
+import json
 import os
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,7 +8,9 @@ import msgspec
 import pytest
 
 from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError
+from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
+from overwinter.core.profile import Point, Profile
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Block, Piece
 from overwinter.store.repository import Repository
@@ -111,6 +115,29 @@ def test_functions_outlive_the_repository_object(repository):
     assert again.deployments() == repository.deployments()
     assert again.node_identity == repository.node_identity
     again.close()
+
+
+def test_settings_kept_before_there_were_bounds_count_as_the_nearest_and_are_told(repository):
+    base().deploy(repository)
+    old = {"slo_ms": 5e-324, "memory_mib": 1 << 24}
+    with sqlite3.connect(repository.root / "catalog.sqlite") as catalog:
+        [[data]] = catalog.execute("SELECT manifest FROM functions")
+        manifest = json.loads(data)
+        manifest["settings"] |= old
+        catalog.execute("UPDATE functions SET manifest = ?", (json.dumps(manifest).encode(),))
+    [deployment] = repository.deployments()
+    assert deployment.manifest.settings == Settings(slo_ms=0.1, memory_mib=1 << 20)
+    assert [line.split()[:2] for line in deployment.limited] == [["slo_ms", "5e-324"], ["memory_mib", "16777216"]]
+    repository.collect(LATER, 0)
+    assert repository.deployment(BASE).limited == deployment.limited
+
+
+def test_a_profile_that_nobody_can_have_measured_is_not_read(repository):
+    sound = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1),))
+    repository.put_profile("here", "sound", sound, 1.0)
+    repository.put_profile("here", "absurd", msgspec.structs.replace(sound, wake_s=float("nan")), 1.0)
+    assert repository.profile("here", "sound") == sound
+    assert repository.profile("here", "absurd") is None
 
 
 def test_a_variant_sends_only_what_is_new(repository):

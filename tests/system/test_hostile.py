@@ -102,7 +102,7 @@ def test_what_a_handler_prints_is_in_the_nodes_log_with_its_source(node: NodePro
 
 def test_settings_beyond_reason_are_refused_and_leave_nothing(make_node):
     node = make_node()
-    with pytest.raises(CallerError, match="memory_mib must be at most"):
+    with pytest.raises(CallerError, match="memory_mib must be from 1 to"):
         deploy(node, "greedy", memory_mib=1 << 60)
     deploy(node, "greedy")
     assert node.client.function("greedy")["version"] == 1

@@ -121,7 +121,10 @@ def serve(port_file: Path | None, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
     from overwinter.wiring import bind, run
 
-    config = config_of(values)
+    try:
+        config = config_of(values)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     if not is_loopback(config.host):
         click.echo(
             f"warning: listening on {config.host}: whoever reaches this address can run, deploy and remove functions, "

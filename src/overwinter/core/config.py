@@ -2,7 +2,57 @@
 
 import msgspec
 
+from overwinter.core.bounds import Bound, check_bounds, seconds
 from overwinter.core.policies import Policy, policy_named
+
+BYTES_MOST = 1 << 50
+"""No machine has a PiB."""
+
+MIND_BOUNDS = {
+    "cores": Bound(1, 4096, "cores", "no machine has more"),
+    "memory_bytes": Bound(1, BYTES_MOST, "bytes", "no machine has a PiB"),
+    "host_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
+    "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
+    "bodies_max": Bound(1, 65_536, "workers", "each is a process"),
+    "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
+    "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
+    "stop_timeout_s": seconds(0.01, 3600, "a worker must hear of it, and its memory is wanted"),
+    "rehearsal_max_s": seconds(0, 60, "the zygote forks nothing meanwhile"),
+    "prepared_max": Bound(1, 100_000, "programs", "each takes memory of the zygote"),
+    "backoff_first_s": seconds(0.001, 3600, "a function that fails at once would be tried without an end"),
+    "backoff_max_s": seconds(0.001, 86_400, "a function that was mended should be tried again"),
+    "retry_after_min_s": seconds(0, 3600, "nobody waits for longer"),
+}
+"""Of every number in the configuration of the mind."""
+
+NODE_BOUNDS = {
+    "port": Bound(0, 65_535, "", "that is what ports are"),
+    "journal_ring": Bound(1, 10_000_000, "steps", "each is kept in memory"),
+    "profile_share": Bound(0.0001, 1, "of the time", "it is a share", whole=False),
+    "memory_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
+    "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
+}
+"""Of every number in the configuration of a node."""
+
+REQUEST_BOUNDS = {
+    "requests_bytes_max": Bound(1 << 20, BYTES_MOST, "bytes", "a request must fit, and no machine has a PiB"),
+    "client_share": Bound(0.001, 1, "of all", "it is a share", whole=False),
+    "request_bytes_max": Bound(1 << 10, 1 << 40, "bytes", "a request has a head, and it lies in memory"),
+    "json_bytes_max": Bound(1 << 10, 1 << 32, "bytes", "a request has a head, and JSON costs far more than its bytes"),
+    "elements_max": Bound(1, 1 << 32, "elements", "each is looked at"),
+    "manifest_bytes_max": Bound(1 << 10, 1 << 32, "bytes", "none is smaller, and it is kept in memory"),
+    "block_bytes_max": Bound(1 << 10, BYTES_MOST, "bytes", "no block is smaller, and no machine has a PiB"),
+    "uploads_max": Bound(1, 100_000, "uploads", "each holds a descriptor"),
+    "room_wait_s": seconds(0, 3600, "who waits for longer has gone"),
+    "head_bytes_max": Bound(1 << 8, 1 << 30, "bytes", "a request has a line and headers, which lie in memory"),
+    "headers_max": Bound(1, 100_000, "headers", "a request names its host, and each is looked at"),
+    "head_timeout_s": seconds(0.01, 3600, "a network takes its time, and each connection is kept"),
+    "idle_timeout_s": seconds(0.01, 86_400, "a network takes its time, and each connection is kept"),
+    "stall_s": seconds(0.01, 3600, "a network takes its time, and each body is kept"),
+    "rate_min_bytes": Bound(1, 1 << 40, "bytes a second", "nothing would be no bound, and no network is faster"),
+    "connections_max": Bound(1, 1_000_000, "connections", "each holds a descriptor"),
+}
+"""Of every number in what requests may take."""
 
 
 class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +85,7 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         policy_named(self.policy)
+        check_bounds(self, MIND_BOUNDS)
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +124,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     connections_max: int = 2048
     """Connections open at once, at most a quarter of the descriptors that the process may have."""
 
+    def __post_init__(self) -> None:
+        check_bounds(self, REQUEST_BOUNDS)
+
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a node listens, where it keeps things, and its limits."""
@@ -98,3 +152,6 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Time between two comparisons of the mind's bytes with the kernel's."""
     mind: MindConfig = MindConfig()
     requests: RequestLimits = RequestLimits()
+
+    def __post_init__(self) -> None:
+        check_bounds(self, NODE_BOUNDS)

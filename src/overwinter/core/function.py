@@ -4,21 +4,26 @@ from typing import Literal
 
 import msgspec
 
+from overwinter.core.bounds import Bound, check_bounds, seconds
 from overwinter.core.ids import SHARED, Address, FunctionId, FunctionName, StoreName, TenantId
 from overwinter.core.profile import Profile
 
-MOST = {
-    "slo_ms": 86_400_000,
-    "timeout_s": 86_400,
-    "max_batch": 65_536,
-    "max_bodies": 4096,
-    "queue_limit": 1_000_000,
-    "keep_alive_s": 31_536_000,
-    "threads": 256,
-    "concurrency": 64,
-    "memory_mib": 1 << 24,
+TIMES = {
+    "slo_ms": Bound(0.1, 86_400_000, "ms", "no worker answers sooner, and a day is no low latency", whole=False),
+    "timeout_s": seconds(0.001, 86_400, "a shorter one expires before a worker hears of it, a longer one is no wait"),
 }
-"""The largest value of each setting: beyond, somebody mistook a unit."""
+"""Of a function and of a pipeline."""
+
+BOUNDS = TIMES | {
+    "max_batch": Bound(1, 65_536, "requests", "a run has at least one, and its tensors must fit into memory"),
+    "max_bodies": Bound(1, 4096, "workers", "each is a process"),
+    "queue_limit": Bound(1, 1_000_000, "requests", "each is kept in memory while it waits"),
+    "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is for ever"),
+    "threads": Bound(1, 256, "cores", "a worker needs one, and one run gains nothing from more"),
+    "concurrency": Bound(1, 32, "runs", "each holds two descriptors of the node and a thread of the worker"),
+    "memory_mib": Bound(1, 1 << 20, "MiB", "1 TiB is more than one worker can have"),
+}
+"""Of every number in a function's settings."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,25 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Most private memory of one body: its own heap, not the shared weights."""
 
     def __post_init__(self) -> None:
-        for name, most in MOST.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise ValueError(f"{name} must be at most {most}, got {value}")
-        for name in (
-            "slo_ms",
-            "timeout_s",
-            "max_batch",
-            "max_bodies",
-            "queue_limit",
-            "threads",
-            "memory_mib",
-            "concurrency",
-        ):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
-        if self.keep_alive_s < 0:
-            raise ValueError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
+        check_bounds(self, BOUNDS)
 
 
 class BlobSize(msgspec.Struct, frozen=True, array_like=True):

@@ -12,8 +12,9 @@ from typing import Annotated, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta
 
+from overwinter.core.bounds import check_bounds
 from overwinter.core.errors import CallerError, NotFoundError
-from overwinter.core.function import MOST
+from overwinter.core.function import TIMES
 from overwinter.core.ids import NAME_PATTERN, FunctionName
 from overwinter.core.tensor import NAME_MAX, Buffer, TensorSpec
 
@@ -48,8 +49,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ]
     outputs: Annotated[dict[TensorName, Source], Meta(min_length=1, max_length=SOURCES_MAX)]
     """For each output of the pipeline, its source: an output of a stage."""
-    slo_ms: Annotated[float, Meta(gt=0, le=MOST["slo_ms"])] | None = None
-    timeout_s: Annotated[float, Meta(gt=0, le=MOST["timeout_s"])] = 60.0
+    slo_ms: float | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, TIMES)
 
 
 class Typed(Protocol):

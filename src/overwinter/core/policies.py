@@ -5,12 +5,27 @@ from typing import Literal
 
 import msgspec
 
+from overwinter.core.bounds import Bound, check_bounds, seconds
+
 Scaling = Literal["overwinter", "dts", "dts-cores", "exact", "mls", "infless", "photons", "tetris-ro", "batch"]
 Rate = Literal["window", "last-value", "k-last-value", "on-demand", "peak", "oracle"]
 Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
 KeepAlive = Literal["fixed", "history"]
 Eviction = Literal["worth", "lru"]
 Order = Literal["deadline", "any"]
+
+
+BOUNDS = {
+    "period_s": seconds(0.01, 86_400, "a look at every function takes its time, and after a day it is too late"),
+    "history": Bound(1, 10_000, "periods", "one must be known, and all are looked at each period"),
+    "alpha": Bound(0.01, 1, "of the capacity", "it is a share, and rates are divided by it", whole=False),
+    "beta": Bound(0.001, 1, "of the capacity", "it is a share, below alpha", whole=False),
+    "core_mib": Bound(0, 1 << 20, "MiB", "it is weighed against the memory of a worker", whole=False),
+    "cores_max": Bound(1, 4096, "cores", "no machine has more"),
+    "batch_max": Bound(1, 65_536, "requests", "no function's settings allow more"),
+    "concurrency_max": Bound(1, 4096, "runs", "no function's settings allow more"),
+}
+"""Of every number in a policy."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,10 +66,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bounds of every body's shape, beside the function's own."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < self.alpha <= 1:
-            raise ValueError(f"0 < beta < alpha <= 1 must hold, got beta {self.beta} and alpha {self.alpha}")
-        if min(self.period_s, self.history, self.cores_max, self.batch_max, self.concurrency_max) <= 0:
-            raise ValueError("period_s, history, cores_max, batch_max and concurrency_max must be above 0")
+        check_bounds(self, BOUNDS)
+        if not self.beta < self.alpha:
+            raise ValueError(f"beta must be below alpha, got beta {self.beta} and alpha {self.alpha}")
 
 
 _ASYFUNC = Policy(

@@ -3,7 +3,26 @@
 Tetris 3.2 and AsyFunc 3.3. All of it is data; who measures lies in the worker and node rooms.
 """
 
+from collections.abc import Iterator
+
 import msgspec
+
+from overwinter.core.bounds import Bound, seconds
+
+POINTS_MAX = 16_384
+"""Of a profile; more than every measurement of a function gives."""
+LATENCY = seconds(1e-7, 86_400, "no clock measures less, and nobody measures for longer than a day")
+LAYER = seconds(0, 86_400, "a layer without work takes nothing, and nobody measures for longer than a day")
+BYTES = Bound(0, 1 << 53, "bytes", "no machine has so many")
+MACS = Bound(0, 1 << 62, "multiply-adds", "no program has so many")
+POINT = {
+    "cores": Bound(1, 4096, "cores", "no machine has so many"),
+    "memory_bytes": BYTES,
+    "batch": Bound(1, 65_536, "requests", "no function's settings allow more"),
+    "concurrency": Bound(1, 4096, "runs", "no function's settings allow more"),
+    "latency_s": LATENCY,
+}
+"""Of each number of a measured configuration, in order."""
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +83,24 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerPoint, ...] = ()
     wake_s: float | None = None
     """From the fork until a body is ready, its blocks being in the host store."""
+
+    def fault(self) -> str | None:
+        """Why nobody should decide by it, or None: a damaged disk, or whoever writes to it, must not choose for us."""
+        if len(self.points) > POINTS_MAX or len(self.layers) > POINTS_MAX:
+            return f"it has more than {POINTS_MAX} points or layers"
+        if len({point.shape for point in self.points}) < len(self.points):
+            return "it has two points of one configuration"
+        return next((told for name, bound, value in self._numbers() if (told := bound.fault(name, value))), None)
+
+    def _numbers(self) -> Iterator[tuple[str, Bound, float]]:
+        yield "weight_bytes", BYTES, self.weight_bytes
+        yield "macs", MACS, self.macs
+        if self.wake_s is not None:
+            yield "wake_s", LATENCY, self.wake_s
+        for point in self.points:
+            yield from zip(POINT, POINT.values(), msgspec.structs.astuple(point), strict=True)
+        for layer in self.layers:
+            yield from ((f"a latency of layer {layer.path!r}", LAYER, value) for value in layer.latency_s.values())
 
     def point(self, shape: Shape) -> Point | None:
         """The measured configuration, if it was measured."""

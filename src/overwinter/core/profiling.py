@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from overwinter.core.errors import CallerError
-from overwinter.core.function import MOST, Settings
+from overwinter.core.function import BOUNDS, Settings
 from overwinter.core.profile import Point, Profile, Shape
 
 SHAPES_MAX = 1024
@@ -70,11 +70,11 @@ def wanted_shapes(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[S
     """
     cores = _chosen("cores", wanted.cores, min(settings.threads, limits.cores), limits.cores)
     batches = wanted_batches(wanted, settings, limits)
-    concurrency = _chosen("concurrency", wanted.concurrency, settings.concurrency, MOST["concurrency"])
-    shapes = tuple(Shape(c, b, p) for c in cores for p in concurrency for b in batches)
-    if len(shapes) > SHAPES_MAX:
-        raise CallerError(f"{len(shapes)} configurations are more than {SHAPES_MAX}: ask for fewer")
-    return shapes
+    concurrency = _chosen("concurrency", wanted.concurrency, settings.concurrency, int(BOUNDS["concurrency"].most))
+    count = len(cores) * len(batches) * len(concurrency)
+    if count > SHAPES_MAX:
+        raise CallerError(f"{count} configurations are more than {SHAPES_MAX}: ask for fewer")
+    return tuple(Shape(c, b, p) for c in cores for p in concurrency for b in batches)
 
 
 def _chosen(what: str, asked: Sequence[int] | None, usual: int, most: int) -> tuple[int, ...]:

@@ -284,8 +284,10 @@ class Node:
         host = self.hosts.store(function.store)
         return all(host.holds(blob.address) for blob in function.blobs)
 
-    def _restore(self) -> None:
-        """Tell the mind of every function that the repository knows; keep of the host store what they need."""
+    def _restore(self) -> list[str]:
+        """Tell the mind of every function that the repository knows; keep of the host store what they need. What is
+        not as its owner left it.
+        """
         self.repository.forget_unproven()
         functions = [DeployedFunction(deployment) for deployment in self.repository.deployments()]
         self.hosts.sweep(_by_store(functions))
@@ -296,7 +298,9 @@ class Node:
             function.profile = self.profiler.stored(function)
             self._effects.functions[function.id] = function
             self.post(Deployed(function.spec(), resident=self._is_resident(function)))
-        self._pipelines.restore()
+        limited = {f"function {function.id}": function.deployment.limited for function in functions}
+        limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}
+        return [f"{what}: {told}" for what, every in limited.items() for told in every]
 
 
 def _by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:

@@ -167,9 +167,10 @@ class Pipelines:
 
     # Coming and going
 
-    def restore(self) -> None:
-        """Know again what was deployed before the node started."""
+    def restore(self) -> dict[FunctionName, tuple[str, ...]]:
+        """Know again what was deployed before the node started; what was limited of which."""
         self._known = {kept.pipeline.name: (kept, _unseen(kept.pipeline)) for kept in self._kept.pipelines()}
+        return {name: kept.limited for name, (kept, _) in self._known.items()}
 
     async def deploy(self, pipeline: Pipeline) -> PipelineView:
         """Register a pipeline, in place of one of its name; what runs there ends as it began.

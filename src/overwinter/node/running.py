@@ -60,7 +60,8 @@ async def running(
             node.processes.start()
             memory = tasks.create_task(watch_memory(config.memory_free_min_bytes, node.post))
             try:
-                node._restore()
+                for line in node._restore():
+                    log(line)
                 node.insight.begin(tasks)
                 yield node
             finally:

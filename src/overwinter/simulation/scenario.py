@@ -6,14 +6,16 @@ Everything that a person writes has its unit in its name. Errors name the file a
 import hashlib
 import tomllib
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from overwinter.core.bounds import check_bounds
 from overwinter.core.config import MindConfig
 from overwinter.core.errors import CallerError
-from overwinter.core.function import BlobSize, FunctionSpec, Settings
+from overwinter.core.function import TIMES, BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FunctionName, TenantId, function_id
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
 from overwinter.core.profile import Point, Profile, between
@@ -27,10 +29,10 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all that a scenario is made of."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
-        """ValueError unless these numbers are above 0, or not below `least`."""
+        """ValueError unless these numbers are above 0, or not below `least`, and finite."""
         for name in names:
             value = getattr(self, name)
-            if value is not None and (value <= 0 if least is None else value < least):
+            if value is not None and not ((value > 0 if least is None else value >= least) and value < inf):
                 raise ValueError(f"{name} must be {'above 0' if least is None else f'at least {least}'}, got {value}")
 
 
@@ -137,6 +139,9 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
             raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
         if any(min(row) <= 0 for row in self.profile):
             raise ValueError("every number of a row of profile must be above 0")
+        fault = self.measured().fault()
+        if fault is not None:
+            raise ValueError(f"what it says of its speed cannot be measured: {fault}")
         if not self.name or "@" in self.name:
             raise ValueError(f"name must be a word without @, got {self.name!r}")
 
@@ -153,7 +158,7 @@ class Application(_Part, frozen=True, kw_only=True):
     workload: Workload
 
     def __post_init__(self) -> None:
-        self.check_above("slo_ms", "timeout_s")
+        check_bounds(self, TIMES)
         sources = {source for stage in self.stages.values() for source in stage.inputs.values()}
         inputs = sorted(source.partition(":")[2] for source in sources if source.startswith(f"{INPUT}:"))
         last = set(self.stages).difference(*(needs(stage) for stage in self.stages.values()))
@@ -192,6 +197,9 @@ class Faults(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.check_above("run_crash_share", "start_crash_share", "slow_load_share", least=0)
+        for share in (self.run_crash_share, self.start_crash_share, self.slow_load_share):
+            if share > 1:
+                raise ValueError(f"a share is at most 1, got {share}")
         self.check_above("slow_load_factor", "body_life_s", "zygote_life_s")
 
 

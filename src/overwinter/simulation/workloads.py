@@ -6,7 +6,7 @@ generator of random numbers that is handed in.
 
 from collections.abc import Iterable, Iterator
 from itertools import cycle, repeat
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from random import Random
 from typing import assert_never
@@ -27,8 +27,8 @@ class _Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
         for name in self.__struct_fields__:
             value = getattr(self, name)
             values = value if isinstance(value, tuple) else (value,)
-            if any(isinstance(number, float) and number <= 0 for number in values):
-                raise ValueError(f"{name} must be above 0, got {value}")
+            if any(isinstance(number, float) and not 0 < number < inf for number in values):
+                raise ValueError(f"{name} must be above 0 and finite, got {value}")
 
 
 class Poisson(_Workload, frozen=True, tag="poisson"):
@@ -109,7 +109,7 @@ class TwitterLike(_Workload, frozen=True, tag="twitter-like"):
     """The second of the day at which the simulation begins."""
 
     def __post_init__(self) -> None:
-        if self.mean <= 0 or self.begin_s < 0:
+        if not (0 < self.mean < inf and 0 <= self.begin_s < inf):
             raise ValueError(f"mean must be above 0 and begin_s not below, got {self.mean} and {self.begin_s}")
 
 

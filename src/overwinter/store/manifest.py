@@ -116,6 +116,8 @@ class Deployment(msgspec.Struct, frozen=True):
     version: int
     manifest: Manifest
     created: float
+    limited: tuple[str, ...] = ()
+    """Which of its settings, kept before there were these bounds, were brought within them."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -23,11 +23,12 @@ import msgspec
 
 from overwinter.core.errors import CallerError, ConflictError, StoreError
 from overwinter.core.ids import Address, FunctionName
-from overwinter.core.pipeline import Pipeline, decode_pipeline
+from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
+from overwinter.store.kept import kept_manifest, kept_pipeline
 from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
 from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
 from overwinter.store.residency import Sized
@@ -50,6 +51,8 @@ class KeptPipeline(msgspec.Struct, frozen=True):
     version: int
     pipeline: Pipeline
     created: float
+    limited: tuple[str, ...] = ()
+    """Which of its numbers, kept before there were these bounds, were brought within them."""
 
 
 class Repository:
@@ -242,7 +245,7 @@ class Repository:
 
     def pipelines(self) -> list[KeptPipeline]:
         """All pipelines, by name."""
-        return [KeptPipeline(row.version, _pipeline(row), row.created) for row in self._catalog.pipelines()]
+        return [_pipeline(row) for row in self._catalog.pipelines()]
 
     # Profiles
 
@@ -251,12 +254,15 @@ class Repository:
         self._catalog.put_profile(machine, subject, msgspec.msgpack.encode(profile), now)
 
     def profile(self, machine: str, subject: str) -> Profile | None:
-        """What was measured on a machine; None also for what another Overwinter wrote in another form."""
+        """What was measured on a machine; None also for what another Overwinter wrote in another form, and for
+        numbers that nobody can have measured.
+        """
         found = self._catalog.profile(machine, subject)
         try:
-            return None if found is None else msgspec.msgpack.decode(found, type=Profile)
+            profile = None if found is None else msgspec.msgpack.decode(found, type=Profile)
         except (msgspec.MsgspecError, UnicodeError):
             return None
+        return None if profile is None or profile.fault() is not None else profile
 
     # Within
 
@@ -331,14 +337,15 @@ def damaged(address: Address) -> StoreError:
 
 def _deployment(row: Row) -> Deployment:
     try:
-        manifest = decode_manifest(row.manifest)
+        manifest, limited = kept_manifest(row.manifest)
     except CallerError as error:
         raise StoreError(f"the catalog's entry of {row.name}@{row.version} is damaged: {error}; remove it") from error
-    return Deployment(row.name, row.version, manifest, row.created)
+    return Deployment(row.name, row.version, manifest, row.created, limited)
 
 
-def _pipeline(row: Row) -> Pipeline:
+def _pipeline(row: Row) -> KeptPipeline:
     try:
-        return decode_pipeline(row.manifest)
+        pipeline, limited = kept_pipeline(row.manifest)
     except CallerError as error:
         raise StoreError(f"the catalog's entry of pipeline {row.name!r} is damaged: {error}; remove it") from error
+    return KeptPipeline(row.version, pipeline, row.created, limited)

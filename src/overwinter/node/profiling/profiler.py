@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
-from overwinter.core.errors import OverwinterError
+from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.events import Event, Profiled
 from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Profile
@@ -165,6 +165,9 @@ class Profiler:
             self._spread(subject, profile)
 
     def _put(self, subject: str, profile: Profile) -> None:
+        fault = profile.fault()
+        if fault is not None:
+            raise WorkerError(f"what was measured of {subject} cannot be: {fault}")
         self._house.repository.put_profile(self._machine, subject, profile, clock.wall())
 
     def _spread(self, subject: str, profile: Profile) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from overwinter.core.function import MOST
+from overwinter.core.function import BOUNDS
 from overwinter.core.profile import Point
 from overwinter.policy.scaling.demand import Demand
 
 EPSILON = 1e-9
 """Rates that differ by a smaller share are the same rate: sums of floats must not start a body."""
-MOST_BODIES = MOST["max_bodies"]
+MOST_BODIES = int(BOUNDS["max_bodies"].most)
 
 Cost = Callable[[Point], float]
 """What one body of a configuration costs; bytes, where nothing else is said."""

@@ -1,0 +1,63 @@
+"""Between which numbers must a setting lie, and why?
+
+Every number that somebody may choose has a floor and a ceiling: what is outside was mistyped, meant in another unit, or
+is an attack. NaN and infinity lie in no bound; a bool is no number, and a float is no count.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """The least and the most of one number, both allowed."""
+
+    least: float
+    most: float
+    unit: str
+    why: str
+    """Why not less, and why not more."""
+    whole: bool = True
+    """Whether it is a count, and so an int."""
+
+    def fault(self, name: str, value: object) -> str | None:
+        """What is wrong with the value of `name`, or None."""
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return f"{name} must be a {'whole number' if self.whole else 'number'} of {self.unit}, got {value!r}"
+        if self.least <= value <= self.most:
+            return None
+        return f"{name} must be from {self.least:,} to {self.most:,} {self.unit}, got {value}: {self.why}"
+
+    def nearest(self, value: float) -> float:
+        """The number of the bound that is nearest; the most for NaN."""
+        kept = min(max(value, self.least), self.most) if value == value else self.most
+        return int(kept) if self.whole else kept
+
+
+def seconds(least: float, most: float, why: str) -> Bound:
+    """A bound of a time."""
+    return Bound(least, most, "seconds", why, whole=False)
+
+
+Bounds = Mapping[str, Bound]
+
+
+def check_bounds(holder: object, bounds: Bounds) -> None:
+    """ValueError unless every number of these that the holder has, None apart, lies within its bound."""
+    for name, bound in bounds.items():
+        value = getattr(holder, name)
+        fault = None if value is None else bound.fault(name, value)
+        if fault is not None:
+            raise ValueError(fault)
+
+
+def brought_within(given: Mapping[str, Any], bounds: Bounds) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What was kept before a bound was drawn: each number outside becomes the nearest inside, and is told."""
+    within, told = dict(given), []
+    for name, bound in bounds.items():
+        value = given.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and bound.fault(name, value) is not None:
+            within[name] = bound.nearest(value)
+            told.append(f"{name} {value} counts as {within[name]}: {bound.why}")
+    return within, tuple(told)

@@ -1,0 +1,113 @@
+"""Every number that somebody chooses has a floor and a ceiling, and says which and why."""
+
+from math import inf, nan
+from typing import get_args
+
+import msgspec
+import pytest
+
+from overwinter.core.bounds import brought_within
+from overwinter.core.config import MIND_BOUNDS, NODE_BOUNDS, MindConfig, NodeConfig
+from overwinter.core.errors import CallerError
+from overwinter.core.function import BOUNDS, TIMES, Settings
+from overwinter.core.pipeline import parse_pipeline
+from overwinter.core.policies import BOUNDS as POLICY
+from overwinter.core.policies import Policy
+from overwinter.core.profile import LayerPoint, Point, Profile
+
+PIPELINE = """
+name = "p"
+inputs = ["x"]
+{}
+[stages.a]
+function = "f"
+inputs = {{ x = "input:x" }}
+[outputs]
+y = "a:y"
+"""
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+@pytest.mark.parametrize("wrong", [5e-324, -1, -inf, inf, nan, True, "1", 10**40])
+def test_a_setting_outside_its_bounds_is_refused_by_name(name, wrong):
+    if name == "keep_alive_s" and wrong == 5e-324:
+        pytest.skip("its floor is 0")
+    with pytest.raises(ValueError, match=name):
+        Settings(**{name: wrong})
+
+
+@pytest.mark.parametrize(("name", "bound"), BOUNDS.items())
+def test_the_ends_of_a_bound_are_allowed_and_what_lies_beyond_says_the_unit_and_why(name, bound):
+    for end in (bound.least, bound.most):
+        value = int(end) if bound.whole else float(end)
+        assert getattr(Settings(**{name: value}), name) == value
+    with pytest.raises(ValueError, match=f"{name} .*{bound.unit}.*{bound.why}"):
+        Settings(**{name: int(bound.most) + 1})
+
+
+@pytest.mark.parametrize("name", [name for name, bound in BOUNDS.items() if bound.whole])
+def test_a_float_is_no_count(name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        Settings(**{name: 2.0})
+
+
+@pytest.mark.parametrize("name", sorted(TIMES))
+@pytest.mark.parametrize("wrong", ["5e-324", "nan", "inf", "true", "0"])
+def test_a_pipeline_has_the_same_bounds(name, wrong):
+    with pytest.raises(CallerError, match=name):
+        parse_pipeline(PIPELINE.format(f"{name} = {wrong}"))
+    parse_pipeline(PIPELINE.format(f"{name} = 100"))
+
+
+def test_what_was_kept_before_the_bounds_counts_as_the_nearest_and_is_told():
+    kept = {"slo_ms": 5e-324, "memory_mib": 1 << 24, "concurrency": 64, "timeout_s": 5.0, "late": "serve"}
+    within, told = brought_within(kept, BOUNDS)
+    assert within == {"slo_ms": 0.1, "memory_mib": 1 << 20, "concurrency": 32, "timeout_s": 5.0, "late": "serve"}
+    assert [line.split()[0] for line in told] == ["slo_ms", "concurrency", "memory_mib"]
+    msgspec.convert(within, Settings)
+
+
+def measured(point: Point, **changes) -> Profile:
+    return Profile(**({"weight_bytes": 1, "macs": 1, "points": (point,), "wake_s": 0.1} | changes))
+
+
+GOOD = Point(1, 10, 1, 1, 0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        measured(Point(1, 10, 1, 1, 5e-324)),
+        measured(Point(1, 10, 1, 1, 0.0)),
+        measured(Point(1, 10, 1, 1, nan)),
+        measured(Point(1, 10, 1, 1, inf)),
+        measured(Point(1, -1, 1, 1, 0.1)),
+        measured(Point(0, 10, 1, 1, 0.1)),
+        measured(Point(1, 10, 1 << 40, 1, 0.1)),
+        measured(Point(1, 10, 1, 0, 0.1)),
+        measured(GOOD, points=(GOOD, Point(1, 10, 1, 1, 0.2))),
+        measured(GOOD, wake_s=nan),
+        measured(GOOD, wake_s=-1.0),
+        measured(GOOD, weight_bytes=-1),
+        measured(GOOD, macs=1 << 80),
+        measured(GOOD, layers=(LayerPoint(path="a", macs=1, weight_bytes=1, output_bytes=1, latency_s={1: nan}),)),
+    ],
+)
+def test_a_profile_that_nobody_can_have_measured_is_none(wrong):
+    assert measured(GOOD).fault() is None
+    assert wrong.fault() is not None
+
+
+@pytest.mark.parametrize(("kind", "bounds"), [(MindConfig, MIND_BOUNDS), (NodeConfig, NODE_BOUNDS), (Policy, POLICY)])
+def test_every_number_of_a_configuration_has_a_floor_and_a_ceiling(kind, bounds):
+    numbers = {each.name for each in msgspec.structs.fields(kind) if _is_number(each.type)}
+    assert numbers == set(bounds)
+    given = {"data": "d"} if kind is NodeConfig else {}
+    for name, bound in bounds.items():
+        for wrong in (nan, inf, -inf, bound.least - 1, bound.most + 1, True):
+            with pytest.raises(ValueError, match=name):
+                kind(**given, **{name: wrong})
+
+
+def _is_number(kind: object) -> bool:
+    return bool({int, float} & {kind, *get_args(kind)})
