@@ -1,7 +1,7 @@
 """One machine's node: a mind, its loop and hands, a repository, a host store, and what callers may ask."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import (
@@ -284,10 +284,8 @@ class Node:
         host = self.hosts.store(function.store)
         return all(host.holds(blob.address) for blob in function.blobs)
 
-    def _restore(self) -> list[str]:
-        """Tell the mind of every function that the repository knows; keep of the host store what they need. What is
-        not as its owner left it.
-        """
+    def _restore(self, log: Callable[[str], None]) -> None:
+        """Tell the mind of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
         functions = [DeployedFunction(deployment) for deployment in self.repository.deployments()]
         self.hosts.sweep(_by_store(functions))
@@ -300,7 +298,9 @@ class Node:
             self.post(Deployed(function.spec(), resident=self._is_resident(function)))
         limited = {f"function {function.id}": function.deployment.limited for function in functions}
         limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}
-        return [f"{what}: {told}" for what, every in limited.items() for told in every]
+        for what, every in limited.items():
+            for told in every:
+                log(f"{what}: {told}")
 
 
 def _by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:

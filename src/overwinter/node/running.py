@@ -60,8 +60,7 @@ async def running(
             node.processes.start()
             memory = tasks.create_task(watch_memory(config.memory_free_min_bytes, node.post))
             try:
-                for line in node._restore():
-                    log(line)
+                node._restore(log)
                 node.insight.begin(tasks)
                 yield node
             finally:
