@@ -42,6 +42,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     policy: str | None = None
     """Drawn, if it is not said."""
+    profiles: tuple[Profile | None, ...] = PROFILES
     reuses_ids = True
     """Whether a function may be deployed under an id that another one has."""
 
@@ -80,7 +81,7 @@ class AnyOrder(RuleBasedStateMachine):
         late=st.sampled_from(["serve", "refuse"]),
         runs=st.integers(1, 2),
         own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"sandboxed": True}]),
-        profile=st.sampled_from(PROFILES),
+        profile=st.integers(0, len(PROFILES) - 1),
     )
     def deploy(self, name, on_trial, again, batch, bodies, keep, limit, slo, late, runs, own, profile):
         known = self.world.deployed.keys() - self.world.loading
@@ -89,16 +90,17 @@ class AnyOrder(RuleBasedStateMachine):
         blobs = (("shared", 5), (f"{name}{self.versions[name]}", 7))
         settings = {"max_batch": batch, "max_bodies": bodies, "keep_alive_s": keep, "queue_limit": limit}
         settings |= {"slo_ms": slo, "late": late, "concurrency": runs, "threads": 2, "timeout_s": TIMEOUT_S, **own}
-        self.world.deploy(spec(name, self.versions[name], blobs, profile=profile, **settings), on_trial)
+        made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], **settings)
+        self.world.deploy(made, on_trial)
 
     @rule(name=st.sampled_from(NAMES), wait=st.sampled_from([None, 0.5, 5.0]), priority=st.integers(0, 2))
     def arrive(self, name, wait, priority):
         self.world.arrive(name, deadline=None if wait is None else self.world.now + wait, priority=priority)
 
-    @rule(name=st.sampled_from(NAMES), profile=st.sampled_from(PROFILES[1:]), rate=st.sampled_from([0.0, 3.0, 1e9]))
+    @rule(name=st.sampled_from(NAMES), profile=st.integers(1, len(PROFILES) - 1), rate=st.sampled_from([0.0, 3.0, 1e9]))
     def learn(self, name, profile, rate):
         function = f"{name}@{max(1, self.versions[name])}"
-        self.world.send(Profiled(function, profile))
+        self.world.send(Profiled(function, self.profiles[profile]))
         self.world.send(Foretold(function, rate))
 
     @rule(nbytes=st.integers(1, 40))

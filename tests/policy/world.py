@@ -139,12 +139,12 @@ class World:
 
     # What may happen next
 
-    def deploy(self, function: FunctionSpec, on_trial=False) -> list:
+    def deploy(self, function: FunctionSpec, on_trial=False, quarantined="") -> list:
         self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
         self.stores[function.id] = function.store
         places = {(function.store, address) for address in self.blobs[function.id]}
         resident = not on_trial and places <= self.resident
-        return self.send(Deployed(function, on_trial, resident))
+        return self.send(Deployed(function, on_trial, resident, quarantined))
 
     def arrive(self, name="f", version=None, deadline=None, priority=0) -> int:
         self.next_request += 1

@@ -10,6 +10,7 @@ OverwinterError
     HandlerError        raised by preprocess or postprocess, or an answer that is not what was declared: 500
   MachineError          this machine's, or its load's
     OverloadedError     503 with Retry-After
+      QuarantineError   503: the scheduler failed on the function
     DeadlineError       504
     NoSpaceError        507
     StoreError          500: a damaged block, a disk that fails
@@ -77,6 +78,10 @@ class OverloadedError(MachineError):
     """Full for now: try again after `retry_after_s`."""
 
     status = 503
+
+
+class QuarantineError(OverloadedError):
+    """The scheduler failed on the function, which is out of service until it is loaded or deployed anew."""
 
 
 class DeadlineError(MachineError):

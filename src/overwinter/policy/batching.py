@@ -4,6 +4,7 @@ Each rule sees how many wait, how long the first has waited, and the bodies that
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -96,6 +97,15 @@ def overwinter(waiting: Waiting, bodies: Sequence[Body]) -> Step:
     send = greedy(waiting, bodies)
     late = waiting.waited_s + waiting.latency(send.body, send.count) > waiting.slo_s
     return Send(send.body, send.count, late)
+
+
+def sound(step: Step, bodies: Sequence[Body]) -> Step:
+    """The step itself; ValueError for one that nobody can take, and that would be asked for without an end."""
+    if isinstance(step, Wait) and not SOON_S <= step.seconds < inf:
+        raise ValueError(f"a wait of {step.seconds} s is none")
+    if isinstance(step, Send) and (step.count < 1 or step.body not in bodies):
+        raise ValueError(f"{step.count} requests cannot go to body {step.body.id}")
+    return step
 
 
 RULES: Mapping[Batching, Rule] = {

@@ -111,6 +111,12 @@ class Bodies:
 
     # Words
 
+    def _why_unloaded(self, function: Function) -> tuple[str, str]:
+        """The error for a request to a function that is unloaded, and what to do."""
+        if function.fault:
+            return "QuarantineError", function.fault
+        return "OverloadedError", f"function {function.spec.id} is unloaded; load it first"
+
     def _decide(self, function: Function, what: Decision, why: str) -> None:
         self._actions.append(Decide(function.spec.id, what, why))
 

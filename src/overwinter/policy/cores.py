@@ -16,6 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from overwinter.core.ids import Seconds
+from overwinter.policy.containment import expected_s
 from overwinter.policy.queueing import ORDINARY, late_last
 from overwinter.policy.scaling.wants import wake_s
 from overwinter.policy.state import Body, Function, State
@@ -136,22 +137,22 @@ def _due(state: State, function: Function) -> float:
 def _needed_s(state: State, function: Function) -> float:
     ready = next((body for worker in function.bodies if (body := state.bodies[worker]).is_serving), None)
     if ready is None:
-        return (function.speeds.latency_s(function.speeds.usual, 1) or 0.0) + wake_s(function)
-    return function.speeds.latency_s(ready.point, 1) or 0.0
+        return (expected_s(state, function, function.speeds.usual, 1) or 0.0) + wake_s(function)
+    return expected_s(state, function, ready.point, 1) or 0.0
 
 
 def _holds(state: State, now: Seconds) -> Iterator[Hold]:
     for body in state.working.values():
         function = state.owner(body)
         if function is not None and not function.spec.sandboxed:
-            yield from (hold for hold in _of_body(function, body) if hold.until > now)
+            yield from (hold for hold in _of_body(state, function, body) if hold.until > now)
 
 
-def _of_body(function: Function, body: Body) -> Iterator[Hold]:
+def _of_body(state: State, function: Function, body: Body) -> Iterator[Hold]:
     if body.state == "starting":
         took = wake_s(function)
         yield Hold(1, body.since + took, body.since + max(UNKNOWN_S, OVERDUE * took))
     for run, begun in body.begun.items():
-        known = function.speeds.latency_s(body.point, len(body.runs[run]))
+        known = expected_s(state, function, body.point, len(body.runs[run]))
         patience = UNKNOWN_S if known is None else max(OVERDUE_LEAST_S, OVERDUE * known)
         yield Hold(body.point.run_cores, begun + (known or 0.0), begun + patience)

@@ -8,9 +8,7 @@ What each step decides lies in one file per question beside this one.
 
 from typing import assert_never
 
-import msgspec
-
-from overwinter.core.actions import Action, Announce, SetAlarm, StopBody
+from overwinter.core.actions import Action, SetAlarm, StopBody
 from overwinter.core.events import (
     Alarm,
     Arrived,
@@ -30,19 +28,17 @@ from overwinter.core.events import (
     UnloadAsked,
     ZygoteLost,
 )
-from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, Seconds, WorkerId
-from overwinter.policy import keepalive, queueing, reclaiming, recovery, turns
+from overwinter.policy import queueing, recovery, turns
+from overwinter.policy.deploying import Deploying
 from overwinter.policy.lifecycles import step_blocks, step_function
-from overwinter.policy.serving import Serving
-from overwinter.policy.speeds import Speeds
 from overwinter.policy.state import Body, Function
 
 _TAKES = (Arrived, BodyReady, RunEnded)
 """What never gives bytes of a host store back, and comes too often to look for them each time."""
 
 
-class Mind(Serving):
+class Mind(Deploying):
     """Decides for one node. Deterministic: the same events at the same times give the same actions."""
 
     def handle(self, event: Event, now: Seconds) -> list[Action]:
@@ -51,8 +47,9 @@ class Mind(Serving):
         self._gave_bytes = not isinstance(event, _TAKES)
         self._step(event, now)
         self._fill_lines(now)
-        # Again, if somebody in line was given up meanwhile.
-        while self._gave_bytes and self.state.wants_bytes:
+        # Again, if somebody in line was given up meanwhile, or a policy failed on somebody.
+        while self.state.faults or (self._gave_bytes and self.state.wants_bytes):
+            self._contain(now)
             self._fill_lines(now)
         alarm = self._alarms.due_change()
         if alarm is not None:
@@ -77,8 +74,8 @@ class Mind(Serving):
                 self._staged(event, now)
             case StageFailed():
                 self._stage_failed(event, now)
-            case Deployed(spec, on_trial, resident):
-                self._deployed(self._known(spec, on_trial), resident, now)
+            case Deployed():
+                self._deployed(event, now)
             case Removed(function):
                 self._removed(function, now)
             case LoadAsked(function):
@@ -149,19 +146,6 @@ class Mind(Serving):
         self._serve(function, now, granted=body.point.run_cores == 1)
         self._keep(body, function, now)
 
-    def _prove(self, function: Function) -> None:
-        """A body of the function runs: a new version answers for its name from now on."""
-        if function.on_trial:
-            self._publish(function)
-        function.on_trial = function.announce = False
-        self._actions.append(Announce(function.spec.id))
-
-    def _publish(self, function: Function) -> None:
-        versions = self.state.versions.setdefault(function.spec.name, [])
-        versions.append(function.spec.version)
-        self.state.proven[function.spec.program] += 1
-        versions.sort()
-
     # Deaths
 
     def _body_exited(self, event: BodyExited, now: Seconds) -> None:
@@ -209,74 +193,7 @@ class Mind(Serving):
             function.queue.clear()
             function.queue.extend(open_)
 
-    # Functions come and go
-
-    def _known(self, spec: FunctionSpec, on_trial: bool) -> Function:
-        sizes = {blob.address: blob.nbytes for blob in spec.blobs}
-        return Function(spec, on_trial, self._speeds(spec), sizes)
-
-    def _speeds(self, spec: FunctionSpec) -> Speeds:
-        return Speeds(spec, self.policy, self.config.memory_bytes)
-
-    def _profiled(self, event: Profiled) -> None:
-        function = self.state.functions.get(event.function)
-        if function is not None:
-            function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
-            before, function.speeds = function.speeds, self._speeds(function.spec)
-            function.speeds.run_s = before.run_s
-            function.awaits = None
-
-    def _deployed(self, function: Function, resident: bool, now: Seconds) -> None:
-        before = self.state.functions.get(function.spec.id)
-        if before is not None:
-            self._forget(before, "it was deployed anew", now)
-        self.state.functions[function.spec.id] = function
-        function.used = now
-        if resident:
-            function.blocks = step_blocks(step_blocks(function.blocks, "stage"), "staged")
-            self.state.residents(function).hold(function.sizes)
-            self.state.kept[function.spec.id] = None
-        if function.on_trial:
-            self._wake(function, now)
-        else:
-            self._publish(function)
-
-    def _removed(self, id_: FunctionId, now: Seconds) -> None:
-        function = self.state.functions.get(id_)
-        if function is not None:
-            self._forget(function, "it was removed", now)
-
-    def _load(self, id_: FunctionId, now: Seconds) -> None:
-        function = self.state.functions.get(id_)
-        if function is None:
-            self._actions.append(Announce(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
-            return
-        if function.state == "unloaded":
-            function.state = step_function(function.state, "load")
-            if self.state.is_ready(function):
-                function.state = step_function(step_function(function.state, "wake"), "ready")
-        if function.state == "awake":
-            self._actions.append(Announce(id_))
-            return
-        function.announce = True
-        if function.state == "asleep":
-            self._wake(function, now)
-
-    def _unload(self, id_: FunctionId, now: Seconds) -> None:
-        function = self.state.functions.get(id_)
-        if function is None or function.on_trial or function.state == "unloaded":
-            return
-        self._refuse_unloaded(function)
-        if function.announce:
-            function.announce = False
-            self._actions.append(Announce(id_, "ConflictError", f"function {id_} was unloaded while it was loaded"))
-        self._let_go(function, now)
-        function.state = step_function(function.state, "unload")
-        self._watch(function, now)
-
-    def _refuse_unloaded(self, function: Function) -> None:
-        message = f"function {function.spec.id} was unloaded; load it first"
-        self._refuse_queue(function, "OverloadedError", message, self.config.retry_after_min_s)
+    # Memory
 
     def _give_back(self, nbytes: int, now: Seconds) -> None:
         """The machine runs short: blocks that nothing holds go first, then the bodies idle longest."""
@@ -323,26 +240,6 @@ class Mind(Serving):
         self._serve(function, now)
         self._watch(function, now)
 
-    def _leave_at(self, function: Function) -> Seconds | None:
-        """When the keep-alive window of its blocks ends, if there is one and nothing holds them."""
-        if self.config.host_keep_alive_s is None or not reclaiming.may_leave(function):
-            return None
-        return Seconds(function.used + self.config.host_keep_alive_s)
-
-    def _watch_leave(self, function: Function) -> None:
-        leave_at = self._leave_at(function)
-        if leave_at is not None:
-            self._alarms.watch(function.spec.id, leave_at)
-
-    def _watch(self, function: Function, now: Seconds) -> None:
-        """Ring for the next of all that waits for a time."""
-        times = [request.deadline for request in self.state.open_requests(function)]
-        if function.rest_until > now:
-            times.append(function.rest_until)
-        times += [at for at in (function.batch_at, function.tick_at, self._leave_at(function)) if at is not None]
-        if times:
-            self._alarms.watch(function.spec.id, min(times))
-
     def _look_after_body(self, body: Body, now: Seconds) -> None:
         """Let an idle body sleep; kill one that hangs."""
         function = self.state.owner(body)
@@ -352,7 +249,7 @@ class Mind(Serving):
                     self._expire(id_, now)
             self._watch_orphan(body)
         if body.state == "idle":
-            at = now if function is None else keepalive.sleep_at(body, function, self.policy)
+            at = now if function is None else self._sleep_at(body, function, now)
             if now >= at:
                 if not self._is_counted(function, body):
                     self._stop(body, now)

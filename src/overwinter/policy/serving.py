@@ -6,7 +6,8 @@ from overwinter.core.actions import Prepare, Reply, Run
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, RunEnded
 from overwinter.core.ids import RequestId, RunId, Seconds, function_id
-from overwinter.policy import batching, cores, keepalive, queueing
+from overwinter.policy import batching, containment, cores, keepalive, queueing
+from overwinter.policy.containment import asked
 from overwinter.policy.sizing import Sizing
 from overwinter.policy.state import Body, Function, Request
 
@@ -26,8 +27,7 @@ class Serving(Sizing):
         if function is None:
             return
         if function.state == "unloaded":
-            message = f"function {function.spec.id} is unloaded; load it first"
-            self._refuse(event.request, "OverloadedError", message, self.config.retry_after_min_s)
+            self._refuse(event.request, *self._why_unloaded(function), self.config.retry_after_min_s)
             return
         self._count(function, now)
         if not queueing.admits(function):
@@ -69,7 +69,8 @@ class Serving(Sizing):
             if self.policy.order == "deadline":
                 turned = (function.turns + 1) % cores.LATE_TURN == 0
                 cores.put_late_last(self.state, function, now, turned)
-            step = self._next_step(function, bodies, now)
+            plain = batching.Send(bodies[0], 1)
+            step = asked(self.state, function, plain, self._next_step, function, bodies, now)
             if isinstance(step, batching.Wait):
                 function.batch_at = Seconds(now + step.seconds)
                 self._alarms.watch(function.spec.id, function.batch_at)
@@ -135,12 +136,12 @@ class Serving(Sizing):
         )
         if slo_ms is None or (speeds.run_s is None and not speeds.points):
             return batching.greedy(waiting, bodies)
-        return self._rule(waiting, bodies)
+        return batching.sound(self._rule(waiting, bodies), bodies)
 
     def _shed(self, function: Function, step: batching.Send, now: Seconds) -> None:
         """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18)."""
         slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
-        latency = function.speeds.latency_s(step.body.point, step.count) or 0.0
+        latency = containment.expected_s(self.state, function, step.body.point, step.count) or 0.0
         hopeless = [id_ for id_ in function.queue if now - self.state.requests[id_].arrived + latency > slo_s]
         if hopeless:
             self._decide(function, "shed", f"{len(hopeless)} requests could not be in time any more")
@@ -199,7 +200,7 @@ class Serving(Sizing):
             else:
                 self._refuse(id_, failure.error, failure.message)
         if function is not None:
-            function.speeds.observe(body.point, len(batch), spent)
+            asked(self.state, function, None, function.speeds.observe, body.point, len(batch), spent)
             function.failures = 0
             self._prepare(function, spent)
         self._rest(body, function, now)

@@ -11,6 +11,7 @@ import msgspec
 from overwinter.core.config import MindConfig
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Shape
+from overwinter.policy.containment import asked
 from overwinter.policy.scaling import exact
 from overwinter.policy.scaling.demand import Demand, Scaled, Standing
 from overwinter.policy.scaling.names import SCALERS
@@ -47,24 +48,31 @@ class Sizing(Waking):
         function.arrivals = 0
         function.tick_at = None
         if function.state in ("waking", "awake") and function.bodies and function.speeds.points:
-            rate = self._expected(function)
-            if not self._needs_first_alone(function, rate):
-                self._resize(function, self._scaler(self._demand(function, rate, now)), now)
+            self._resize(function, asked(self.state, function, Scaled(), self._by_rate, function, now), now)
         if function.bodies or any(function.rates):
             function.tick_at = Seconds(now + self.policy.period_s)
+
+    def _by_rate(self, function: Function, now: Seconds) -> Scaled | None:
+        """What a scaler says of the rate expected; None: it need not be asked."""
+        rate = self._expected(function)
+        if self._needs_first_alone(function, rate):
+            return None
+        return self._scaler(self._demand(function, rate, now))
 
     def _expected(self, function: Function) -> float:
         if self._predict is None:
             return function.foretold or 0.0
         return self._predict(function.rates) if function.rates else 0.0
 
-    def _resize(self, function: Function, scaled: Scaled, now: Seconds) -> None:
+    def _resize(self, function: Function, scaled: Scaled | None, now: Seconds) -> None:
+        if scaled is None:
+            return
         self._tell_effort(function, scaled.best_effort)
         if scaled.start and now >= function.rest_until and function.blocks == "present":
             started = self._start(function, scaled.start, now)
             if started:
                 self._decide(function, "scale-out", self._told(function, f"{started} more"))
-        for worker in scaled.stop:
+        for worker in [worker for worker in scaled.stop if worker in function.bodies]:
             self._retire(self.state.bodies[worker], now)
         if scaled.stop:
             self._decide(function, "scale-in", self._told(function, f"{len(scaled.stop)} fewer"))

@@ -117,6 +117,8 @@ class Function(msgspec.Struct):
     """No configuration keeps its promise."""
     turns: int = 0
     """Runs that its requests went into."""
+    fault: str = ""
+    """Why it is out of service, though nobody unloaded it."""
     turn_at: Seconds | None = None
     """When a body of it first could use the blocks that it has in the host store; None: none has yet."""
 
@@ -195,6 +197,8 @@ class State(msgspec.Struct):
     """Functions whose requests wait for a core and cannot be in time."""
     wants_bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions that wait for room in a host store."""
+    faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
+    """Functions on which a policy failed in this step, and how."""
     yields: FunctionId | None = None
     """Gets no more bodies: when those that it has are gone, its blocks may go, for others wait for the room."""
 

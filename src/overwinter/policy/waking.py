@@ -14,6 +14,7 @@ from overwinter.core.ids import Address, OperationId, Seconds, StoreName, Worker
 from overwinter.core.profile import Point, Shape
 from overwinter.policy import cores, keepalive, reclaiming, recovery, turns
 from overwinter.policy.bodies import Bodies
+from overwinter.policy.containment import asked
 from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.scaling.wants import wants_body
 from overwinter.policy.state import Body, Function
@@ -42,7 +43,8 @@ class Waking(Bodies):
             # Without asking in which shapes.
             self._line_up(function)
         else:
-            shapes = self._wanted_shapes(function, now)
+            usual = (function.speeds.usual.shape,)
+            shapes = asked(self.state, function, usual, self._wanted_shapes, function, now)
             if not self._start(function, shapes, now):
                 function.awaits = function.speeds.point(shapes[0])
                 self._line_up(function)
@@ -289,7 +291,7 @@ class Waking(Bodies):
             return False
         if function.on_trial or function.announce:
             return function.state != "resting" and not self.state.has_starting(function)
-        return wants_body(self.state, function, self.policy, self.cores, now)
+        return asked(self.state, function, False, wants_body, self.state, function, self.policy, self.cores, now)
 
     def _keep(self, body: Body, function: Function, now: Seconds) -> None:
         """A body with nothing to do stays for the keep-alive, unless another function needs its room."""
@@ -298,8 +300,11 @@ class Waking(Bodies):
         if body.retires:
             self._stop(body, now)
             return
-        self._alarms.watch(body.id, keepalive.sleep_at(body, function, self.policy))
+        self._alarms.watch(body.id, self._sleep_at(body, function, now))
         self._free_bytes(now)
+
+    def _sleep_at(self, body: Body, function: Function, now: Seconds) -> Seconds:
+        return asked(self.state, function, now, keepalive.sleep_at, body, function, self.policy)
 
     def _let_go(self, function: Function, now: Seconds) -> None:
         """Give back all that a function holds: its idle bodies and its blocks."""
