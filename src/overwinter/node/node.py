@@ -30,6 +30,7 @@ from overwinter.node.pipelines import Pipelines, PipelineView, Seen
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
+from overwinter.node.quarantine import Quarantine
 from overwinter.node.views import DeployedVersion, FunctionView, Reply
 from overwinter.policy.mind import Mind
 from overwinter.store.hosts import HostStores
@@ -50,6 +51,7 @@ class Node:
         self.repository = repository
         self.hosts = hosts
         self._pipelines = Pipelines(self, repository)
+        self._quarantine = Quarantine(repository.root / "quarantine.json")
         self._mind = mind
         self._last_request = 0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -179,6 +181,7 @@ class Node:
             id_ = function_id(name, gone)
             self.post(Removed(id_))
             self._effects.functions.pop(id_, None)
+            self._quarantine.forget(id_)
         await asyncio.to_thread(self.repository.collect, clock.wall(), COLLECT_GRACE_S)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
@@ -189,6 +192,7 @@ class Node:
             return
         id_ = function_id(name, self.function(name, version).version)
         await self._ask(id_, LoadAsked(id_))
+        self._quarantine.forget(id_)
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Make a version, or all with None, give back their memory and answer no more until loaded."""
@@ -277,6 +281,8 @@ class Node:
         try:
             self._loop.post(event)
         except Exception as error:  # noqa: BLE001 - the border to the mind: nothing may go on after it failed
+            if self._mind.in_hand is not None:
+                self._quarantine.add(self._mind.in_hand, error)
             self._broken.set_exception(error)
             self._effects.close()
 
@@ -295,7 +301,10 @@ class Node:
         for function in functions:
             function.profile = self.profiler.stored(function)
             self._effects.functions[function.id] = function
-            self.post(Deployed(function.spec(), resident=self._is_resident(function)))
+            quarantined = self._quarantine.reason(function.id)
+            if quarantined:
+                log(f"function {function.id} is out of service, for the node failed on it: {quarantined}; load it again")
+            self.post(Deployed(function.spec(), resident=self._is_resident(function), quarantined=quarantined))
         limited = {f"function {function.id}": function.deployment.limited for function in functions}
         limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}
         for what, every in limited.items():

@@ -94,7 +94,8 @@ class FunctionView:
     @property
     def reason(self) -> str:
         """Why it is not READY; empty otherwise."""
-        return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": "unloaded"}[self.state]
+        fault = "" if self._state is None else self._state.fault
+        return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[self.state]
 
     def info(self) -> FunctionInfo:
         """All that can be told of it."""

@@ -2,7 +2,7 @@
 
 from overwinter.core.actions import Action, Decide, Decision, Refuse, StopBody
 from overwinter.core.config import MindConfig
-from overwinter.core.ids import RequestId, RunId, Seconds
+from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
 from overwinter.core.policies import policy_named
 from overwinter.policy import turns
 from overwinter.policy.alarms import Alarms
@@ -23,6 +23,8 @@ class Bodies:
         self._actions: list[Action] = []
         self._gave_bytes = False
         """Whether bytes of a host store may have been given back since those who wait for them were last asked."""
+        self.in_hand: FunctionId | None = None
+        """Whose turn it is in the step under way, as far as it is one function's."""
         self._last_worker = self._last_operation = 0
 
     def _step_body(self, body: Body, event: str, now: Seconds) -> None:

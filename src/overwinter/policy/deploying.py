@@ -36,6 +36,7 @@ class Deploying(Serving):
             function.awaits = None
 
     def _deployed(self, event: Deployed, now: Seconds) -> None:
+        self.in_hand = event.function.id
         function = self._known(event.function, event.on_trial)
         before = self.state.functions.get(function.spec.id)
         if before is not None:

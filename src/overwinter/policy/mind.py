@@ -43,7 +43,7 @@ class Mind(Deploying):
 
     def handle(self, event: Event, now: Seconds) -> list[Action]:
         """What should be done about `event`, in order."""
-        self._actions = []
+        self._actions, self.in_hand = [], None
         self._gave_bytes = not isinstance(event, _TAKES)
         self._step(event, now)
         self._fill_lines(now)
@@ -152,6 +152,7 @@ class Mind(Deploying):
         body = self.state.bodies.get(event.worker)
         if body is None:
             return
+        self.in_hand = body.function
         function = self.state.owner(body)
         self._forget_body(body)
         died = body.state != "stopping"
@@ -222,6 +223,7 @@ class Mind(Deploying):
 
     def _look_after_function(self, function: Function, now: Seconds) -> None:
         """Refuse what is past its deadline; wake what has rested; look at the rate; let go what nobody uses."""
+        self.in_hand = function.spec.id
         for request in self.state.open_requests(function):
             if request.deadline <= now:
                 if request.id in function.queue:

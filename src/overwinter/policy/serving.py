@@ -26,6 +26,7 @@ class Serving(Sizing):
         function = self._named(event)
         if function is None:
             return
+        self.in_hand = function.spec.id
         if function.state == "unloaded":
             self._refuse(event.request, *self._why_unloaded(function), self.config.retry_after_min_s)
             return
@@ -61,7 +62,7 @@ class Serving(Sizing):
 
         `granted`: a core is this function's already.
         """
-        function.batch_at = None
+        self.in_hand, function.batch_at = function.spec.id, None
         while function.queue:
             bodies = self.state.slots(function)
             if not bodies:
@@ -186,6 +187,7 @@ class Serving(Sizing):
         body = self.state.bodies.get(event.worker)
         if body is None or event.run not in body.runs:
             return
+        self.in_hand = body.function
         failures = {failure.request: failure for failure in event.failures}
         function = self.state.owner(body)
         spent = now - body.begun[event.run]

@@ -25,6 +25,7 @@ class Waking(Bodies):
 
     def _wake(self, function: Function, now: Seconds, granted: bool = False) -> None:
         """Take the next step towards more bodies; `granted`: a core is this function's already."""
+        self.in_hand = function.spec.id
         if function.state == "resting" or function.blocks == "coming" or function.spec.id == self.state.yields:
             return
         too_large = function.speeds.too_large_bytes

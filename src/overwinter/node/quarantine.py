@@ -1,0 +1,53 @@
+"""Which functions made the mind fail, so that the node that starts next does not fail on them again?
+
+A small file beside the repository. It is written when the mind failed while it had a function in hand, and read at the
+next start: such a function is deployed, and out of service until somebody loads it. One that cannot be read is empty:
+then the node may fail once more, and writes it anew.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from overwinter.core.ids import FunctionId
+
+RECORDS_MAX = 1000
+"""Functions in the file; a node that fails more often has another illness."""
+REASON_MAX = 500
+"""Characters of a reason."""
+
+
+class Quarantine:
+    """The functions out of service, and why."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[FunctionId, str] = {}
+        try:
+            self._known = msgspec.json.decode(path.read_bytes(), type=dict[FunctionId, str])
+        except (OSError, msgspec.MsgspecError, UnicodeError):
+            return
+
+    def reason(self, function: FunctionId) -> str:
+        """How the mind failed on it; empty: it did not."""
+        return self._known.get(function, "")
+
+    def add(self, function: FunctionId, error: Exception) -> None:
+        """The mind failed on it. What the machine lacked is no fault of a function's."""
+        if not isinstance(error, OSError | MemoryError) and len(self._known) < RECORDS_MAX:
+            self._known[function] = f"{type(error).__name__}: {error}"[:REASON_MAX]
+            self._write()
+
+    def forget(self, function: FunctionId) -> None:
+        """It was loaded or removed."""
+        if self._known.pop(function, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        draft = self._path.with_suffix(".draft")
+        try:
+            draft.write_bytes(msgspec.json.encode(self._known))
+            draft.replace(self._path)
+        except OSError:
+            # A full disk: the next start fails once more, and tries to write again.
+            return

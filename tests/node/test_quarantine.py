@@ -1,0 +1,86 @@
+"""What a node does that failed on one function, when it starts again."""
+
+import asyncio
+
+import pytest
+import torch
+
+from overwinter.api.deployer import package
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import OverwinterError, QuarantineError
+from overwinter.core.tensor import Tensor
+from overwinter.model.export import export
+from overwinter.node.quarantine import Quarantine
+from overwinter.node.running import running
+from overwinter.policy import queueing
+from overwinter.policy.lifecycles import LifecycleError
+from overwinter.store.repository import Repository
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+
+ONE = torch.ones(1)
+INPUT = Tensor("x", "FP32", (1,), ONE.numpy().tobytes())
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x * 2}
+
+
+def deploy(data, *names: str) -> None:
+    repository = Repository(data)
+    for name in names:
+        made = export(Doubled(), {"x": ONE}, {})
+        packed = package(name, made.program, made.weights)
+        for address, content in packed.contents.items():
+            repository.put(address, bytes(content()))
+        repository.register(packed.manifest, 0.0)
+    repository.close()
+
+
+def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path_factory, monkeypatch):
+    """As seen with `slo_ms = 5e-324`: the daemon went, and went again at each start."""
+    deploy(tmp_path / "data", "bad", "good")
+    said: list[str] = []
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
+    insert = queueing.insert
+
+    def failing(queue, request, requests):
+        if request.function == "bad@1":
+            raise LifecycleError("a failure that no border contains")
+        insert(queue, request, requests)
+
+    async def first() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
+            with pytest.raises(OverwinterError):
+                await node.infer("bad", None, [INPUT], None, 0)
+            with pytest.raises(LifecycleError):
+                await node.broken()
+
+    async def again() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
+            with pytest.raises(QuarantineError, match="a failure that no border contains"):
+                await node.infer("bad", None, [INPUT], None, 0)
+            assert node.live()
+            assert node.function("bad", None).state == "UNAVAILABLE"
+            assert "a failure that no border contains" in node.function("bad", None).reason
+            assert (await node.infer("good", None, [INPUT], None, 0)).outputs[0].data == (2 * ONE).numpy().tobytes()
+            monkeypatch.setattr(queueing, "insert", insert)
+            await node.load("bad", None)
+            assert (await node.infer("bad", None, [INPUT], None, 0)).outputs[0].data == (2 * ONE).numpy().tobytes()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queueing, "insert", failing)
+        asyncio.run(first())
+    monkeypatch.setattr(queueing, "insert", failing)
+    asyncio.run(again())
+    assert Quarantine(tmp_path / "data" / "quarantine.json").reason("bad@1") == ""
+
+
+def test_a_record_that_cannot_be_read_holds_nobody(tmp_path):
+    path = tmp_path / "quarantine.json"
+    path.write_bytes(b'{"f@1": 3}')
+    quarantine = Quarantine(path)
+    assert quarantine.reason("f@1") == ""
+    quarantine.add("g@1", OSError("the machine's"))
+    quarantine.add("f@1", KeyError("its own"))
+    assert [Quarantine(path).reason(name) for name in ("f@1", "g@1")] == ["KeyError: 'its own'", ""]
