@@ -444,19 +444,6 @@ def test_a_program_is_rehearsed_by_its_first_trial_alone():
 
 
 @pytest.mark.parametrize("event", [Removed, UnloadAsked])
-def test_what_runs_for_a_function_that_goes_keeps_its_whole_time(event):
-    world = awake(keep_alive_s=10.0)
-    world.now = 9.0
-    request = world.arrive()
-    world.send(event("f@1"))
-    while world.now < 69.0:
-        assert request not in world.answers
-        world.ring()
-    assert world.answers[request].error == "DeadlineError"
-    assert world.now == 69.0
-
-
-@pytest.mark.parametrize("event", [Removed, UnloadAsked])
 def test_a_deadline_holds_when_the_function_goes(event):
     world = awake()
     request = world.arrive(deadline=3.0)

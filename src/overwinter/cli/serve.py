@@ -49,6 +49,7 @@ HELP = {
     "attempts_max": "Times a request may be tried when its worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
+    "drain_timeout_s": "Seconds that a run may go on when its function is removed or others need its worker.",
     "rehearsal_max_s": "Longest run of a program that the zygote prepares.",
     "prepared_max": "Programs held compiled, ready for a wake.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",

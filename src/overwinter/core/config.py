@@ -17,6 +17,7 @@ MIND_BOUNDS = {
     "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
     "stop_timeout_s": seconds(0.01, 3600, "a worker must hear of it, and its memory is wanted"),
+    "drain_timeout_s": seconds(0, 86_400, "0 ends a run at once, and what goes on for a day holds what others need"),
     "rehearsal_max_s": seconds(0, 60, "the zygote forks nothing meanwhile"),
     "prepared_max": Bound(1, 100_000, "programs", "each takes memory of the zygote"),
     "backoff_first_s": seconds(0.001, 3600, "a function that fails at once would be tried without an end"),
@@ -75,6 +76,8 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Longest a body may take from its fork until it is ready."""
     stop_timeout_s: float = 2.0
     """Longest a body that was asked to stop may take."""
+    drain_timeout_s: float = 30.0
+    """Longest that a run may go on when its function is removed or unloaded, or its worker is another tenant's turn."""
     rehearsal_max_s: float = 0.5
     """Only programs that run within this are prepared in the zygote, which forks nothing meanwhile."""
     prepared_max: int = 256

@@ -303,7 +303,7 @@ class Node:
             self._effects.functions[function.id] = function
             quarantined = self._quarantine.reason(function.id)
             if quarantined:
-                log(f"function {function.id} is out of service, for the node failed on it: {quarantined}; load it again")
+                log(f"function {function.id} is not served until it is loaded; the node failed on it: {quarantined}")
             self.post(Deployed(function.spec(), resident=self._is_resident(function), quarantined=quarantined))
         limited = {f"function {function.id}": function.deployment.limited for function in functions}
         limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}

@@ -106,6 +106,27 @@ class Bodies:
         if body.state == "idle":
             self._stop(body, now)
 
+    def _drain(self, body: Body, now: Seconds) -> None:
+        """What it runs may still end, for a while."""
+        if body.state == "busy" and body.until is None:
+            body.until = Seconds(now + self.config.drain_timeout_s)
+            self._alarms.watch(body.id, body.until)
+
+    def _overran(self, body: Body, function: Function | None, now: Seconds) -> None:
+        """Its while is over: what it runs is refused, and it is killed."""
+        if function is None:
+            error, why = "NotFoundError", f"function {body.function} was removed"
+        elif function.state == "unloaded":
+            error, why = self._why_unloaded(function)
+        else:
+            error, why = "OverloadedError", f"the worker of function {body.function} was needed by another tenant"
+        for run in list(body.runs):
+            for id_ in self._end_run(body, run):
+                if id_ in self.state.requests:
+                    told = f"{why}, and its run did not end within {self.config.drain_timeout_s:g} s"
+                    self._refuse(id_, error, told, self.config.retry_after_min_s)
+        self._stop(body, now, kill=True)
+
     def _step_back(self, function: Function) -> None:
         """What was to wake must wait for others to go."""
         if function.state == "waking" and not self.state.has_starting(function):

@@ -66,6 +66,8 @@ class Deploying(Serving):
             return
         if function.state == "unloaded":
             function.state = step_function(function.state, "load")
+            for worker in function.bodies:
+                self.state.bodies[worker].until = None
             if function.fault:
                 function.fault, function.speeds = "", self._speeds(function.spec)
             if self.state.is_ready(function):

@@ -257,18 +257,24 @@ class Mind(Deploying):
                     self._stop(body, now)
                     return
                 at = Seconds(now + self.policy.period_s)
-        elif body.state == "busy":
-            first = next(iter(body.begun.values()))
-            at = Seconds(first + body.timeout_s)
         else:
-            limit_s = self.config.stop_timeout_s if body.state == "stopping" else self.config.start_timeout_s
-            at = Seconds(body.since + limit_s)
+            at = self._must_change_at(body)
         if now < at:
             self._alarms.watch(body.id, at)
         elif body.state == "stopping":
             self._actions.append(StopBody(body.id, kill=True))
+        elif body.until is not None and body.until <= now:
+            self._overran(body, function, now)
         else:
             self._hung(body, function, now)
+
+    def _must_change_at(self, body: Body) -> Seconds:
+        """When a body that starts, runs or stops hangs, or may go on no longer."""
+        if body.state == "busy":
+            hangs = Seconds(next(iter(body.begun.values())) + body.timeout_s)
+            return hangs if body.until is None else min(hangs, body.until)
+        limit_s = self.config.stop_timeout_s if body.state == "stopping" else self.config.start_timeout_s
+        return Seconds(body.since + limit_s)
 
     def _is_counted(self, function: Function | None, body: Body) -> bool:
         """Whether the body is one of several whose number follows the rate: keep-alive ends the last one alone. One

@@ -50,6 +50,8 @@ class Body(msgspec.Struct):
     begun: dict[RunId, Seconds] = msgspec.field(default_factory=dict)
     retires: bool = False
     """Gets no more work and goes when it has done what it has."""
+    until: Seconds | None = None
+    """When it goes even if it has not."""
     since: Seconds = Seconds(0.0)
     """When it last became what it is."""
     ready_at: Seconds = Seconds(0.0)

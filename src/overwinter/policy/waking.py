@@ -317,6 +317,8 @@ class Waking(Bodies):
             body = self.state.bodies[worker]
             if body.state in ("idle", "starting"):
                 self._stop(body, now)
+            else:
+                self._drain(body, now)
         self._release(function)
 
     def _leave_lines(self, function: Function) -> None:
