@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -43,6 +44,8 @@ class AnyOrder(RuleBasedStateMachine):
     policy: str | None = None
     """Drawn, if it is not said."""
     profiles: tuple[Profile | None, ...] = PROFILES
+    bounds: ClassVar[dict] = {}
+    """More of the configuration."""
     reuses_ids = True
     """Whether a function may be deployed under an id that another one has."""
 
@@ -67,6 +70,7 @@ class AnyOrder(RuleBasedStateMachine):
             host_bytes=host,
             memory_bytes=memory,
             host_keep_alive_s=window,
+            **self.bounds,
         )
 
     @rule(

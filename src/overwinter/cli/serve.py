@@ -46,6 +46,7 @@ HELP = {
     "host_bytes": "Most memory for the blocks of warm functions, as 8GiB; without it, what the tmpfs has.",
     "host_keep_alive_s": "Seconds after which the blocks of a function that nobody uses leave the host store.",
     "bodies_max": "Worker processes alive at once.",
+    "tenant_bodies_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
     "attempts_max": "Times a request may be tried when its worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",

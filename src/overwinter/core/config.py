@@ -14,6 +14,7 @@ MIND_BOUNDS = {
     "host_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
     "bodies_max": Bound(1, 65_536, "workers", "each is a process"),
+    "tenant_bodies_max": Bound(1, 65_536, "workers", "each is a process"),
     "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
     "stop_timeout_s": seconds(0.01, 3600, "a worker must hear of it, and its memory is wanted"),
@@ -70,6 +71,8 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A function that nobody used for so long leaves the host store for the disk; None: only when room is needed."""
     bodies_max: int = 256
     """Worker processes alive at once on the node."""
+    tenant_bodies_max: int | None = None
+    """Of these, what one tenant may have; None: all while no other tenant is here, and else all but a sixteenth."""
     attempts_max: int = 2
     """Times a request may be tried: one retry after a crash."""
     start_timeout_s: float = 120.0

@@ -47,12 +47,24 @@ class Bodies:
         if body.state == "idle":
             state.idle[body.id] = body
         elif body.state == "stopping":
+            if body.until is None:
+                self._count_staying(body, -1)
             state.leaving += not body.retires
             state.reserved_cores -= body.point.cores
+
+    def _count_staying(self, body: Body, count: int) -> None:
+        """In what its tenant has: it is there, or will soon be gone."""
+        tenant = self.state.tenant(body.tenant)
+        tenant.staying += count
+        tenant.nbytes += count * body.point.memory_bytes
 
     def _forget_body(self, body: Body) -> None:
         """The body's process is gone."""
         state = self.state
+        if not body.goes:
+            self._count_staying(body, -1)
+        state.tenant(body.tenant).bodies -= 1
+        state.forget_tenant(body.tenant)
         del state.bodies[body.id]
         state.idle.pop(body.id, None)
         state.working.pop(body.id, None)
@@ -109,8 +121,16 @@ class Bodies:
     def _drain(self, body: Body, now: Seconds) -> None:
         """What it runs may still end, for a while."""
         if body.state == "busy" and body.until is None:
+            self._count_staying(body, -1)
             body.until = Seconds(now + self.config.drain_timeout_s)
             self._alarms.watch(body.id, body.until)
+
+    def _stay(self, body: Body) -> None:
+        """What it runs may go on after all."""
+        if body.until is not None:
+            body.until = None
+            if body.state != "stopping":
+                self._count_staying(body, 1)
 
     def _overran(self, body: Body, function: Function | None, now: Seconds) -> None:
         """Its while is over: what it runs is refused, and it is killed."""

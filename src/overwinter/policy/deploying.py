@@ -42,6 +42,7 @@ class Deploying(Serving):
         if before is not None:
             self._forget(before, "it was deployed anew", now)
         self.state.functions[function.spec.id] = function
+        self.state.tenant(function.spec.tenant).functions += 1
         function.used = now
         if event.resident:
             function.blocks = step_blocks(step_blocks(function.blocks, "stage"), "staged")
@@ -67,7 +68,7 @@ class Deploying(Serving):
         if function.state == "unloaded":
             function.state = step_function(function.state, "load")
             for worker in function.bodies:
-                self.state.bodies[worker].until = None
+                self._stay(self.state.bodies[worker])
             if function.fault:
                 function.fault, function.speeds = "", self._speeds(function.spec)
             if self.state.is_ready(function):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from overwinter.core.ids import Address, RequestId, Seconds, StoreName
-from overwinter.policy import cores, reclaiming, turns
+from overwinter.policy import cores, reclaiming
 from overwinter.policy.mind import Mind
 from overwinter.policy.state import Function, State
 
@@ -60,6 +60,17 @@ def _check_bodies(state: State) -> None:
     assert state.leaving == sum(body.leaves for body in alive), "the count of leaving bodies is wrong"
     assert state.reserved_cores == sum(body.point.cores for body in alive if body.state != "stopping")
     assert state.body_bytes == sum(body.point.memory_bytes for body in alive)
+    for id_, tenant in state.tenants.items():
+        own = [body for body in alive if body.tenant == id_]
+        stay = [body for body in own if not body.goes]
+        functions = sum(function.spec.tenant == id_ for function in state.functions.values())
+        assert functions or own, f"tenant {id_} has nothing and is counted"
+        for line, part in ((state.wants_room, tenant.wants_room), (state.wants_more, tenant.wants_more)):
+            its = [name for name in line if state.functions[name].spec.tenant == id_]
+            assert its == list(part), f"the lines of tenant {id_} are wrong"
+        counted = (tenant.functions, tenant.bodies, tenant.staying, tenant.nbytes)
+        assert counted == (functions, len(own), len(stay), sum(body.point.memory_bytes for body in stay)), id_
+    assert sum(tenant.bodies for tenant in state.tenants.values()) == len(alive), "a tenant with bodies is forgotten"
     assert state.running_cores == sum(body.point.run_cores * len(body.runs) for body in alive)
 
 
@@ -101,11 +112,11 @@ def _check_lines(state: State) -> None:
 def _check_room(mind: Mind) -> None:
     """The first in line for room waits because there is none, and somebody leaves for it or has his turn."""
     state = mind.state
-    first = turns.first_in_line(state)
+    first = mind.first_in_line()
     if first is None or first in state.wants_core or first in state.late:
         return
     assert not mind.has_room_for(state.functions[first]), f"{first} waits beside room enough"
-    idle = turns.idle_longest(state)
+    idle = mind.idle_for(state.functions[first])
     assert idle is None or any(body.leaves for body in state.bodies.values()), f"{first} waits beside an idle body"
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 
 from overwinter.core.ids import Seconds
 from overwinter.core.policies import Eviction
+from overwinter.policy.containment import asked
 from overwinter.policy.state import Function, State
 
 CANDIDATES = 32
@@ -34,7 +35,8 @@ def next_victim(state: State, rule: Eviction, now: Seconds, keep: Function | Non
     """
     giving = (each for each in _leaving(state, keep) if state.residents(each).exclusive(each.sizes))
     candidates = islice(giving, 1 if rule == "lru" else CANDIDATES)
-    victim = min(candidates, key=lambda function: _worth(state, function, now), default=None)
+    worth = {each.spec.id: asked(state, each, 0.0, _worth, state, each, now) for each in candidates}
+    victim = state.functions[min(worth, key=worth.__getitem__)] if worth else None
     return next(_leaving(state, keep), None) if victim is None else victim
 
 

@@ -98,7 +98,7 @@ class Sizing(Waking):
         rate = max(self._expected(function), self._burst(function, now))
         if not self.state.has_body(function):
             usual = (self._first(function, now),)
-            if rate <= function.speeds.first_rate and self._has_room(function.speeds.point(*usual)):
+            if rate <= function.speeds.first_rate and self._has_room(function, function.speeds.point(*usual)):
                 return usual
         else:
             rate += self._backlog(function)

@@ -16,6 +16,7 @@ from overwinter.core.ids import (
     RunId,
     Seconds,
     StoreName,
+    TenantId,
     WorkerId,
 )
 from overwinter.core.profile import Point
@@ -45,6 +46,7 @@ class Body(msgspec.Struct):
     point: Point
     timeout_s: float
     """A run that takes longer hangs."""
+    tenant: TenantId = TenantId("")
     state: BodyState = "starting"
     runs: dict[RunId, tuple[RequestId, ...]] = msgspec.field(default_factory=dict)
     begun: dict[RunId, Seconds] = msgspec.field(default_factory=dict)
@@ -65,6 +67,11 @@ class Body(msgspec.Struct):
     def leaves(self) -> bool:
         """Whether it will be gone soon."""
         return self.retires or self.state == "stopping"
+
+    @property
+    def goes(self) -> bool:
+        """Whether it will be gone soon whatever it runs."""
+        return self.state == "stopping" or self.until is not None
 
     @property
     def is_serving(self) -> bool:
@@ -125,6 +132,26 @@ class Function(msgspec.Struct):
     """When a body of it first could use the blocks that it has in the host store; None: none has yet."""
 
 
+class Tenant(msgspec.Struct):
+    """What one tenant has of the node."""
+
+    functions: int = 0
+    bodies: int = 0
+    """Alive."""
+    staying: int = 0
+    """Of these, those that are not sure to be gone soon."""
+    nbytes: int = 0
+    """Private memory of those that stay."""
+    wants_room: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    wants_more: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Its own functions of the two lines for room."""
+
+    @property
+    def first(self) -> FunctionId | None:
+        """Its function that comes first."""
+        return next(iter(self.wants_room or self.wants_more), None)
+
+
 class Residents(msgspec.Struct):
     """The blocks that one host store holds, or will hold, for the functions kept there."""
 
@@ -166,6 +193,8 @@ class State(msgspec.Struct):
     functions: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     versions: dict[FunctionName, list[int]] = msgspec.field(default_factory=dict)
     """Versions that have proved themselves, ascending; the last answers for the name."""
+    tenants: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
+    """Those that have functions or workers here."""
     bodies: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
     idle: dict[WorkerId, Body] = msgspec.field(default_factory=dict)
     """Those with nothing to do, the one idle longest first."""
@@ -203,6 +232,19 @@ class State(msgspec.Struct):
     """Functions on which a policy failed in this step, and how."""
     yields: FunctionId | None = None
     """Gets no more bodies: when those that it has are gone, its blocks may go, for others wait for the room."""
+
+    def tenant(self, id_: TenantId) -> Tenant:
+        """What a tenant has, which may be nothing yet."""
+        tenant = self.tenants.get(id_)
+        if tenant is None:
+            tenant = self.tenants[id_] = Tenant()
+        return tenant
+
+    def forget_tenant(self, id_: TenantId) -> None:
+        """A tenant that has nothing any more is none."""
+        tenant = self.tenants.get(id_)
+        if tenant is not None and not (tenant.functions or tenant.bodies):
+            del self.tenants[id_]
 
     def residents(self, function: Function) -> Residents:
         """The store in which a function's blocks lie."""

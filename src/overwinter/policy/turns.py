@@ -10,6 +10,7 @@ a body or a core would else take the blocks from each other, and none would get 
 from disk. One that is idle goes sooner, unless it is used so often that it would be back at once, or has just come.
 """
 
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from overwinter.core.ids import FunctionId, Seconds
@@ -25,20 +26,27 @@ OFTEN = 4.0
 
 
 def is_behind(state: State, function: Function) -> bool:
-    """Whether others come before this function."""
-    first = next(iter(state.wants_room), None)
+    """Whether others of its tenant come before this function."""
+    lines = state.tenant(function.spec.tenant)
+    first = next(iter(lines.wants_room), None)
     if first is None and state.has_body(function):
-        first = next(iter(state.wants_more), None)
+        first = next(iter(lines.wants_more), None)
     return first is not None and first != function.spec.id
 
 
 def line_up(state: State, function: Function) -> None:
     """Wait for room, behind those who do already."""
-    line, other = state.wants_room, state.wants_more
-    if state.has_body(function):
-        line, other = other, line
-    other.pop(function.spec.id, None)
-    line[function.spec.id] = None
+    for lines in (state, state.tenant(function.spec.tenant)):
+        line, other = lines.wants_room, lines.wants_more
+        if state.has_body(function):
+            line, other = other, line
+        other.pop(function.spec.id, None)
+        line[function.spec.id] = None
+
+
+def is_in_line(state: State, function: Function) -> bool:
+    """Whether it waits for room."""
+    return function.spec.id in state.wants_room or function.spec.id in state.wants_more
 
 
 def keep_line(state: State, function: Function) -> None:
@@ -50,8 +58,9 @@ def keep_line(state: State, function: Function) -> None:
 def leave_line(state: State, function: Function) -> None:
     """Wait for room no more."""
     function.awaits = None
-    for line in (state.wants_room, state.wants_more):
-        line.pop(function.spec.id, None)
+    for lines in (state, state.tenant(function.spec.tenant)):
+        lines.wants_room.pop(function.spec.id, None)
+        lines.wants_more.pop(function.spec.id, None)
 
 
 def leave_bytes_line(state: State, function: Function) -> None:
@@ -66,11 +75,15 @@ def first_in_line(state: State) -> FunctionId | None:
 
 def idle_longest(state: State) -> Body | None:
     """Of the bodies that nobody needs now the first to go."""
-    for body in state.idle.values():
+    return next(iter(not_needed(state, state.idle.values())), None)
+
+
+def not_needed(state: State, bodies: Iterable[Body]) -> Iterator[Body]:
+    """Those of these bodies that have nothing to do."""
+    for body in bodies:
         owner = state.owner(body)
-        if owner is None or not owner.queue:
-            return body
-    return None
+        if body.state == "idle" and (owner is None or not owner.queue):
+            yield body
 
 
 def longest_at_work(state: State, now: Seconds) -> Body | None:
@@ -91,9 +104,14 @@ def next_to_yield(state: State, now: Seconds) -> tuple[Function | None, float]:
     return (yields if at <= now else None), at
 
 
-def _had_turn(state: State, body: Body, now: Seconds) -> bool:
+def turn_s(state: State, body: Body) -> float:
+    """How long a body may stay at work when others wait; nothing where its function is gone."""
     function = state.owner(body)
-    return function is not None and now >= body.ready_at + TURN_WAKES * wake_s(function)
+    return 0.0 if function is None else TURN_WAKES * wake_s(function)
+
+
+def _had_turn(state: State, body: Body, now: Seconds) -> bool:
+    return state.owner(body) is not None and now >= body.ready_at + turn_s(state, body)
 
 
 def _may_yield(function: Function) -> bool:

@@ -11,16 +11,16 @@ from math import inf
 
 from overwinter.core.actions import Announce, Drop, Stage, StartBody
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName, WorkerId
-from overwinter.core.profile import Point, Shape
+from overwinter.core.profile import Shape
 from overwinter.policy import cores, keepalive, reclaiming, recovery, turns
-from overwinter.policy.bodies import Bodies
 from overwinter.policy.containment import asked
 from overwinter.policy.lifecycles import step_blocks, step_function
+from overwinter.policy.room import Room
 from overwinter.policy.scaling.wants import wants_body
 from overwinter.policy.state import Body, Function
 
 
-class Waking(Bodies):
+class Waking(Room):
     """Adds what wakes functions and puts them to sleep."""
 
     def _wake(self, function: Function, now: Seconds, granted: bool = False) -> None:
@@ -40,7 +40,7 @@ class Waking(Bodies):
             self._stage(function, now)
         elif not self._has_core(function, 1, now, granted):
             return
-        elif turns.is_behind(self.state, function) or len(self.state.bodies) >= self.config.bodies_max:
+        elif self._is_behind(function) or len(self.state.bodies) >= self.config.bodies_max:
             # Without asking in which shapes.
             self._line_up(function)
         else:
@@ -196,21 +196,24 @@ class Waking(Bodies):
             return 0
         for started, shape in enumerate(shapes):
             point = function.speeds.point(shape)
-            if turns.is_behind(self.state, function) or not self._has_room(point):
+            if self._is_behind(function) or not self._has_room(function, point):
                 return started
             turns.leave_line(self.state, function)
             self._last_worker += 1
-            timeout_s = function.spec.settings.timeout_s
-            body = Body(WorkerId(self._last_worker), function.spec.id, point, timeout_s, since=now)
+            spec = function.spec
+            id_ = WorkerId(self._last_worker)
+            body = Body(id_, spec.id, point, spec.settings.timeout_s, spec.tenant, since=now)
             self.state.bodies[body.id] = self.state.working[body.id] = body
             self.state.counts["starting"] += 1
             self.state.reserved_cores += point.cores
             self.state.body_bytes += point.memory_bytes
+            self.state.tenant(body.tenant).bodies += 1
+            self._count_staying(body, 1)
             function.bodies.append(body.id)
             if function.turn_at is None:
                 function.turn_at = now
             self._alarms.watch(body.id, Seconds(now + self.config.start_timeout_s))
-            program = function.spec.program
+            program = spec.program
             if program in self.state.prepared:
                 del self.state.prepared[program]
                 self.state.prepared[program] = None
@@ -219,71 +222,21 @@ class Waking(Bodies):
             self._actions.append(StartBody(body.id, body.function, rehearse, point.cores, point.concurrency))
         return len(shapes)
 
-    def _has_room(self, point: Point) -> bool:
-        state = self.state
-        return self._fits(len(state.bodies), state.body_bytes, state.reserved_cores, point)
-
-    def _fits(self, bodies: int, nbytes: int, reserved: int, point: Point) -> bool:
-        """Whether there is room for one more beside so many bodies with so many bytes and cores."""
-        limit = self.config.memory_bytes
-        return (
-            bodies < self.config.bodies_max
-            and (limit is None or nbytes + point.memory_bytes <= limit)
-            # One body alone may be wider than the machine: it would never run otherwise.
-            and not (self.policy.reserves and reserved and reserved + point.cores > self.cores)
-        )
-
-    def _line_up(self, function: Function) -> None:
-        """There is no room, or others come first: this function waits in line, which `_fill_room` serves."""
-        self._step_back(function)
-        turns.line_up(self.state, function)
-
-    def has_room_for(self, function: Function) -> bool:
-        """Whether there is room for what a function in line would start."""
-        return self._has_room(self._awaited(function))
-
-    def _awaited(self, function: Function) -> Point:
-        return function.awaits or function.speeds.usual
-
-    def _let_one_go(self, now: Seconds) -> bool:
-        """Have a body leave for those who wait for room, unless there will be room for all; whether one does."""
-        state = self.state
-        if self._will_have_room():
-            return False
-        body = turns.idle_longest(state)
-        if body is None and state.leaving < len(state.wants_room):
-            body = turns.longest_at_work(state, now)
-        if body is not None:
-            self._retire(body, now)
-        return body is not None
-
-    def _will_have_room(self) -> bool:
-        """Whether all who wait find room when those who leave are gone."""
-        state = self.state
-        stay = [body for body in state.bodies.values() if not body.leaves]
-        bodies, nbytes = len(stay), sum(body.point.memory_bytes for body in stay)
-        reserved = sum(body.point.cores for body in stay)
-        for id_ in (*state.wants_room, *state.wants_more):
-            point = self._awaited(state.functions[id_])
-            if not self._fits(bodies, nbytes, reserved, point):
-                return False
-            bodies, nbytes, reserved = bodies + 1, nbytes + point.memory_bytes, reserved + point.cores
-        return True
-
     def _fill_room(self, now: Seconds) -> None:
         """Start a body for the first in line, if there is room now, else have others leave; who wants none any more
         leaves the line.
         """
-        while (id_ := turns.first_in_line(self.state)) is not None:
+        while (id_ := self.first_in_line()) is not None:
             function = self.state.functions[id_]
             if not self._asks(function, now):
                 turns.leave_line(self.state, function)
             elif not self.has_room_for(function):
                 if not self._let_one_go(now):
+                    self._watch_turns(function, now)
                     return
             else:
                 self._wake(function, now)
-                if turns.first_in_line(self.state) == id_:
+                if self.first_in_line() == id_:
                     return
 
     def _asks(self, function: Function, now: Seconds) -> bool:
@@ -356,6 +309,8 @@ class Waking(Bodies):
         self._refuse_queue(function, "NotFoundError", message)
         self._let_go(function, now)
         del self.state.functions[id_]
+        self.state.tenant(function.spec.tenant).functions -= 1
+        self.state.forget_tenant(function.spec.tenant)
         for worker in function.bodies:
             self._watch_orphan(self.state.bodies[worker])
         versions = self.state.versions.get(function.spec.name, [])
