@@ -160,3 +160,17 @@ class Tenants(AnyOrder):
 def test_among_tenants_too_nobody_is_forgotten(policy, most):
     machine = type("Tenants", (Tenants,), {"policy": policy, "bounds": {"tenant_bodies_max": most}})
     run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=50, deadline=None))
+
+
+def test_one_tenant_s_waiting_requests_leave_room_for_another_s():
+    world = World(requests_max=12, bodies_max=2)
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("b", "b")):
+        world.deploy(spec(name, blobs=((name, 1),), tenant=tenant, timeout_s=100.0))
+    of_a = [world.arrive(name) for name in ("a1", "a2") * 5]
+    refused = [world.answers[request] for request in of_a if request in world.answers]
+    assert len(of_a) - len(refused) == 6
+    assert {(each.error, "requests_max" in each.message) for each in refused} == {("OverloadedError", True)}
+    of_b = [world.arrive("b") for _ in range(3)]
+    world.settle()
+    assert all(isinstance(world.answers[request], Reply) for request in of_b)
+    assert isinstance(answered(world, "a1"), Reply)

@@ -15,6 +15,7 @@ MIND_BOUNDS = {
     "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
     "bodies_max": Bound(1, 65_536, "workers", "each is a process"),
     "tenant_bodies_max": Bound(1, 65_536, "workers", "each is a process"),
+    "requests_max": Bound(2, 10_000_000, "requests", "each is kept in memory, and one must leave room for another"),
     "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
     "stop_timeout_s": seconds(0.01, 3600, "a worker must hear of it, and its memory is wanted"),
@@ -31,6 +32,10 @@ NODE_BOUNDS = {
     "port": Bound(0, 65_535, "", "that is what ports are"),
     "journal_ring": Bound(1, 10_000_000, "steps", "each is kept in memory"),
     "profile_share": Bound(0.0001, 1, "of the time", "it is a share", whole=False),
+    "functions_max": Bound(1, 1_000_000, "versions", "each is kept in memory"),
+    "tenant_functions_max": Bound(1, 1_000_000, "versions", "each is kept in memory"),
+    "tenant_deploys_max": Bound(1, 1000, "deploys", "each holds a thread and a worker"),
+    "pipelines_max": Bound(1, 1_000_000, "pipelines", "each is kept in memory"),
     "memory_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
 }
@@ -73,6 +78,8 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Worker processes alive at once on the node."""
     tenant_bodies_max: int | None = None
     """Of these, what one tenant may have; None: all while no other tenant is here, and else all but a sixteenth."""
+    requests_max: int = 100_000
+    """Requests without an answer; a tenant may have as many as places are left then, so alone half of them."""
     attempts_max: int = 2
     """Times a request may be tried: one retry after a crash."""
     start_timeout_s: float = 120.0
@@ -152,6 +159,13 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Measure each new program in the background."""
     profile_share: float = 0.1
     """Of the time, what measuring may take while the node serves; a node that is idle measures as fast as it can."""
+    functions_max: int = 20_000
+    """Versions of functions deployed at once."""
+    tenant_functions_max: int = 10_000
+    """Of these, what one tenant may have."""
+    tenant_deploys_max: int = 32
+    """Deploys of one tenant under way at once."""
+    pipelines_max: int = 10_000
     memory_free_min_bytes: int = 512 << 20
     """When the machine has less memory than this left, blocks that nothing uses leave the host store."""
     accounting_s: float = 10.0

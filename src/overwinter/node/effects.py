@@ -137,7 +137,7 @@ class NodeEffects:
             self.post(BodyExited(action.worker, "StoreError", str(error), lost_blocks=lost))
             return
         try:
-            memory_bytes = function.manifest.settings.memory_mib << 20
+            memory_bytes = function.memory_bytes
             order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
             load = function.load(action.on_trial, action.cores, action.concurrency)
             samples = [tensor for sample in function.samples() for tensor in sample]

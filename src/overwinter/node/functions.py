@@ -6,6 +6,7 @@ from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function_id
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor
+from overwinter.node.pressure import total_bytes
 from overwinter.store.manifest import Deployment
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.messages import Load
@@ -28,8 +29,20 @@ class DeployedFunction:
         """What is known of its speed on this machine."""
         self.on_trial = False
         """Whether its bodies have to answer requests before they are ready."""
+        self._memory_max_bytes = total_bytes()
         self.doubts = ""
         """What its author should know of its trial."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Most private memory of one body: what was asked for, as far as the machine has it."""
+        return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
+
+    def warning(self) -> str:
+        """What its author should know; empty: nothing."""
+        asked, most = self.manifest.settings.memory_mib, self._memory_max_bytes >> 20
+        less = f"memory_mib {asked} counts as {most}: this machine has no more" if asked > most else ""
+        return "\n".join(filter(None, (self.doubts, less)))
 
     @property
     def subject(self) -> str:

@@ -31,6 +31,7 @@ from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
 from overwinter.node.quarantine import Quarantine
+from overwinter.node.quotas import Quotas
 from overwinter.node.views import DeployedVersion, FunctionView, Reply
 from overwinter.policy.mind import Mind
 from overwinter.store.hosts import HostStores
@@ -57,6 +58,7 @@ class Node:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Set by `running`, in the order in which they need each other.
         self._effects: NodeEffects
+        self._quotas: Quotas
         self._loop: Loop
         self.processes: Processes
         self.profiler: Profiler
@@ -104,6 +106,10 @@ class Node:
 
         It answers for its name from then on. A version that fails leaves only its number behind.
         """
+        with self._quotas.deploying(manifest.tenant):
+            return await self._deploy(manifest)
+
+    async def _deploy(self, manifest: Manifest) -> DeployedVersion:
         await asyncio.to_thread(self._check, manifest)
         self._pipelines.protect(manifest.name, manifest)
         deployment = await asyncio.to_thread(self.repository.register, manifest, clock.wall(), False)
@@ -125,7 +131,7 @@ class Node:
             raise
         if self.config.profile_on_deploy:
             self.profiler.measure_soon(function)
-        return DeployedVersion(deployment.name, deployment.version, function.doubts)
+        return DeployedVersion(deployment.name, deployment.version, function.warning())
 
     async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
         """Measure a function's configurations on this machine, as far as they are not known; `tell` hears how far.
@@ -205,6 +211,7 @@ class Node:
 
     async def deploy_pipeline(self, pipeline: Pipeline) -> PipelineView:
         """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
+        self._quotas.check_pipelines(self._pipelines.names(), pipeline.name)
         return await self._pipelines.deploy(pipeline)
 
     def pipelines_seen(self) -> list[Seen]:

@@ -190,6 +190,10 @@ class Pipelines:
         await asyncio.to_thread(self._kept.remove_pipeline, name)
         self._known.pop(name, None)
 
+    def names(self) -> Collection[FunctionName]:
+        """What they are called."""
+        return self._known.keys()
+
     def __contains__(self, name: FunctionName) -> bool:
         return name in self._known
 

@@ -1,6 +1,7 @@
 """Is the machine running short of memory? Then blocks that nothing holds go before anything has to fail."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,16 @@ MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 EVERY_S = 1.0
 KIB = 1024
+
+
+def total_bytes(cgroup: Path = CGROUP) -> int:
+    """Memory of the machine, or of this container where that is less."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int((cgroup / "memory.max").read_text()))
+    except (OSError, ValueError):
+        # No cgroup of its own, or none that limits.
+        return physical
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

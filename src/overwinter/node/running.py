@@ -22,6 +22,7 @@ from overwinter.node.node import Node
 from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
+from overwinter.node.quotas import Quotas
 from overwinter.policy.mind import Mind
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
@@ -51,6 +52,7 @@ async def running(
         node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
         async with asyncio.TaskGroup() as tasks:
             node._effects = NodeEffects(hosts, tasks)
+            node._quotas = Quotas(config, node._effects.functions)
             node.processes = node._effects.processes = Processes(node._effects, environment, log)
             node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             node.insight = Insight(node, node._mind.state, node._deployed, log)

@@ -7,7 +7,7 @@ from overwinter.core.policies import policy_named
 from overwinter.policy import turns
 from overwinter.policy.alarms import Alarms
 from overwinter.policy.lifecycles import step_body, step_function
-from overwinter.policy.state import Body, Function, State
+from overwinter.policy.state import Body, Function, Request, State
 
 
 class Bodies:
@@ -163,8 +163,20 @@ class Bodies:
     def _decide(self, function: Function, what: Decision, why: str) -> None:
         self._actions.append(Decide(function.spec.id, what, why))
 
+    def _open(self, request: Request) -> None:
+        self.state.requests[request.id] = request
+        self.state.tenant(request.tenant).requests += 1
+
+    def _close(self, id_: RequestId) -> Request | None:
+        """The request has its answer, or needs none; None if that was so before."""
+        request = self.state.requests.pop(id_, None)
+        if request is not None:
+            self.state.tenant(request.tenant).requests -= 1
+            self.state.forget_tenant(request.tenant)
+        return request
+
     def _refuse(self, request: RequestId, error: str, message: str, wait: float | None = None) -> None:
-        self.state.requests.pop(request, None)
+        self._close(request)
         self._actions.append(Refuse(request, error, message, wait))
 
     def _refuse_queue(self, function: Function, error: str, message: str, wait: float | None = None) -> None:

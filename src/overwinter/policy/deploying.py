@@ -22,7 +22,7 @@ class Deploying(Serving):
 
     def _speeds(self, spec: FunctionSpec) -> Speeds:
         try:
-            return Speeds(spec, self.policy, self.config.memory_bytes)
+            return Speeds(spec, self.policy, self.config.memory_bytes, self.config.cores)
         except containment.FAILURES as error:
             containment.remember(self.state, spec.id, error)
             return Speeds(msgspec.structs.replace(spec, profile=None, settings=Settings()), self.policy)

@@ -64,10 +64,12 @@ def _check_bodies(state: State) -> None:
         own = [body for body in alive if body.tenant == id_]
         stay = [body for body in own if not body.goes]
         functions = sum(function.spec.tenant == id_ for function in state.functions.values())
-        assert functions or own, f"tenant {id_} has nothing and is counted"
+        assert functions or own or tenant.requests, f"tenant {id_} has nothing and is counted"
         for line, part in ((state.wants_room, tenant.wants_room), (state.wants_more, tenant.wants_more)):
             its = [name for name in line if state.functions[name].spec.tenant == id_]
             assert its == list(part), f"the lines of tenant {id_} are wrong"
+        requests = sum(request.tenant == id_ for request in state.requests.values())
+        assert tenant.requests == requests, f"the requests of tenant {id_} are miscounted"
         counted = (tenant.functions, tenant.bodies, tenant.staying, tenant.nbytes)
         assert counted == (functions, len(own), len(stay), sum(body.point.memory_bytes for body in stay)), id_
     assert sum(tenant.bodies for tenant in state.tenants.values()) == len(alive), "a tenant with bodies is forgotten"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 
 from overwinter.core.ids import RequestId, Seconds
-from overwinter.policy.state import Function, Request
+from overwinter.policy.state import Function, Request, State
 
 ORDINARY = 100
 """The level of a request without a priority: 1 to 99 go before it, larger numbers after it."""
@@ -16,9 +16,21 @@ def level(priority: int) -> int:
     return priority or ORDINARY
 
 
-def admits(function: Function) -> bool:
-    """Whether the function's queue, bounded, takes one more."""
-    return len(function.queue) < function.spec.settings.queue_limit
+def why_full(state: State, function: Function, most: int) -> str | None:
+    """Why no more requests of the function are taken; None: one more is.
+
+    Of the `most` requests that may be without an answer a tenant may have as many as are left to others then: alone a
+    half, beside another that has as many a third. So there is always room for who has few (Choudhury and Hahne's
+    dynamic thresholds).
+    """
+    if len(function.queue) >= function.spec.settings.queue_limit:
+        return f"function {function.spec.id} already has {len(function.queue)} requests waiting"
+    own = state.tenant(function.spec.tenant).requests
+    if own >= most - len(state.requests):
+        return (
+            f"tenant {function.spec.tenant!r} has {own} requests without an answer; all may have {most} (requests_max)"
+        )
+    return None
 
 
 def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestId, Request]) -> None:

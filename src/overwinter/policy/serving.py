@@ -31,17 +31,18 @@ class Serving(Sizing):
             self._refuse(event.request, *self._why_unloaded(function), self.config.retry_after_min_s)
             return
         self._count(function, now)
-        if not queueing.admits(function):
-            message = f"function {function.spec.id} already has {len(function.queue)} requests waiting"
+        full = queueing.why_full(self.state, function, self.config.requests_max)
+        if full is not None:
             wait = queueing.retry_after_s(function, self.config.retry_after_min_s)
-            self._refuse(event.request, "OverloadedError", message, wait)
+            self._refuse(event.request, "OverloadedError", full, wait)
             return
         limit = Seconds(now + function.spec.settings.timeout_s)
         deadline = limit if event.deadline is None else min(event.deadline, limit)
         request = Request(event.request, function.spec.id, now, deadline, queueing.level(event.priority))
+        request.tenant = function.spec.tenant
         if not self.state.is_ready(function):
             request.start = "host"
-        self.state.requests[event.request] = request
+        self._open(request)
         queueing.insert(function.queue, request, self.state.requests)
         self._alarms.watch(function.spec.id, deadline)
         self._serve(function, now)
@@ -193,7 +194,7 @@ class Serving(Sizing):
         spent = now - body.begun[event.run]
         batch = self._end_run(body, event.run)
         for id_ in batch:
-            request = self.state.requests.pop(id_, None)
+            request = self._close(id_)
             failure = failures.get(id_)
             if request is None:
                 continue
@@ -237,7 +238,7 @@ class Serving(Sizing):
         self._keep(body, function, now)
 
     def _cancelled(self, id_: RequestId) -> None:
-        request = self.state.requests.pop(id_, None)
+        request = self._close(id_)
         function = None if request is None else self.state.functions.get(request.function)
         if function is not None and id_ in function.queue:
             function.queue.remove(id_)

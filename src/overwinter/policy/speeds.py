@@ -18,8 +18,10 @@ PACE_MAX = 8.0
 class Speeds:
     """What is known of one function's runs."""
 
-    def __init__(self, spec: FunctionSpec, policy: Policy, memory_bytes: int | None = None) -> None:
-        """`memory_bytes`: of all bodies together; None: no bound."""
+    def __init__(
+        self, spec: FunctionSpec, policy: Policy, memory_bytes: int | None = None, cores: int | None = None
+    ) -> None:
+        """`memory_bytes`, `cores`: of all bodies together; None: no bound."""
         settings, profile = spec.settings, spec.profile
         self.run_s: float | None = None
         """Smoothed seconds of a run, whatever its batch."""
@@ -52,7 +54,11 @@ class Speeds:
         guessed_bytes = BODY_BYTES if memory_bytes is None else min(BODY_BYTES, memory_bytes)
         in_time = [point for point in self.points if point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)]
         self.usual = min(in_time or self.points, key=_plainness, default=None) or Point(
-            settings.threads, guessed_bytes, settings.max_batch, settings.concurrency, 0.0
+            settings.threads if cores is None else min(settings.threads, cores),
+            guessed_bytes,
+            settings.max_batch,
+            settings.concurrency,
+            0.0,
         )
         """The shape of a body when nothing speaks for another: the plainest that keeps the promise."""
         self.first: Shape | None = None

@@ -36,6 +36,7 @@ class Request(msgspec.Struct):
     start: Start = "warm"
     failures: int = 0
     """Times a body died under it, or could not start for it."""
+    tenant: TenantId = TenantId("")
 
 
 class Body(msgspec.Struct):
@@ -142,6 +143,8 @@ class Tenant(msgspec.Struct):
     """Of these, those that are not sure to be gone soon."""
     nbytes: int = 0
     """Private memory of those that stay."""
+    requests: int = 0
+    """Without an answer."""
     wants_room: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     wants_more: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its own functions of the two lines for room."""
@@ -243,7 +246,7 @@ class State(msgspec.Struct):
     def forget_tenant(self, id_: TenantId) -> None:
         """A tenant that has nothing any more is none."""
         tenant = self.tenants.get(id_)
-        if tenant is not None and not (tenant.functions or tenant.bodies):
+        if tenant is not None and not (tenant.functions or tenant.bodies or tenant.requests):
             del self.tenants[id_]
 
     def residents(self, function: Function) -> Residents:

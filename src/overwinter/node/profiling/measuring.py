@@ -86,7 +86,7 @@ class MeasuredBody:
         ready. WorkerError.
         """
         function, shape = self._function, self._shape
-        memory_bytes = function.manifest.settings.memory_mib << 20
+        memory_bytes = function.memory_bytes
         order = ForkBody(self.worker, uid_of(self.worker), memory_bytes, function.mapped_bytes(), shape.cores)
         begun = self._now()
         try:

@@ -1,0 +1,48 @@
+"""How much may be deployed on a node, by all and by one tenant, and by how many deploys at once?"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import NoSpaceError, OverloadedError
+from overwinter.core.ids import FunctionId, FunctionName, TenantId
+from overwinter.node.functions import DeployedFunction
+
+WAIT_S = 1.0
+"""What a deploy is asked to wait that comes while its tenant has too many under way."""
+
+
+class Quotas:
+    """Counts what is deployed against the node's configuration."""
+
+    def __init__(self, config: NodeConfig, functions: Mapping[FunctionId, DeployedFunction]) -> None:
+        self._config = config
+        self._functions = functions
+        self._deploys: Counter[TenantId] = Counter()
+
+    @contextmanager
+    def deploying(self, tenant: TenantId) -> Iterator[None]:
+        """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed."""
+        most = self._config.tenant_deploys_max
+        if self._deploys[tenant] >= most:
+            raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
+        self._check(len(self._functions), self._config.functions_max, "this node")
+        own = sum(function.manifest.tenant == tenant for function in self._functions.values())
+        self._check(own, self._config.tenant_functions_max, f"tenant {tenant!r}")
+        self._deploys[tenant] += 1
+        try:
+            yield
+        finally:
+            self._deploys[tenant] -= 1
+            self._deploys += Counter()
+
+    def check_pipelines(self, known: Collection[FunctionName], name: FunctionName) -> None:
+        """NoSpaceError unless one more pipeline, or another of a known name, may be deployed."""
+        most = self._config.pipelines_max
+        if name not in known and len(known) >= most:
+            raise NoSpaceError(f"this node keeps {most} pipelines and no more: remove one that nobody calls")
+
+    def _check(self, count: int, most: int, whose: str) -> None:
+        if count >= most:
+            raise NoSpaceError(f"{whose} has {count} versions of functions, and may have {most}: remove some first")
