@@ -22,9 +22,13 @@ from overwinter.node.profiling.machine import core_count, fingerprint
 from overwinter.node.profiling.measuring import batch_limit
 from overwinter.node.profiling.observer import Correction, Observer
 from overwinter.node.profiling.quiet import Quiet
-from overwinter.node.profiling.survey import Survey, Tell
+from overwinter.node.profiling.rounds import Rounds
+from overwinter.node.profiling.survey import BEGINS, Survey, Tell
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
+
+BACKGROUND_S = 600.0
+"""Longest that one function is measured which nobody asked to have measured."""
 
 
 class House(Protocol):
@@ -77,7 +81,7 @@ class Profiler:
         self._tasks = tasks
         self._log = log
         self._machine = fingerprint()
-        self._turn = asyncio.Lock()
+        self._rounds = Rounds()
         self._background: set[asyncio.Task[object]] = set()
 
     async def close(self) -> None:
@@ -104,7 +108,7 @@ class Profiler:
         shapes = wanted_shapes(wanted, function.manifest.settings, limits)
         batches = wanted_batches(wanted, function.manifest.settings, limits) if wanted.layers else ()
         tell(Progress(done=0, total=len(shapes) + len(batches), what="waiting for its turn"))
-        async with self._turn:
+        async with self._rounds.turn(function.manifest.tenant):
             # Read again: many may wait, and a decoded program is large.
             program = await asyncio.to_thread(self._program, function)
             survey = Survey(self._bench, self._house.wake, function, program, tell)
@@ -120,7 +124,22 @@ class Profiler:
 
     def measure_soon(self, function: DeployedFunction) -> None:
         """Measure what its settings allow, in the background."""
-        self._do_soon(self.measure(function, Wanted(), lambda _: None), f"{function.id} was not measured")
+        self._do_soon(self._measure_in_time(function), f"{function.id} was not measured")
+
+    async def _measure_in_time(self, function: DeployedFunction) -> None:
+        """What nobody waits for keeps other measurements waiting for a while only; what was found till then counts."""
+        turn: asyncio.Timeout | None = None
+
+        def tell(progress: Progress) -> None:
+            nonlocal turn
+            if turn is not None and turn.when() is None and progress.what == BEGINS:
+                turn.reschedule(asyncio.get_running_loop().time() + BACKGROUND_S)
+
+        try:
+            async with asyncio.timeout(None) as turn:
+                await self.measure(function, Wanted(), tell)
+        except TimeoutError:
+            raise WorkerError(f"not all of it was measured within {BACKGROUND_S:g} s") from None
 
     def _known(self, id_: FunctionId) -> Profile | None:
         function = self._functions.get(id_)

@@ -16,6 +16,9 @@ from overwinter.node.profiling.bench import Bench, Layers
 LONGEST_S = 10.0
 """Larger batches than one that took so long are not measured."""
 
+BEGINS = "begins"
+"""Told first, when its turn has come."""
+
 Tell = Callable[[Progress], None]
 Found = TypeVar("Found")
 
@@ -64,7 +67,7 @@ class Survey:
         missing = [shape for shape in shapes if shape not in self._known_shapes]
         timed = [batch for batch in batches if batch not in self._known_batches]
         self._total = len(missing) + len(timed)
-        self._say("begins")
+        self._say(BEGINS)
         stuck: dict[tuple[int, int], str] = {}
         for shape in missing:
             row = (shape.cores, shape.concurrency)

@@ -1,0 +1,54 @@
+"""Whose measurement is next? One at a time, and the tenants in turn: a thousand functions of one keep nobody else's out
+for longer than one of them takes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from overwinter.core.ids import TenantId
+
+
+class Rounds:
+    """One place, handed round among tenants, and among the measurements of a tenant in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: dict[TenantId, deque[asyncio.Future[None]]] = {}
+        """Whose turn was longest ago first."""
+
+    @asynccontextmanager
+    async def turn(self, tenant: TenantId) -> AsyncIterator[None]:
+        """Wait for the place, and have it."""
+        if self._taken:
+            await self._wait(tenant)
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, tenant: TenantId) -> None:
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                # It was handed the place, and has no use for it.
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            own = self._waiting.pop(tenant)
+            place = own.popleft()
+            if own:
+                self._waiting[tenant] = own
+            if not place.done():
+                # It stays taken until that one is through.
+                place.set_result(None)
+                return
+        self._taken = False

@@ -1,0 +1,56 @@
+"""The tenants in turn, and each measurement alone."""
+
+import asyncio
+
+import pytest
+
+from overwinter.node.profiling.rounds import Rounds
+
+
+def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
+    """Who has the place, one after another, when all ask for it at once."""
+    had: list[str] = []
+    inside = 0
+
+    async def one(rounds: Rounds, number: int, tenant: str) -> None:
+        nonlocal inside
+        async with rounds.turn(tenant):
+            inside += 1
+            assert inside == 1
+            had.append(f"{tenant}{number}")
+            try:
+                await asyncio.sleep(0)
+            finally:
+                inside -= 1
+
+    async def everybody() -> None:
+        rounds = Rounds()
+        tasks = [asyncio.ensure_future(one(rounds, number, tenant)) for number, tenant in enumerate(tenants)]
+        await asyncio.sleep(0)
+        for number in cancelled:
+            tasks[number].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(5), rounds.turn("last"):
+            had.append("last")
+
+    asyncio.run(everybody())
+    return had
+
+
+def test_a_thousand_of_one_tenant_keep_nobody_else_waiting_for_more_than_one():
+    had = order_of(*["a"] * 1000, "b", "c")
+    assert had[:4] == ["a0", "a1", "b1000", "c1001"]
+    assert len(had) == 1003
+
+
+def test_within_a_tenant_the_order_is_that_of_asking():
+    assert order_of("a", "b", "a", "b") == ["a0", "b1", "a2", "b3", "last"]
+
+
+@pytest.mark.parametrize("gone", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2, 3)])
+def test_who_gives_up_keeps_nobody_waiting(gone):
+    had = order_of("a", "b", "a", "b", cancelled=gone)
+    assert had[-1] == "last"
+    assert {name for name in had if name[1:].isdigit()} >= {
+        f"{tenant}{number}" for number, tenant in enumerate("abab") if number not in gone
+    }
