@@ -192,3 +192,17 @@ def test_an_urgent_request_does_not_hide_how_long_those_behind_it_wait():
     [run] = world.running.values()
     assert first in run.requests
     assert world.now - came <= 1.0 - PROFILE.latency_s(1, len(run.requests), 1)
+
+
+def test_who_refuses_what_is_late_answers_somebody_after_each_wake():
+    """A wake takes longer than the promise: refusing all that waited for it, again and again, would answer nobody."""
+    made = Profile(weight_bytes=30, macs=1, points=(Point(1, 5, 1, 1, 0.01),))
+    world = World(cores=2)
+    world.deploy(spec(profile=made, slo_ms=100, late="refuse", keep_alive_s=1.0))
+    for _ in range(3):
+        requests = [world.arrive() for _ in range(3)]
+        world.now += 0.5
+        world.calm()
+        answers = [type(world.answers[request]) for request in requests]
+        assert answers == [Refuse, Refuse, Reply]
+        assert world.answers[requests[0]].error == "OverloadedError"

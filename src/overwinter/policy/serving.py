@@ -141,10 +141,16 @@ class Serving(Sizing):
         return batching.sound(self._rule(waiting, bodies), bodies)
 
     def _shed(self, function: Function, step: batching.Send, now: Seconds) -> None:
-        """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18)."""
+        """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18).
+
+        A body that has just come answers the newest all the same: where a wake takes longer than the promise, it would
+        be woken again and again to answer nobody.
+        """
         slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
         latency = containment.expected_s(self.state, function, step.body.point, step.count) or 0.0
         hopeless = [id_ for id_ in function.queue if now - self.state.requests[id_].arrived + latency > slo_s]
+        if len(hopeless) == len(function.queue) and step.body.state == "idle" and step.body.since == step.body.ready_at:
+            hopeless = hopeless[: -step.count]
         if hopeless:
             self._decide(function, "shed", f"{len(hopeless)} requests could not be in time any more")
         for id_ in hopeless:
