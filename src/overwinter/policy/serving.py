@@ -8,6 +8,7 @@ from overwinter.core.events import Arrived, RunEnded
 from overwinter.core.ids import RequestId, RunId, Seconds, function_id
 from overwinter.policy import batching, containment, cores, keepalive, queueing
 from overwinter.policy.containment import asked
+from overwinter.policy.scaling.wants import wake_s
 from overwinter.policy.sizing import Sizing
 from overwinter.policy.state import Body, Function, Request
 
@@ -143,13 +144,15 @@ class Serving(Sizing):
     def _shed(self, function: Function, step: batching.Send, now: Seconds) -> None:
         """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18).
 
-        A body that has just come answers the newest all the same: where a wake takes longer than the promise, it would
+        Where a wake takes longer than the promise, a body that has just come answers the newest all the same: it would
         be woken again and again to answer nobody.
         """
         slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
         latency = containment.expected_s(self.state, function, step.body.point, step.count) or 0.0
         hopeless = [id_ for id_ in function.queue if now - self.state.requests[id_].arrived + latency > slo_s]
-        if len(hopeless) == len(function.queue) and step.body.state == "idle" and step.body.since == step.body.ready_at:
+        woken = step.body.state == "idle" and step.body.since == step.body.ready_at
+        soonest = wake_s(function) + (containment.expected_s(self.state, function, step.body.point, 1) or 0.0)
+        if woken and soonest > slo_s and len(hopeless) == len(function.queue):
             hopeless = hopeless[: -step.count]
         if hopeless:
             self._decide(function, "shed", f"{len(hopeless)} requests could not be in time any more")
