@@ -17,9 +17,10 @@ POINTS = tuple(Point(cores, 4 * batch, batch, 1, 0.1 * batch / cores) for cores 
 def deploy(world: World, chance: Random, number: int) -> None:
     name = chance.choice(NAMES)
     blobs = [(f"shared{chance.randrange(4)}", 5), (f"{name}-x", 7), (f"{name}-y", 3)]
-    own = chance.choice([{}, {}, {"dedicated": True}, {"pinned": True}])
+    own: dict = dict(chance.choice([{}, {}, {"dedicated": True}, {"pinned": True}]))
     profile = chance.choice([None, Profile(weight_bytes=15, macs=100, points=POINTS)])
     slo_ms = chance.choice([None, 500.0])
+    own["tenant"] = "t" if name in "abcde" else "u"
     world.deploy(spec(name, number, blobs, profile=profile, max_batch=4, max_bodies=2, slo_ms=slo_ms, **own))
 
 

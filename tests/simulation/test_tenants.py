@@ -1,0 +1,35 @@
+"""The modelled node has the same bounds: a tenant whose runs do not end keeps nobody else out."""
+
+from overwinter.simulation.world import World
+from tests.simulation.scenes import function, scene
+from tests.simulation.test_world import journal_of
+
+HOUR_MS = 3_600_000
+
+
+def shared(tenants: tuple[str, str], **mind):
+    # A run of the model takes a core also while it sleeps, so it is slower than alone.
+    sleepers = function(
+        "sleeper",
+        tenant=tenants[0],
+        variants=40,
+        rate=0.2,
+        sandboxed=True,
+        latency_ms={"1": HOUR_MS},
+        settings={"timeout_s": 86_400, "max_bodies": 1},
+    )
+    well = function("well", rate=1.0, tenant=tenants[1], settings={"slo_ms": 2000, "keep_alive_s": 5})
+    return scene(sleepers, well, duration_s=120, seed=3, mind={"bodies_max": 16, **mind})
+
+
+def test_a_tenant_is_answered_in_time_beside_another_s_runs_that_do_not_end():
+    report = World(shared(("asleep", "well")), checked=True).run()
+    well = report.functions["well"]
+    assert well.requests > 80
+    assert well.attainment > 0.95
+    assert well.lost == 0
+
+
+def test_the_same_seed_gives_the_same_journal_among_tenants():
+    made = shared(("asleep", "well"), drain_timeout_s=3.0)
+    assert journal_of(made) == journal_of(made)

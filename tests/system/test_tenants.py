@@ -1,0 +1,44 @@
+"""A tenant whose handlers never answer holds neither the workers of others nor, once removed, its own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from overwinter.core.errors import NotFoundError
+from tests.system.nodes import NodeProcess, ask, deploy, wait_gone
+
+SLEEPERS = 18
+HANDLER = (
+    "import time\n"
+    "def preprocess(inputs, state):\n"
+    # Not at its trial, which is on zeros.
+    "    if inputs['x'].any():\n"
+    "        time.sleep(86400)\n"
+    "    return inputs\n"
+)
+
+
+def never(node: NodeProcess, name: str) -> None:
+    with pytest.raises(NotFoundError, match="removed"):
+        ask(node, name)
+
+
+def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_removed(make_node):
+    node = make_node("--bodies-max", "16", "--drain-timeout-s", "1")
+    deploy(node, "well", tenant="well")
+    names = [f"sleeper{number}" for number in range(SLEEPERS)]
+    for name in names:
+        deploy(node, name, handler=HANDLER, tenant="asleep", timeout_s=86_400.0, keep_alive_s=0.0)
+    with ThreadPoolExecutor(SLEEPERS) as pool:
+        asked = [pool.submit(never, node, name) for name in names]
+        node.wait_for("Arrived", SLEEPERS)
+        for _ in range(5):
+            assert ask(node, "well") == [3.0] * 4
+        bodies = node.body_pids()
+        assert len(bodies) == 16
+        for name in names:
+            node.client.remove(name)
+        for each in asked:
+            each.result(60)
+    node.client.remove("well")
+    wait_gone(bodies)
