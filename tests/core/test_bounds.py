@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from overwinter.core.bounds import brought_within
-from overwinter.core.config import MIND_BOUNDS, NODE_BOUNDS, MindConfig, NodeConfig
+from overwinter.core.config import MIND_BOUNDS, NODE_BOUNDS, REQUEST_BOUNDS, MindConfig, NodeConfig, RequestLimits
 from overwinter.core.errors import CallerError
 from overwinter.core.function import BOUNDS, TIMES, Settings
 from overwinter.core.pipeline import parse_pipeline
@@ -67,6 +67,14 @@ def test_what_was_kept_before_the_bounds_counts_as_the_nearest_and_is_told():
     msgspec.convert(within, Settings)
 
 
+CONFIGURED = [
+    (MindConfig, MIND_BOUNDS),
+    (NodeConfig, NODE_BOUNDS),
+    (RequestLimits, REQUEST_BOUNDS),
+    (Policy, POLICY),
+]
+
+
 def measured(point: Point, **changes) -> Profile:
     return Profile(**({"weight_bytes": 1, "macs": 1, "points": (point,), "wake_s": 0.1} | changes))
 
@@ -98,7 +106,7 @@ def test_a_profile_that_nobody_can_have_measured_is_none(wrong):
     assert wrong.fault() is not None
 
 
-@pytest.mark.parametrize(("kind", "bounds"), [(MindConfig, MIND_BOUNDS), (NodeConfig, NODE_BOUNDS), (Policy, POLICY)])
+@pytest.mark.parametrize(("kind", "bounds"), CONFIGURED)
 def test_every_number_of_a_configuration_has_a_floor_and_a_ceiling(kind, bounds):
     numbers = {each.name for each in msgspec.structs.fields(kind) if _is_number(each.type)}
     assert numbers == set(bounds)
