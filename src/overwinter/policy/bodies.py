@@ -171,8 +171,10 @@ class Bodies:
         """The request has its answer, or needs none; None if that was so before."""
         request = self.state.requests.pop(id_, None)
         if request is not None:
-            self.state.tenant(request.tenant).requests -= 1
-            self.state.forget_tenant(request.tenant)
+            tenant = self.state.tenants[request.tenant]
+            tenant.requests -= 1
+            if not tenant.functions:
+                self.state.forget_tenant(request.tenant)
         return request
 
     def _refuse(self, request: RequestId, error: str, message: str, wait: float | None = None) -> None:

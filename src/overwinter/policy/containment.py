@@ -37,7 +37,12 @@ def asked(
 
 def expected_s(state: State, function: Function, point: Point, batch: int) -> float | None:
     """Seconds that a run should take; None: nothing is known, or can be said."""
-    return asked(state, function, None, function.speeds.latency_s, point, batch)
+    try:
+        # As `asked`, without its cost: nothing is asked more often.
+        return function.speeds.latency_s(point, batch)
+    except FAILURES as error:
+        remember(state, function.spec.id, error)
+        return None
 
 
 def remember(state: State, function: FunctionId, error: Exception) -> None:

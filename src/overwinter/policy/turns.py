@@ -58,6 +58,8 @@ def keep_line(state: State, function: Function) -> None:
 def leave_line(state: State, function: Function) -> None:
     """Wait for room no more."""
     function.awaits = None
+    if not is_in_line(state, function):
+        return
     for lines in (state, state.tenant(function.spec.tenant)):
         lines.wants_room.pop(function.spec.id, None)
         lines.wants_more.pop(function.spec.id, None)

@@ -245,6 +245,8 @@ class Waking(Room):
             return False
         if function.on_trial or function.announce:
             return function.state != "resting" and not self.state.has_starting(function)
+        if not function.queue:
+            return False
         return asked(self.state, function, False, wants_body, self.state, function, self.policy, self.cores, now)
 
     def _keep(self, body: Body, function: Function, now: Seconds) -> None:
