@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from overwinter.core.actions import Reply, StopBody
+from overwinter.core.events import LoadAsked, UnloadAsked
 from overwinter.core.policies import POLICIES
 from overwinter.policy.tenants import KEPT
 from tests.policy.test_mind_properties import TIMEOUT_S, AnyOrder
@@ -89,6 +90,25 @@ def test_who_comes_late_gets_what_another_has_beyond_its_share():
     assert [each.worker for each in world.log if isinstance(each, StopBody)] == killed
     told = [each for each in world.answers.values() if not isinstance(each, Reply)]
     assert [(each.error, "another tenant" in each.message) for each in told] == [("OverloadedError", True)]
+
+
+def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():
+    world = World(bodies_max=2)
+    sleepers(world, 2)
+    well(world)
+    request = world.arrive("b")
+    world.settle_processes()
+    world.now = 1.0
+    world.arrive("b")
+    for name in ("a0@1", "a1@1"):
+        world.send(UnloadAsked(name))
+        world.send(LoadAsked(name))
+    while not any(isinstance(each, StopBody) for each in world.log):
+        world.ring()
+    assert world.now <= GRACE_S + 1.0
+    world.settle_processes()
+    finish(world, "b")
+    assert isinstance(world.answers[request], Reply)
 
 
 def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():

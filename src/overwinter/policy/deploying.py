@@ -67,8 +67,10 @@ class Deploying(Serving):
             return
         if function.state == "unloaded":
             function.state = step_function(function.state, "load")
-            for worker in function.bodies:
-                self._stay(self.state.bodies[worker])
+            for body in map(self.state.bodies.__getitem__, function.bodies):
+                # One that is another tenant's by right goes all the same.
+                if not body.retires:
+                    self._stay(body)
             if function.fault:
                 function.fault, function.speeds = "", self._speeds(function.spec)
             if self.state.is_ready(function):
