@@ -119,6 +119,7 @@ class Door:
     def __init__(self, root: Path) -> None:
         self.repository = Repository(root)
         self.views: dict[tuple[str, int], View] = {}
+        self.owners: dict[str, str] = {}
         self.asked: list[tuple[str, int | None, float | None, int]] = []
         self.slow_started = threading.Event()
         self.slow_cancelled = threading.Event()
@@ -139,7 +140,11 @@ class Door:
     def pipelines(self) -> list[View]:
         return []
 
-    async def deploy_pipeline(self, pipeline: Pipeline) -> View:
+    def owner(self, name: str) -> str:
+        self.view(name, None)
+        return self.owners.get(name, "default")
+
+    async def deploy_pipeline(self, pipeline: Pipeline, tenant: str) -> View:
         raise NotFoundError(f"{pipeline.name!r}: there are no pipelines here")
 
     def view(self, name: str, version: int | None) -> View:
@@ -166,6 +171,7 @@ class Door:
     async def deploy(self, manifest: Manifest) -> DeployedVersion:
         deployment = self.repository.register(manifest, time.time())
         self._add(manifest.name, deployment.version, manifest.inputs, manifest.outputs)
+        self.owners[manifest.name] = manifest.tenant
         return DeployedVersion(deployment.name, deployment.version, "")
 
     async def remove(self, name: str, version: int | None) -> None:
@@ -257,4 +263,4 @@ def serving(root: Path, drain_s: int = 20, limits: RequestLimits = LIMITS) -> It
 def manifest_of(name: str, program: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Manifest:
     """A manifest whose only blob is `program`."""
     blob = Blob(address_of(program), len(program))
-    return Manifest(name=name, tenant="tests", program=blob, blocks=(), inputs=inputs, outputs=outputs)
+    return Manifest(name=name, tenant="default", program=blob, blocks=(), inputs=inputs, outputs=outputs)

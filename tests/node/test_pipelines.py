@@ -33,6 +33,7 @@ def values(tensor: Tensor) -> list[float]:
 
 class View(msgspec.Struct):
     version: int
+    tenant: str = "tests"
     inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", ("n",)),)
     outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", ("n",)),)
     state: str = "READY"
@@ -110,7 +111,7 @@ FORK = Pipeline(
 
 def run(pipelines: Pipelines, *, timeout_s: float | None = None, priority: int = 0, pipeline: Pipeline = FORK) -> Reply:
     async def deployed() -> Reply:
-        await pipelines.deploy(pipeline)
+        await pipelines.deploy(pipeline, "tests")
         return await pipelines.infer(pipeline.name, None, [floats("x", 1.0, 5.0)], timeout_s, priority)
 
     return asyncio.run(deployed())
@@ -193,7 +194,7 @@ def test_a_caller_that_goes_away_ends_all_stages(town, pipelines):
         await asyncio.Event().wait()
 
     async def main():
-        await pipelines.deploy(FORK)
+        await pipelines.deploy(FORK, "tests")
         call = asyncio.ensure_future(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
         await both.wait()
         call.cancel()
@@ -251,7 +252,7 @@ def test_a_promise_is_counted(town, pipelines):
 def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
     changed = msgspec.structs.replace(FORK, outputs={"l": "left:y", "r": "right:y"})
     for pipeline in (FORK, changed):
-        asyncio.run(pipelines.deploy(pipeline))
+        asyncio.run(pipelines.deploy(pipeline, "tests"))
     again = Pipelines(town, Repository(tmp_path))
     again.restore()
     for known in (pipelines, again):
@@ -269,14 +270,14 @@ def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
 def test_what_cannot_be_deployed_leaves_nothing(town, pipelines):
     del town.views["triple", 1]
     with pytest.raises(NotFoundError, match="stage 'left' of pipeline 'fork': no function 'triple' here"):
-        asyncio.run(pipelines.deploy(FORK))
+        asyncio.run(pipelines.deploy(FORK, "tests"))
     with pytest.raises(CallerError, match="nothing in pipeline 'fork' uses 'right'"):
-        asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, outputs={"l": "left:y"})))
+        asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, outputs={"l": "left:y"}), "tests"))
     assert "fork" not in pipelines
 
 
 def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipelines):
-    asyncio.run(pipelines.deploy(FORK))
+    asyncio.run(pipelines.deploy(FORK, "tests"))
     other = Signature((TensorSpec("x", "FP64", ("n",)),), town.views["triple", 1].outputs)
     with pytest.raises(ConflictError, match="stage 'left' of .*'first:y' is FP32.*remove pipeline 'fork' first"):
         pipelines.protect("triple", other)
@@ -292,7 +293,7 @@ def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipe
 
 
 def test_a_pipeline_that_lost_a_function_says_so_and_stands_in_nobodys_way(town, pipelines):
-    asyncio.run(pipelines.deploy(FORK))
+    asyncio.run(pipelines.deploy(FORK, "tests"))
     town.views["negate", 1].state, town.views["negate", 1].reason = "UNAVAILABLE", "unloaded"
     view = pipelines.view("fork", None)
     assert (view.state, view.reason) == ("UNAVAILABLE", "function 'negate' of stage 'right' is unloaded")

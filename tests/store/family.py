@@ -13,6 +13,25 @@ from overwinter.store.blocks import address_of, block_chunks, name_block
 from overwinter.store.manifest import Blob, Handler, Manifest
 from overwinter.store.packing import pack, weight_bytes
 from overwinter.store.repository import Repository
+from overwinter.store.uploads import Upload
+
+TENANT = TenantId("tests")
+NOW = 1000.0
+
+
+def put(repository: Repository, address: str, body, tenant: TenantId = TENANT, now: float = NOW) -> bool:
+    """Store a blob for the tests' tenant."""
+    return repository.put(tenant, address, body, now)
+
+
+def missing(repository: Repository, addresses, tenant: TenantId = TENANT, now: float = NOW) -> list[Address]:
+    """What the tests' tenant has to put."""
+    return repository.missing(tenant, addresses, now)
+
+
+def upload(repository: Repository, address: str) -> Upload:
+    """A blob of the tests' tenant on its way."""
+    return repository.upload(TENANT, address)
 
 
 class Shape(NamedTuple):
@@ -30,13 +49,14 @@ class Model(NamedTuple):
     manifest: Manifest
     files: dict[Address, bytes]
 
-    def deploy(self, repository: Repository, now: float = 1.0) -> int:
+    def deploy(self, repository: Repository, now: float = NOW) -> int:
         """Put what is missing, register, and return the bytes that were sent."""
-        missing = repository.missing(blob.address for blob in self.manifest.blobs())
-        for address in missing:
-            repository.put(address, self.files[address])
+        tenant = self.manifest.tenant
+        lacking = missing(repository, [blob.address for blob in self.manifest.blobs()], tenant, now)
+        for address in lacking:
+            put(repository, address, self.files[address], tenant, now)
         repository.register(self.manifest, now)
-        return sum(len(self.files[address]) for address in missing)
+        return sum(len(self.files[address]) for address in lacking)
 
 
 LAYERS = 6
@@ -70,7 +90,7 @@ def assemble(name: str, weights: list[Shape], tensors: list[bytes], handler: byt
     source = None if handler is None else Handler(Blob(address_of(handler), len(handler)))
     manifest = Manifest(
         name=FunctionName(name),
-        tenant=TenantId("tests"),
+        tenant=TENANT,
         program=Blob(address_of(program), len(program)),
         blocks=tuple(blocks),
         inputs=(TensorSpec("x", "FP32", ("batch", 3)),),
@@ -141,7 +161,7 @@ def stored(repository, count, nbytes=5000):
     blobs = []
     for _ in range(count):
         data = os.urandom(nbytes)
-        repository.put(address_of(data), data)
+        put(repository, address_of(data), data)
         blobs.append(Blob(address_of(data), nbytes))
     return blobs
 

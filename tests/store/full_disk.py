@@ -13,7 +13,7 @@ from overwinter.store.blocks import address_of
 from overwinter.store.host import HostStore
 from overwinter.store.manifest import Blob, Block
 from overwinter.store.repository import Repository
-from tests.store.family import Pipes, base, blocks_and_drafts, fill_disk, names, stored
+from tests.store.family import Pipes, base, blocks_and_drafts, fill_disk, names, put, stored
 
 SMALL_DISK_BYTES = 1 << 20
 DATA = os.urandom(300_000)
@@ -62,16 +62,16 @@ def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
     repository = Repository(small_disk / "repository")
     large = os.urandom(2 << 20)
     with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}.*bytes free"):
-        repository.put(address_of(large), large)
+        put(repository, address_of(large), large)
     assert blocks_and_drafts(repository) == set()
-    assert repository.put(BLOB.address, DATA)
+    assert put(repository, BLOB.address, DATA)
     assert repository.read(BLOB.address) == DATA
     repository.close()
 
 
 def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_disk):
     repository = Repository(small_disk / "repository")
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     manifest = msgspec.structs.replace(base().manifest, program=BLOB, blocks=(Block(BLOB.address, len(DATA), ()),))
     filler = fill_disk(small_disk)
 

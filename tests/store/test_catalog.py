@@ -3,11 +3,12 @@ import uuid
 
 import pytest
 
-from overwinter.core.errors import ConflictError, NotFoundError, StoreError
-from overwinter.core.ids import FunctionName
+from overwinter.core.errors import ConflictError, ForbiddenError, NotFoundError, StoreError
+from overwinter.core.ids import FunctionName, TenantId
 from overwinter.store.catalog import _SCHEMAS, SCHEMA_VERSION, Catalog
 
 NAME = FunctionName("one")
+TENANT = TenantId("tests")
 
 
 @pytest.fixture
@@ -23,8 +24,8 @@ def catalog(path):
 
 
 def test_versions_count_up_for_each_name(catalog):
-    assert [catalog.add(NAME, b"a", 1.0), catalog.add(NAME, b"b", 2.0)] == [1, 2]
-    assert catalog.add(FunctionName("two"), b"c", 3.0) == 1
+    assert [catalog.add(NAME, TENANT, b"a", 1.0), catalog.add(NAME, TENANT, b"b", 2.0)] == [1, 2]
+    assert catalog.add(FunctionName("two"), TENANT, b"c", 3.0) == 1
     assert [(row.name, row.version, row.manifest, row.created) for row in catalog.rows()] == [
         ("one", 1, b"a", 1.0),
         ("one", 2, b"b", 2.0),
@@ -33,20 +34,20 @@ def test_versions_count_up_for_each_name(catalog):
 
 
 def test_a_version_number_is_never_given_out_again(catalog, path):
-    catalog.add(NAME, b"a", 1.0)
-    catalog.add(NAME, b"b", 1.0)
+    catalog.add(NAME, TENANT, b"a", 1.0)
+    catalog.add(NAME, TENANT, b"b", 1.0)
     assert catalog.remove(NAME, 2) == (2,)
-    assert catalog.add(NAME, b"c", 1.0) == 3
+    assert catalog.add(NAME, TENANT, b"c", 1.0) == 3
     assert catalog.remove(NAME, None) == (1, 3)
     catalog.close()
     again = Catalog(path)
-    assert again.add(NAME, b"d", 1.0) == 4
+    assert again.add(NAME, TENANT, b"d", 1.0) == 4
     again.close()
 
 
 def test_the_newest_or_a_given_version_is_found(catalog):
     for manifest in (b"a", b"b"):
-        catalog.add(NAME, manifest, 1.0)
+        catalog.add(NAME, TENANT, manifest, 1.0)
     assert catalog.get(NAME, None).manifest == b"b"
     assert catalog.get(NAME, 1).manifest == b"a"
 
@@ -55,7 +56,7 @@ def test_the_newest_or_a_given_version_is_found(catalog):
 def test_what_is_not_there_is_named(catalog, method):
     with pytest.raises(NotFoundError, match="no function 'one'"):
         getattr(catalog, method)(NAME, None)
-    catalog.add(NAME, b"a", 1.0)
+    catalog.add(NAME, TENANT, b"a", 1.0)
     with pytest.raises(NotFoundError, match="'one' has no version 7; it has 1"):
         getattr(catalog, method)(NAME, 7)
 
@@ -82,15 +83,15 @@ def test_a_damaged_catalog_is_named(path):
 
 
 def test_a_failed_transaction_takes_no_number(catalog):
-    catalog.add(NAME, b"a", 1.0)
+    catalog.add(NAME, TENANT, b"a", 1.0)
     with pytest.raises(StoreError):
-        catalog.add(NAME, None, 1.0)  # type: ignore[arg-type]
-    assert catalog.add(NAME, b"b", 1.0) == 2
+        catalog.add(NAME, TENANT, None, 1.0)  # type: ignore[arg-type]
+    assert catalog.add(NAME, TENANT, b"b", 1.0) == 2
 
 
 def test_a_pipeline_takes_the_place_of_the_one_before(catalog):
-    assert [catalog.put_pipeline(NAME, b"a", 1.0), catalog.put_pipeline(NAME, b"b", 2.0)] == [1, 2]
-    assert [tuple(row) for row in catalog.pipelines()] == [("one", 2, b"b", 2.0)]
+    assert [catalog.put_pipeline(NAME, TENANT, b"a", 1.0), catalog.put_pipeline(NAME, TENANT, b"b", 2.0)] == [1, 2]
+    assert [tuple(row) for row in catalog.pipelines()] == [("one", 2, b"b", 2.0, TENANT)]
     catalog.remove_pipeline(NAME)
     assert catalog.pipelines() == []
     with pytest.raises(NotFoundError, match="no pipeline 'one'"):
@@ -98,13 +99,13 @@ def test_a_pipeline_takes_the_place_of_the_one_before(catalog):
 
 
 def test_functions_and_pipelines_share_their_names(catalog):
-    catalog.add(NAME, b"a", 1.0, proven=False)
+    catalog.add(NAME, TENANT, b"a", 1.0, proven=False)
     with pytest.raises(ConflictError, match="'one' is a function"):
-        catalog.put_pipeline(NAME, b"p", 1.0)
+        catalog.put_pipeline(NAME, TENANT, b"p", 1.0)
     catalog.remove(NAME, None)
-    assert catalog.put_pipeline(NAME, b"p", 1.0) == 2
+    assert catalog.put_pipeline(NAME, TENANT, b"p", 1.0) == 2
     with pytest.raises(ConflictError, match="'one' is a pipeline"):
-        catalog.add(NAME, b"a", 1.0)
+        catalog.add(NAME, TENANT, b"a", 1.0)
 
 
 def test_an_old_catalog_is_brought_up_to_date(path):
@@ -120,5 +121,17 @@ def test_an_old_catalog_is_brought_up_to_date(path):
         catalog = Catalog(path)
         assert catalog.node_identity == "me"
         assert [row.name for row in catalog.rows()] == ["one"]
-        assert catalog.put_pipeline(FunctionName(name), b"p", 1.0) == 1
+        assert catalog.put_pipeline(FunctionName(name), TENANT, b"p", 1.0) == 1
         catalog.close()
+
+
+def test_a_name_is_its_first_tenants_while_it_has_a_version(catalog):
+    stranger = TenantId("stranger")
+    catalog.add(NAME, TENANT, b"a", 1.0)
+    with pytest.raises(ForbiddenError, match="'one'"):
+        catalog.add(NAME, stranger, b"b", 1.0)
+    assert catalog.add(NAME, TENANT, b"c", 1.0) == 2
+    catalog.remove(NAME, None)
+    assert catalog.put_pipeline(NAME, stranger, b"p", 1.0) == 3
+    with pytest.raises(ForbiddenError, match="'one'"):
+        catalog.put_pipeline(NAME, TENANT, b"q", 1.0)

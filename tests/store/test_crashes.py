@@ -11,7 +11,7 @@ import pytest
 from overwinter.store.blocks import address_of
 from overwinter.store.host import HostStore
 from overwinter.store.manifest import Blob, encode_manifest
-from tests.store.family import base, below, blocks_and_drafts
+from tests.store.family import base, below, blocks_and_drafts, missing, put
 
 HALF = os.urandom(1 << 20)
 DATA = HALF + HALF[::-1]
@@ -27,7 +27,7 @@ def body():
     print("half", flush=True)
     yield sys.stdin.buffer.read()
 
-Repository(Path(sys.argv[1])).put(sys.argv[2], body())
+Repository(Path(sys.argv[1])).put("tests", sys.argv[2], body(), 1.0)
 """
 
 STAGE = """
@@ -56,7 +56,7 @@ manifest = decode_manifest(Path(sys.argv[2]).read_bytes())
 print("ready", flush=True)
 sys.stdin.readline()
 for blob in manifest.blobs():
-    repository.put(blob.address, Path(sys.argv[3], blob.address).read_bytes())
+    repository.put("tests", blob.address, Path(sys.argv[3], blob.address).read_bytes(), 1.0)
 print(repository.register(manifest, 1.0).version, flush=True)
 repository.close()
 """
@@ -95,8 +95,8 @@ def test_a_put_killed_in_the_middle_leaves_no_block(repository, start):
     (draft,) = below(repository.root / "incoming")
     assert draft.stat().st_size == len(HALF)
     kill(child)
-    assert repository.missing([BLOB.address]) == [BLOB.address]
-    assert repository.put(BLOB.address, DATA)
+    assert missing(repository, [BLOB.address]) == [BLOB.address]
+    assert put(repository, BLOB.address, DATA)
     assert repository.read(BLOB.address) == DATA
     assert repository.collect(draft.stat().st_mtime + 61, grace_s=60).files >= 1
     assert not list(below(repository.root / "incoming"))
@@ -116,7 +116,7 @@ def test_a_stage_killed_in_the_middle_leaves_no_block(memory, repository, start)
     swept = host.sweep([BLOB])
     assert (swept.kept, swept.files) == (0, 1)
     assert not list(below(root))
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     assert host.stage([BLOB]) == len(DATA)
     assert host.verify(BLOB.address)
 

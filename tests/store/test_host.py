@@ -9,7 +9,7 @@ from overwinter.core.errors import CallerError, NoSpaceError, StoreError
 from overwinter.store.blocks import address_of
 from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
 from overwinter.store.manifest import Blob
-from tests.store.family import Pipes, base, below, cut, flip_bit, head_variant, names, stored
+from tests.store.family import Pipes, base, below, cut, flip_bit, head_variant, missing, names, put, stored
 
 DATA = os.urandom(300_000)
 BLOB = Blob(address_of(DATA), len(DATA))
@@ -37,7 +37,7 @@ def test_staged_blocks_can_be_mapped_and_are_what_was_deployed(repository, host)
 
 
 def test_descriptors_are_read_only_and_not_inherited(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     host.stage([BLOB])
     with opened(host, [BLOB.address, BLOB.address]) as (one, other):
         assert one != other
@@ -74,7 +74,7 @@ def test_the_accounts_agree_with_the_disk(repository, host):
 
 
 def test_dropped_blocks_are_gone_but_open_maps_keep_their_bytes(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     host.stage([BLOB])
     with opened(host, [BLOB.address]) as (descriptor,):
         assert host.drop([BLOB.address]) == len(DATA)
@@ -99,24 +99,24 @@ def test_opening_a_row_with_one_absent_block_opens_none(repository, host):
 
 @pytest.mark.parametrize("at", [0, 1, 299_999])
 def test_a_flipped_bit_on_disk_is_found_when_staged(repository, host, at):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     flip_bit(repository.path(BLOB.address), at)
     with pytest.raises(StoreError, match=f"block {BLOB.address} is damaged on disk.*deploy"):
         host.stage([BLOB])
     assert names(host) == set()
     assert host.resident() == {}
-    assert repository.missing([BLOB.address]) == [BLOB.address]
-    repository.put(BLOB.address, DATA)
+    assert missing(repository, [BLOB.address]) == [BLOB.address]
+    put(repository, BLOB.address, DATA)
     assert host.stage([BLOB]) == len(DATA)
 
 
 def test_a_short_file_on_disk_is_found_when_staged(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     cut(repository.path(BLOB.address), 1000)
     with pytest.raises(StoreError, match="damaged"):
         host.stage([BLOB])
     assert names(host) == set()
-    assert repository.missing([BLOB.address]) == [BLOB.address]
+    assert missing(repository, [BLOB.address]) == [BLOB.address]
 
 
 def test_a_damaged_block_disturbs_no_other(repository, host):
@@ -135,7 +135,7 @@ def test_a_block_that_is_not_in_the_repository_is_named(host):
 
 
 def test_a_wrong_size_in_the_manifest_is_refused_and_the_block_kept(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     for nbytes in (len(DATA) - 1, len(DATA) + 1):
         with pytest.raises(StoreError, match="wrong size"):
             host.stage([Blob(BLOB.address, nbytes)])
@@ -144,7 +144,7 @@ def test_a_wrong_size_in_the_manifest_is_refused_and_the_block_kept(repository, 
 
 
 def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     host.stage([BLOB])
     cut(host.root / BLOB.address, 4096)
     with pytest.raises(StoreError, match=f"{BLOB.address}.*was cut.*stage"):
@@ -155,7 +155,7 @@ def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
 
 
 def test_a_block_removed_behind_the_stores_back_can_be_staged_again(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     host.stage([BLOB])
     (host.root / BLOB.address).unlink()
     with pytest.raises(StoreError, match="stage"):
@@ -164,7 +164,7 @@ def test_a_block_removed_behind_the_stores_back_can_be_staged_again(repository, 
 
 
 def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     host.stage([BLOB])
     assert host.verify(BLOB.address)
     flip_bit(host.root / BLOB.address)
@@ -191,7 +191,7 @@ def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host
 
 
 def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, host):
-    repository.put(BLOB.address, DATA)
+    put(repository, BLOB.address, DATA)
     host.stage([BLOB])
     flip_bit(host.root / BLOB.address)
     after = HostStore(host.root, repository)

@@ -43,10 +43,10 @@ def test_the_oldest_profiles_go(tmp_path, monkeypatch):
 
 def test_an_older_catalog_gets_its_place_for_profiles(tmp_path):
     path = tmp_path / "catalog.sqlite"
-    Catalog(path).close()
     db = sqlite3.connect(path)
-    db.execute("DROP TABLE profiles")
-    db.execute(f"PRAGMA user_version = {catalog.SCHEMA_VERSION - 1}")
+    for statement in (*catalog._SCHEMAS[0], *catalog._SCHEMAS[1], "INSERT INTO node VALUES ('me')"):
+        db.execute(statement)
+    db.execute("PRAGMA user_version = 2")
     db.commit()
     db.close()
     kept = Catalog(path)

@@ -185,7 +185,7 @@ def test_service_corrects_what_was_measured(make_node):
     [point] = measured.points
     wrong = msgspec.structs.replace(measured, points=(msgspec.structs.replace(point, latency_s=1e6),))
     with closing(Repository(node.data)) as repository:
-        repository.put_profile(fingerprint(), program, wrong, 0.0)
+        repository.put_profile(fingerprint(), f"default/{program}", wrong, 0.0)
     node.start()
     assert node.client.known_profile("mlp") == wrong
     for _ in range(2 * RUNS_MIN):
@@ -197,7 +197,7 @@ def test_service_corrects_what_was_measured(make_node):
     assert 0 < now.latency_s < 1e5
     node.stop()
     with closing(Repository(node.data)) as repository:
-        assert repository.profile(fingerprint(), program).points == corrected.points
+        assert repository.profile(fingerprint(), f"default/{program}").points == corrected.points
     node.start()
 
 

@@ -14,6 +14,7 @@ from overwinter.core.errors import (
     CallerError,
     ConflictError,
     DeadlineError,
+    ForbiddenError,
     MachineError,
     NoSpaceError,
     NotFoundError,
@@ -29,6 +30,7 @@ from overwinter.core.tensor import Buffer, Tensor, TensorSpec, check_size
 from overwinter.store.manifest import Manifest
 
 ERRORS: dict[int, type[OverwinterError]] = {
+    403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
     413: TooLargeError,
@@ -46,6 +48,7 @@ GRACE_S = 5.0
 T = TypeVar("T")
 
 HEAD_LENGTH = "inference-header-content-length"
+TENANT = "overwinter-tenant"
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -82,12 +85,15 @@ class _Reply(msgspec.Struct):
 class Client:
     """A connection pool to one node. Errors carry the node's own words."""
 
-    def __init__(self, url: str = "http://127.0.0.1:8000", timeout_s: float = 75.0) -> None:
-        """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead."""
+    def __init__(self, url: str = "http://127.0.0.1:8000", timeout_s: float = 75.0, tenant: str = "default") -> None:
+        """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. What is
+        deployed, loaded, unloaded, measured or removed is `tenant`'s; ForbiddenError for what is another's.
+        """
         self._url = url
+        self.tenant = tenant
         self._timeout_s = timeout_s
         # The environment's proxies are not for a node beside us.
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers={TENANT: tenant})
         self.answered: Answered | None = None
         """How the last answer of `infer` came."""
 
@@ -210,7 +216,7 @@ class Client:
     # Deploying
 
     def missing(self, addresses: Sequence[Address]) -> list[Address]:
-        """Which of these blocks the node lacks."""
+        """Which of these blocks the tenant has to send."""
         lacking: list[Address] = []
         for at in range(0, len(addresses), ASKED_AT_ONCE):
             body = msgspec.json.encode({"addresses": addresses[at : at + ASKED_AT_ONCE]})
@@ -219,14 +225,14 @@ class Client:
         return lacking
 
     def put_block(self, address: Address, data: Buffer) -> bool:
-        """Send one block; False when the node had it."""
+        """Send one block; False when the tenant had sent it before."""
         view = memoryview(data).cast("B")
         headers = {"content-length": str(len(view)), "content-type": "application/octet-stream"}
         path = f"/overwinter/v1/blocks/{address}"
         return self._send("PUT", path, content=_chunks(view), headers=headers).status_code == 201
 
     def register(self, manifest: Manifest) -> Registered:
-        """Make a new version of a function whose blocks the node has. ConflictError when it lacks some."""
+        """Make a new version of a function whose blocks the tenant has sent. ConflictError when some are missing."""
         response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
         return _json(response, Registered)
 

@@ -1,7 +1,8 @@
 """How do functions come and go over HTTP?
 
 As with a container registry: ask which blocks are missing, send those, then send the manifest that names them all. A
-pipeline is sent as it is. Both are found and removed by their names.
+pipeline is sent as it is. Both are found and removed by their names. All of it is done for one tenant, and a block that
+only another tenant has sent is missing.
 """
 
 import asyncio
@@ -18,12 +19,14 @@ from overwinter.api.inference import function_of
 from overwinter.api.messages import MediaError
 from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
+from overwinter.api.tenants import check_owner, check_tenant, tenant_of
 from overwinter.api.uploads import Uploads
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.ids import Address
 from overwinter.core.pipeline import decode_pipeline
 from overwinter.core.tensor import Buffer
+from overwinter.node import clock
 from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 
 MISSING_MAX = 16_384
@@ -75,34 +78,40 @@ class DeploymentApi:
         ]
 
     async def missing(self, request: Request) -> Response:
-        """Which of the given blocks the repository lacks."""
+        """Which of the given blocks the tenant has to send."""
+        tenant = tenant_of(request)
         asked = decode_json(_missing_decoder, await request.body(QUESTION))
-        lacking = await self._uploads.on_disk(partial(self._front.repository.missing, asked.addresses))
+        question = partial(self._front.repository.missing, tenant, asked.addresses, clock.wall())
+        lacking = await self._uploads.on_disk(question)
         return json_response({"missing": lacking})
 
     async def put_block(self, request: Request) -> Response:
-        """Store one block: 201 when it is new, 200 when it was there."""
+        """Store one block: 201 when it is new to the tenant, 200 when it was there."""
+        tenant = tenant_of(request)
         address = request.values[0]
         if not _is_address(address):
             raise CallerError(f"{address!r} is not a block's address: 64 hexadecimal digits in lower case")
         if request.headers.get(b"content-encoding", b"identity") != b"identity":
             raise MediaError("blocks are sent as they are, without a content-encoding")
-        new = await self._uploads.receive(request, Address(address))
+        new = await self._uploads.receive(request, tenant, Address(address))
         return json_response({"address": address, "new": new}, 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
         """Make a new version of a function whose blocks are all stored."""
+        tenant = tenant_of(request)
         body = await request.body(self._manifest)
         kind = request.headers.get(b"content-type")
         manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
+        check_tenant(tenant, manifest.tenant, f"the manifest of {manifest.name!r}")
         deployed = await self._front.deploy(manifest)
         told = {"name": manifest.name, "version": deployed.version, "warning": deployed.warning}
         return json_response(told, 201)
 
     async def register_pipeline(self, request: Request) -> Response:
         """Make functions that are deployed callable as one."""
+        tenant = tenant_of(request)
         pipeline = decode_pipeline(await request.body(PIPELINE))
-        deployed = await self._front.deploy_pipeline(pipeline)
+        deployed = await self._front.deploy_pipeline(pipeline, tenant)
         return json_response({"name": pipeline.name, "version": deployed.version}, 201)
 
     async def pipelines(self, request: Request) -> Response:
@@ -120,6 +129,7 @@ class DeploymentApi:
     async def remove(self, request: Request) -> Response:
         """Take away one version of a function, or all; or a pipeline."""
         name, version = function_of(request)
+        check_owner(request, self._front, name)
         await self._front.remove(name, version)
         return json_response({"name": name, "version": version})
 

@@ -126,8 +126,10 @@ class Upload(Protocol):
         """Append some bytes."""
         ...
 
-    def commit(self) -> bool:
-        """Put it in its place; False when it was there. CallerError when the bytes do not give the address."""
+    def commit(self, now: float, /) -> bool:
+        """Put it in its place; False when the tenant had sent it. CallerError when the bytes do not give the address.
+        `now` is in seconds since 1970.
+        """
         ...
 
     def __exit__(
@@ -140,12 +142,12 @@ class Upload(Protocol):
 class Blocks(Protocol):
     """Where uploaded blocks go. Both methods touch the disk and are called in a thread."""
 
-    def missing(self, addresses: Sequence[Address], /) -> Sequence[Address]:
-        """Those of `addresses` that are not stored yet."""
+    def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float, /) -> Sequence[Address]:
+        """Those of `addresses` that the tenant has not sent yet."""
         ...
 
-    def upload(self, address: Address, /) -> Upload:
-        """Begin to store one block."""
+    def upload(self, tenant: TenantId, address: Address, /) -> Upload:
+        """Begin to store one block that a tenant sends."""
         ...
 
 
@@ -193,6 +195,10 @@ class Front(Protocol):
         """Every pipeline."""
         ...
 
+    def owner(self, name: FunctionName, /) -> TenantId:
+        """Whose a function or a pipeline is; NotFoundError."""
+        ...
+
     def view(self, name: FunctionName, version: int | None, /) -> FunctionView:
         """One version of a function, or the latest, or a pipeline; NotFoundError. Called for every request: it must
         be cheap.
@@ -215,8 +221,8 @@ class Front(Protocol):
         """Register a new version whose blocks are all stored."""
         ...
 
-    async def deploy_pipeline(self, pipeline: Pipeline, /) -> Deployed:
-        """Register functions to be called as one, in place of a pipeline of that name."""
+    async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId, /) -> Deployed:
+        """Register a tenant's functions to be called as one, in place of a pipeline of that name."""
         ...
 
     async def profile(

@@ -10,6 +10,7 @@ from overwinter.api.front import Front, FunctionView, Reply
 from overwinter.api.oip import Inference, decode_request, encode_reply
 from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
+from overwinter.api.tenants import check_owner
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, NotFoundError, TooLargeError
 from overwinter.core.function import Settings
@@ -192,7 +193,9 @@ class InferenceApi:
         body = await request.body(SHORT)
         if body and decode_json(_load_decoder, body).parameters:
             raise CallerError("load takes no parameters here: a changed function is a new version, deploy it")
-        await self._front.load(*function_of(request))
+        name, version = function_of(request)
+        check_owner(request, self._front, name)
+        await self._front.load(name, version)
         return Response(200, b"", [])
 
     async def unload(self, request: Request) -> Response:
@@ -201,7 +204,9 @@ class InferenceApi:
         if body:
             # The only parameter, unload_dependents, changes nothing: no function has dependents.
             decode_json(_load_decoder, body)
-        await self._front.unload(*function_of(request))
+        name, version = function_of(request)
+        check_owner(request, self._front, name)
+        await self._front.unload(name, version)
         return Response(200, b"", [])
 
     def _view(self, request: Request) -> FunctionView:

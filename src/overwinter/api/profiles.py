@@ -12,6 +12,7 @@ from overwinter.api.exchange import Request, Response, Write, decode_json, json_
 from overwinter.api.front import Front
 from overwinter.api.inference import SHORT, function_of
 from overwinter.api.routing import Route
+from overwinter.api.tenants import check_owner
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import FunctionName
 from overwinter.core.profiling import Line, Progress, Wanted
@@ -48,6 +49,7 @@ class ProfileApi:
         body = bytes(await request.body(SHORT))
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
         name, version = function_of(request)
+        check_owner(request, self._front, name)
         version = self._front.view(name, version).version
 
         async def stream(write: Write) -> None:

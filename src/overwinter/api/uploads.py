@@ -18,7 +18,8 @@ from overwinter.api.front import Blocks, Upload
 from overwinter.api.reading import Bounds, body_of, check_length
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError
-from overwinter.core.ids import Address
+from overwinter.core.ids import Address, TenantId
+from overwinter.node import clock
 
 PIECE_BYTES = 1 << 20
 """Written in one go."""
@@ -37,17 +38,17 @@ class Uploads:
         self._most_of_one = max(1, int(limits.uploads_max * limits.client_share))
         self._callers: Counter[str] = Counter()
 
-    async def receive(self, request: Request, address: Address) -> bool:
-        """Store the body of a request; False when it was there. CallerError when it has another address,
+    async def receive(self, request: Request, tenant: TenantId, address: Address) -> bool:
+        """Store the body of a request; False when the tenant had sent it. CallerError when it has another address,
         OverloadedError when too many are under way.
         """
         check_length(request.headers, self._bounds)
         with self._place(request.hold.client):
             await request.hold.reserve(2 * PIECE_BYTES)
-            upload = await self.on_disk(partial(self._blocks.upload, address))
+            upload = await self.on_disk(partial(self._blocks.upload, tenant, address))
             try:
                 await self._fill(upload, request)
-                return await self.on_disk(upload.commit)
+                return await self.on_disk(partial(upload.commit, clock.wall()))
             finally:
                 await self.on_disk(partial(upload.__exit__, None, None, None))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from overwinter.cli.options import as_json, assignment, connect, node_url, print_json, size_text
+from overwinter.cli.options import as_json, assignment, checked_name, connect, node_url, print_json, size_text, whose
 
 if TYPE_CHECKING:
     from overwinter.api.deployer import Package
@@ -54,7 +54,7 @@ TIMEOUT_S = 600.0
     multiple=True,
     help="How a directory of transformers is deployed: sequence=128, height=any, part=encoder, or what its task knows.",
 )
-@click.option("--tenant", help="Whose function it is; `default` unless told.")
+@whose
 @click.option(
     "--set",
     "settings",
@@ -74,7 +74,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     sample: tuple[tuple[str, str], ...],
     task: str | None,
     options: tuple[tuple[str, str], ...],
-    tenant: str | None,
+    tenant: str,
     settings: tuple[tuple[str, str], ...],
     url: str,
     as_json: bool,
@@ -87,24 +87,23 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     .toml file is a pipeline: it says all of it, its name too, and takes the place of one that has the name.
     """
     if source.endswith(".toml"):
-        beside = (name, slo, handler, assets, sample, task, options, tenant, settings)
-        _deploy_pipeline(Path(source), any(beside), url, as_json)
+        beside = (name, slo, handler, assets, sample, task, options, settings)
+        _deploy_pipeline(Path(source), any(beside), tenant, url, as_json)
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
-    tenant = tenant or "default"
     from overwinter.api.deployer import settings_of
     from overwinter.cli.progress import counting
 
     begun = time.monotonic()
-    _check_names(name, tenant, [key for key, _ in assets], handler)
+    _check_names(name, [key for key, _ in assets], handler)
     # All that can be wrong at once is, before the long work: settings, files, the node.
     chosen = settings_of(slo, {key: _value(text) for key, text in settings})
     if task is not None and handler is not None:
         raise click.UsageError("--task brings a handler of its own: leave out --handler")
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
-    with connect(url, TIMEOUT_S) as client:
+    with connect(url, TIMEOUT_S, tenant) as client:
         client.live()
         function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": chosen}
         wanted = (source, task, {key: _value(text) for key, text in options})
@@ -121,13 +120,13 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
         click.echo(f"warning: {uploaded.warning}", err=True)
 
 
-def _deploy_pipeline(path: Path, with_options: bool, url: str, as_json: bool) -> None:
+def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_json: bool) -> None:
     from overwinter.core.pipeline import parse_pipeline
 
     if with_options:
         raise click.UsageError(f"{path} says all of a pipeline: leave out the options of functions")
     pipeline = parse_pipeline(path.read_text())
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         made = client.deploy_pipeline(pipeline)
     if as_json:
         print_json(made)
@@ -173,15 +172,11 @@ def _packaged(
         return package(program=program, weights=weights, agreement=agreement, samples=samples, **function)
 
 
-def _check_names(name: str, tenant: str, assets: list[str], handler: Path | None) -> None:
+def _check_names(name: str, assets: list[str], handler: Path | None) -> None:
     """A usage error for what the node would refuse only after the upload."""
-    from overwinter.core.ids import NAME_PATTERN
     from overwinter.store.manifest import ASSET_PATTERN
 
-    for option, text in (("--name", name), ("--tenant", tenant)):
-        if not re.search(NAME_PATTERN, text):
-            allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
-            raise click.UsageError(f"{option} {text!r} is no name: {allowed}")
+    checked_name("--name", name)
     for asset in assets:
         if not re.search(ASSET_PATTERN, asset):
             raise click.UsageError(f"--asset {asset!r}: the name before the = is letters, digits, dots and dashes")

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from overwinter.cli.options import as_json, connect, id_of, named_function, node_url, print_json
+from overwinter.cli.options import as_json, connect, id_of, named_function, node_url, print_json, whose
 
 
 @click.command()
@@ -50,12 +50,13 @@ def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
 @click.command()
 @named_function
 @click.option("--yes", "-y", is_flag=True, help="Do not ask first.")
+@whose
 @node_url
 @as_json
-def rm(function: tuple[str, int | None], yes: bool, url: str, as_json: bool) -> None:
+def rm(function: tuple[str, int | None], yes: bool, tenant: str, url: str, as_json: bool) -> None:
     """Remove one version of a function, or with NAME alone all of them; or a pipeline."""
     name, version = function
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         pipeline = "stages" in client.function(name, version)
         what = f"all versions of {name}" if version is None and not pipeline else id_of(name, version)
         if not yes and not click.confirm(f"Remove {what}?", err=True):
@@ -66,22 +67,24 @@ def rm(function: tuple[str, int | None], yes: bool, url: str, as_json: bool) -> 
 
 @click.command()
 @click.argument("name")
+@whose
 @node_url
 @as_json
-def load(name: str, url: str, as_json: bool) -> None:
+def load(name: str, tenant: str, url: str, as_json: bool) -> None:
     """Wake a function, or all of a pipeline's, and make it available again."""
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         client.load(name)
     _done({"loaded": name}, f"loaded {name}", as_json)
 
 
 @click.command()
 @click.argument("name")
+@whose
 @node_url
 @as_json
-def unload(name: str, url: str, as_json: bool) -> None:
+def unload(name: str, tenant: str, url: str, as_json: bool) -> None:
     """Make a function give back its memory, and answer no more until it is loaded."""
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         client.unload(name)
     _done({"unloaded": name}, f"unloaded {name}", as_json)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from overwinter.core.ids import NAME_PATTERN
+
 if TYPE_CHECKING:
     from overwinter.api.client import Client
 
@@ -80,11 +82,26 @@ def as_json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")(command)
 
 
-def connect(url: str, timeout_s: float = 75.0) -> "Client":
-    """A client of the node at `url`; a usage error when that is no address."""
+def whose(command: Command) -> Command:
+    """Give a command the tenant for which it speaks."""
+    return click.option(
+        "--tenant", default="default", envvar="OVERWINTER_TENANT", show_envvar=True, metavar="NAME", help="Whose it is."
+    )(command)
+
+
+def connect(url: str, timeout_s: float = 75.0, tenant: str = "default") -> "Client":
+    """A client of the node at `url` for a tenant; a usage error when either is none."""
     from overwinter.api.client import Client
 
-    return Client(checked_url(url), timeout_s)
+    return Client(checked_url(url), timeout_s, checked_name("--tenant", tenant))
+
+
+def checked_name(option: str, text: str) -> str:
+    """The same; a usage error when it is no name."""
+    if not re.search(NAME_PATTERN, text):
+        allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
+        raise click.UsageError(f"{option} {text!r} is no name: {allowed}")
+    return text
 
 
 def checked_url(url: str) -> str:

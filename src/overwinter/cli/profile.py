@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from overwinter.cli.options import as_json, connect, named_function, node_url, print_json
+from overwinter.cli.options import as_json, connect, named_function, node_url, print_json, whose
 from overwinter.core.profiling import Wanted
 
 
@@ -24,17 +24,18 @@ def numbers(value: str) -> tuple[int, ...]:
 @click.option("--layers/--no-layers", default=True, help="Also measure each layer alone.")
 @click.option("--again", is_flag=True, help="Measure also what is known.")
 @click.option("--known", is_flag=True, help="Only show what is known.")
+@whose
 @node_url
 @as_json
-def profile(function: tuple[str, int | None], known: bool, url: str, as_json: bool, **wanted: Any) -> None:
+def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str, as_json: bool, **wanted: Any) -> None:
     """Measure memory and latency of a function over cores, batches and runs at once, and of each of its layers.
 
-    What is known already, of this or of any function with the same program, is not measured again. While requests are
-    served the node takes its time.
+    What is known already, of this or of any function of its tenant with the same program, is not measured again. While
+    requests are served the node takes its time.
     """
     from overwinter.cli.progress import measuring
 
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         if known:
             found = client.known_profile(*function)
         else:

@@ -2,6 +2,7 @@
 
 OverwinterError
   CallerError           the caller's: 400
+    ForbiddenError      403
     NotFoundError       404
     ConflictError       409
     TooLargeError       413
@@ -34,6 +35,12 @@ class CallerError(OverwinterError):
     """The request is wrong."""
 
     status = 400
+
+
+class ForbiddenError(CallerError):
+    """The thing belongs to another tenant."""
+
+    status = 403
 
 
 class NotFoundError(CallerError):

@@ -48,8 +48,12 @@ class DeployedFunction:
     def subject(self) -> str:
         """What determines its speed: the program, and the handler's source where there is one; not the weights."""
         handler = self.manifest.handler
-        program = self.manifest.program.address
-        return program if handler is None else f"{program}+{handler.source.address}"
+        return self.program_subject if handler is None else f"{self.program_subject}+{handler.source.address}"
+
+    @property
+    def program_subject(self) -> str:
+        """The program alone. A tenant does not learn from a profile what another has deployed."""
+        return f"{self.manifest.tenant}/{self.manifest.program.address}"
 
     def spec(self) -> FunctionSpec:
         """The function as the mind knows it."""

@@ -14,7 +14,7 @@ from overwinter.core.errors import (
     TooLargeError,
 )
 from overwinter.core.events import Arrived, Cancelled, Deployed, Event, LoadAsked, Removed, UnloadAsked
-from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, StoreName, function_id
+from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, StoreName, TenantId, function_id
 from overwinter.core.journal import Journal
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
@@ -151,15 +151,17 @@ class Node:
 
     def _check(self, manifest: Manifest) -> None:
         """Whether program, weights and specs agree; CallerError or ProgramError. Runs in a thread."""
-        absent = self.repository.missing([manifest.program.address])
-        if absent:
-            raise ConflictError(f"the program of {manifest.name!r}, blob {absent[0]}, is not in the repository: put it")
-        nbytes = self.repository.path(manifest.program.address).stat().st_size
+        blobs = [blob.address for blob in manifest.blobs()]
+        absent = self.repository.missing(manifest.tenant, blobs, clock.wall())
+        address = manifest.program.address
+        if address in absent:
+            raise ConflictError(f"the program of {manifest.name!r}, blob {address}, is not in the repository: put it")
+        nbytes = self.repository.path(address).stat().st_size
         if nbytes > PROGRAM_BYTES_MAX:
             raise TooLargeError(f"the program of {manifest.name!r} has {nbytes} bytes; at most {PROGRAM_BYTES_MAX}")
-        program = decode_program(self.repository.read(manifest.program.address))
+        program = decode_program(self.repository.read(address))
         validate(program)
-        if not self.repository.missing([block.address for block in manifest.blocks]):
+        if not absent:
             self.repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
@@ -209,10 +211,10 @@ class Node:
             if function.deployment.name == name and version in (None, function.deployment.version):
                 self.post(UnloadAsked(function.id))
 
-    async def deploy_pipeline(self, pipeline: Pipeline) -> PipelineView:
+    async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
         self._quotas.check_pipelines(self._pipelines.names(), pipeline.name)
-        return await self._pipelines.deploy(pipeline)
+        return await self._pipelines.deploy(pipeline, tenant)
 
     def pipelines_seen(self) -> list[Seen]:
         """What was seen of each pipeline."""
@@ -221,6 +223,15 @@ class Node:
     def pipelines(self) -> list[PipelineView]:
         """Every pipeline, by name."""
         return self._pipelines.views()
+
+    def owner(self, name: FunctionName) -> TenantId:
+        """Whose a function or a pipeline is, also one on trial; NotFoundError."""
+        if name in self._pipelines:
+            return self._pipelines.view(name, None).tenant
+        for function in self._effects.functions.values():
+            if function.deployment.name == name:
+                return function.manifest.tenant
+        raise NotFoundError(f"no function {name!r} here")
 
     def view(self, name: FunctionName, version: int | None) -> FunctionView | PipelineView:
         """What answers calls of that name: a pipeline, or a function; NotFoundError."""

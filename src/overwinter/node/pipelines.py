@@ -1,17 +1,18 @@
 """Which pipelines are deployed, how are they, and who may not leave because of them?
 
 A pipeline never stops fitting behind its owner's back: a function's new version that would not fit is refused, and so
-is removing one that a pipeline needs.
+is removing one that a pipeline needs. Nor does it depend on another tenant: it calls its own tenant's functions alone.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from overwinter.core.errors import CallerError, ConflictError, NotFoundError
-from overwinter.core.ids import FunctionName, Seconds
+from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError
+from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import clock
@@ -24,7 +25,7 @@ from overwinter.store.repository import KeptPipeline
 class Kept(Protocol):
     """Where pipelines outlive the node: a repository."""
 
-    def put_pipeline(self, pipeline: Pipeline, now: float, /) -> KeptPipeline:
+    def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float, /) -> KeptPipeline:
         """Make the next version, in place of the one before."""
         ...
 
@@ -70,6 +71,7 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: FunctionName
     version: int
+    tenant: TenantId
     latest: bool
     state: Availability
     reason: str
@@ -97,12 +99,13 @@ class PipelineView:
         self._functions = functions
         self.name: FunctionName = kept.pipeline.name
         self.version: int = kept.version
+        self.tenant: TenantId = kept.tenant
         self.settings = Promise(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
         self._signature = Signature((), ())
         self.fault: CallerError | None = None
         """Why its functions, as they are now, do not make a pipeline."""
         try:
-            self._signature = signature(kept.pipeline, functions.function)
+            self._signature = signature(kept.pipeline, partial(_found_own, functions, kept.tenant))
         except CallerError as fault:
             self.fault = fault
 
@@ -137,6 +140,7 @@ class PipelineView:
         return PipelineInfo(
             name=self.name,
             version=self.version,
+            tenant=self.tenant,
             latest=self.latest,
             state=self.state,
             reason=self.reason,
@@ -172,15 +176,15 @@ class Pipelines:
         self._known = {kept.pipeline.name: (kept, _unseen(kept.pipeline)) for kept in self._kept.pipelines()}
         return {name: kept.limited for name, (kept, _) in self._known.items()}
 
-    async def deploy(self, pipeline: Pipeline) -> PipelineView:
+    async def deploy(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Register a pipeline, in place of one of its name; what runs there ends as it began.
 
         CallerError when it does not hold together, NotFoundError for a function that is not there, ConflictError when
-        its name is a function's.
+        its name is a function's, ForbiddenError when its name or a function of it is another tenant's.
         """
         check_pipeline(pipeline)
-        signature(pipeline, self._functions.function)
-        kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, clock.wall())
+        signature(pipeline, partial(_found_own, self._functions, tenant))
+        kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
         self._known[pipeline.name] = (kept, _unseen(pipeline))
         return self.view(pipeline.name, None)
 
@@ -270,6 +274,14 @@ class Pipelines:
         if version not in (None, known[0].version):
             raise NotFoundError(f"pipeline {name!r} is there as version {known[0].version} only, not as {version}")
         return known
+
+
+def _found_own(functions: Functions, tenant: TenantId, name: FunctionName, version: int | None) -> Typed:
+    """A function that a pipeline of the tenant may call; NotFoundError, ForbiddenError."""
+    function = functions.function(name, version)
+    if function.tenant != tenant:
+        raise ForbiddenError(f"function {name!r} belongs to another tenant: a pipeline calls its own tenant's alone")
+    return function
 
 
 def _unseen(pipeline: Pipeline) -> Seen:

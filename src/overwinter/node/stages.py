@@ -10,7 +10,7 @@ from typing import Protocol
 
 from overwinter.core.actions import Start
 from overwinter.core.errors import DeadlineError, OverwinterError, WorkerError
-from overwinter.core.ids import FunctionName, Seconds
+from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, Typed, ready
 from overwinter.core.tensor import Tensor, check_inputs
 from overwinter.node.views import Availability, Reply
@@ -20,6 +20,11 @@ WARMEST_FIRST: tuple[Start, ...] = ("warm", "host", "disk")
 
 class StageFunction(Typed, Protocol):
     """One version of a function, as far as a pipeline looks."""
+
+    @property
+    def tenant(self) -> TenantId:
+        """Whose it is."""
+        ...
 
     @property
     def state(self) -> Availability:

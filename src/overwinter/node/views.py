@@ -75,6 +75,7 @@ class FunctionView:
         self.latest = latest
         self.name: FunctionName = function.deployment.name
         self.version: int = function.deployment.version
+        self.tenant: TenantId = function.manifest.tenant
         self.inputs: tuple[TensorSpec, ...] = function.manifest.inputs
         self.outputs: tuple[TensorSpec, ...] = function.manifest.outputs
         self.settings: Settings = function.manifest.settings
@@ -103,7 +104,7 @@ class FunctionView:
         return FunctionInfo(
             name=self.name,
             version=self.version,
-            tenant=deployment.manifest.tenant,
+            tenant=self.tenant,
             latest=self.latest,
             state=self.state,
             reason=self.reason,

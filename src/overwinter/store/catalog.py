@@ -5,24 +5,19 @@ given out again for that name, so that `name@3` means one thing for ever, even a
 pipelines share their names; a pipeline is there in its newest version only.
 """
 
-import os
 import sqlite3
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from overwinter.core.errors import ConflictError, NoSpaceError, NotFoundError, StoreError
-from overwinter.core.ids import FunctionName
-from overwinter.store.sealing import free_bytes
+from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError, StoreError
+from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.pipeline import decode_pipeline
+from overwinter.store.database import Database
+from overwinter.store.manifest import decode_manifest
 
 BUSY_TIMEOUT_S = 30.0
-PRIMARY_CODE_MASK = 0xFF
 PROFILES_MAX = 10_000
-INDEX_BYTES = 32 << 10
-"""One piece of the index of a write-ahead log; a disk with less room gives an I/O error in place of a full disk."""
 _SCHEMAS = (
     (
         "CREATE TABLE node (identity TEXT NOT NULL)",
@@ -38,9 +33,17 @@ _SCHEMAS = (
         """CREATE TABLE profiles (machine TEXT NOT NULL, subject TEXT NOT NULL, profile BLOB NOT NULL,
                                   measured REAL NOT NULL, PRIMARY KEY (machine, subject)) WITHOUT ROWID""",
     ),
+    (
+        """CREATE TABLE holdings (tenant TEXT NOT NULL, address TEXT NOT NULL, nbytes INTEGER NOT NULL,
+                                  touched REAL NOT NULL, PRIMARY KEY (tenant, address)) WITHOUT ROWID""",
+        "ALTER TABLE functions ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE pipelines ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+    ),
 )
 """What each version of the schema added to the one before."""
 SCHEMA_VERSION = len(_SCHEMAS)
+TENANTS_VERSION = 4
+"""The schema that knows which tenant holds what; before, the manifests alone told it."""
 
 
 class Row(NamedTuple):
@@ -50,20 +53,8 @@ class Row(NamedTuple):
     version: int
     manifest: bytes
     created: float
-
-
-@contextmanager
-def _catalog_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        free = free_bytes(path.parent)
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & PRIMARY_CODE_MASK
-        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and free < INDEX_BYTES):
-            raise NoSpaceError(
-                f"cannot write {path}: its disk is full ({free} bytes free); remove functions, or give it more room"
-            ) from error
-        raise StoreError(f"cannot use the catalog {path}: {error}") from error
+    tenant: TenantId
+    """Whose it is; empty for an entry of an older kind that could not be read."""
 
 
 class Catalog:
@@ -71,60 +62,61 @@ class Catalog:
 
     def __init__(self, path: Path) -> None:
         """Open or make the catalog at `path`; StoreError when it is damaged or of a newer kind."""
-        self._path = path
-        self._lock = threading.Lock()
-        with _catalog_errors(path):
-            with suppress(OSError):
-                # Made before sqlite would, for this user alone; sqlite gives its other files the same rights.
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self._db = sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        self.file = Database(path, BUSY_TIMEOUT_S)
         try:
             self.node_identity = self._prepare()
         except BaseException:
-            self._db.close()
+            self.file.close()
             raise
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self.file.close()
 
-    def add(self, name: FunctionName, manifest: bytes, created: float, proven: bool = True) -> int:
-        """Register a new version of `name` and return its number, 1 above the highest that the name ever had."""
-        with self._transaction() as db:
+    def add(self, name: FunctionName, tenant: TenantId, manifest: bytes, created: float, proven: bool = True) -> int:
+        """Register a new version of `name` and return its number, 1 above the highest that the name ever had.
+
+        ForbiddenError while another tenant has a version of it.
+        """
+        with self.file.transaction() as db:
             if db.execute("SELECT 1 FROM pipelines WHERE name = ?", (name,)).fetchone() is not None:
                 raise ConflictError(f"{name!r} is a pipeline: remove it first, or give the function another name")
-            version = self._next_version(name)
-            db.execute("INSERT INTO functions VALUES (?, ?, ?, ?, ?)", (name, version, manifest, created, proven))
+            _check_tenant(db, "functions", "function", name, tenant)
+            version = _next_version(db, name)
+            values = (name, version, manifest, created, proven, tenant)
+            db.execute("INSERT INTO functions VALUES (?, ?, ?, ?, ?, ?)", values)
         return version
 
-    def put_pipeline(self, name: FunctionName, pipeline: bytes, created: float) -> int:
+    def put_pipeline(self, name: FunctionName, tenant: TenantId, pipeline: bytes, created: float) -> int:
         """Register a new version of a pipeline in place of the one before, and return its number; ConflictError when
-        a function has the name.
+        a function has the name, ForbiddenError when the one before is another tenant's.
         """
-        with self._transaction() as db:
-            if self._versions(name):
+        with self.file.transaction() as db:
+            if _versions(db, name):
                 raise ConflictError(f"{name!r} is a function: remove it first, or give the pipeline another name")
-            version = self._next_version(name)
-            db.execute("INSERT OR REPLACE INTO pipelines VALUES (?, ?, ?, ?)", (name, version, pipeline, created))
+            _check_tenant(db, "pipelines", "pipeline", name, tenant)
+            version = _next_version(db, name)
+            values = (name, version, pipeline, created, tenant)
+            db.execute("INSERT OR REPLACE INTO pipelines VALUES (?, ?, ?, ?, ?)", values)
         return version
 
     def remove_pipeline(self, name: FunctionName) -> None:
         """Forget a pipeline; NotFoundError when there is none."""
-        with self._transaction() as db:
+        with self.file.transaction() as db:
             if not db.execute("DELETE FROM pipelines WHERE name = ?", (name,)).rowcount:
                 raise NotFoundError(f"no pipeline {name!r} is deployed")
 
     def pipelines(self) -> list[Row]:
         """All pipelines, by name."""
-        with self._lock, _catalog_errors(self._path):
-            found = self._db.execute("SELECT name, version, pipeline, created FROM pipelines ORDER BY name")
+        with self.file.reading() as db:
+            found = db.execute("SELECT name, version, pipeline, created, tenant FROM pipelines ORDER BY name")
             return [Row(*row) for row in found]
 
     def put_profile(self, machine: str, subject: str, profile: bytes, measured: float) -> None:
         """Keep what was measured of a subject on a machine, in place of what was known; the oldest beyond
         PROFILES_MAX go.
         """
-        with self._transaction() as db:
+        with self.file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", (machine, subject, profile, measured))
             db.execute(
                 """DELETE FROM profiles WHERE (machine, subject) IN
@@ -134,95 +126,123 @@ class Catalog:
 
     def profile(self, machine: str, subject: str) -> bytes | None:
         """What was measured of a subject on a machine, if anything was."""
-        with self._lock, _catalog_errors(self._path):
-            row = self._db.execute(
+        with self.file.reading() as db:
+            row = db.execute(
                 "SELECT profile FROM profiles WHERE machine = ? AND subject = ?", (machine, subject)
             ).fetchone()
         return None if row is None else bytes(row[0])
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
         """Forget one version, or all with None, and return their numbers; NotFoundError when there is none."""
-        with self._transaction() as db:
-            present = self._versions(name)
+        with self.file.transaction() as db:
+            present = _versions(db, name)
             gone = present if version is None else tuple(number for number in present if number == version)
             if not gone:
-                raise self._not_found(name, version, present)
+                raise _not_found(name, version, present)
             db.executemany("DELETE FROM functions WHERE name = ? AND version = ?", [(name, number) for number in gone])
         return gone
 
     def prove(self, name: FunctionName, version: int) -> None:
         """The version has passed its trial; NotFoundError when it was removed meanwhile."""
-        with self._transaction() as db:
+        with self.file.transaction() as db:
             done = db.execute("UPDATE functions SET proven = 1 WHERE name = ? AND version = ?", (name, version))
             if not done.rowcount:
-                raise self._not_found(name, version, self._versions(name))
+                raise _not_found(name, version, _versions(db, name))
 
     def forget_unproven(self) -> None:
         """Forget versions whose trial never ended."""
-        with self._transaction() as db:
+        with self.file.transaction() as db:
             db.execute("DELETE FROM functions WHERE NOT proven")
 
     def get(self, name: FunctionName, version: int | None) -> Row:
         """One version, or the newest with None; NotFoundError when there is none."""
-        with self._lock, _catalog_errors(self._path):
-            row = self._db.execute(
-                """SELECT name, version, manifest, created FROM functions
+        with self.file.reading() as db:
+            row = db.execute(
+                """SELECT name, version, manifest, created, tenant FROM functions
                    WHERE name = ? AND version = coalesce(?, version) ORDER BY version DESC LIMIT 1""",
                 (name, version),
             ).fetchone()
             if row is None:
-                raise self._not_found(name, version, self._versions(name))
+                raise _not_found(name, version, _versions(db, name))
         return Row(*row)
 
     def rows(self, unproven: bool = False) -> list[Row]:
         """All versions that have passed their trial, or with `unproven` all, by name and number."""
-        with self._lock, _catalog_errors(self._path):
-            found = self._db.execute(
-                """SELECT name, version, manifest, created FROM functions WHERE proven OR ?
+        with self.file.reading() as db:
+            found = db.execute(
+                """SELECT name, version, manifest, created, tenant FROM functions WHERE proven OR ?
                    ORDER BY name, version""",
                 (unproven,),
             )
             return [Row(*row) for row in found]
 
-    def _next_version(self, name: FunctionName) -> int:
-        (version,) = self._db.execute(
-            """INSERT INTO names VALUES (?, 1)
-               ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1 RETURNING last_version""",
-            (name,),
-        ).fetchone()
-        return int(version)
-
-    def _versions(self, name: FunctionName) -> tuple[int, ...]:
-        found = self._db.execute("SELECT version FROM functions WHERE name = ? ORDER BY version", (name,))
-        return tuple(number for (number,) in found)
-
-    def _not_found(self, name: FunctionName, version: int | None, present: tuple[int, ...]) -> NotFoundError:
-        if not present:
-            return NotFoundError(f"no function {name!r} is deployed")
-        return NotFoundError(f"function {name!r} has no version {version}; it has {', '.join(map(str, present))}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _catalog_errors(self._path), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
-
     def _prepare(self) -> str:
-        with _catalog_errors(self._path):
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-        with self._transaction() as db:
+        with self.file.transaction() as db:
             (found,) = db.execute("PRAGMA user_version").fetchone()
             if found > SCHEMA_VERSION:
                 raise StoreError(
-                    f"{self._path} has schema {found}, this Overwinter knows {SCHEMA_VERSION}: "
+                    f"{self.file.path} has schema {found}, this Overwinter knows {SCHEMA_VERSION}: "
                     f"use a newer Overwinter, or another directory"
                 )
             for schema in _SCHEMAS[found:]:
                 for statement in schema:
                     db.execute(statement)
+            if found < TENANTS_VERSION:
+                _tell_tenants(db)
             if not found:
                 db.execute("INSERT INTO node VALUES (?)", (str(uuid.uuid4()),))
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             (identity,) = db.execute("SELECT identity FROM node").fetchone()
         return str(identity)
+
+
+def _next_version(db: sqlite3.Connection, name: FunctionName) -> int:
+    (version,) = db.execute(
+        """INSERT INTO names VALUES (?, 1)
+           ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1 RETURNING last_version""",
+        (name,),
+    ).fetchone()
+    return int(version)
+
+
+def _versions(db: sqlite3.Connection, name: FunctionName) -> tuple[int, ...]:
+    found = db.execute("SELECT version FROM functions WHERE name = ? ORDER BY version", (name,))
+    return tuple(number for (number,) in found)
+
+
+def _not_found(name: FunctionName, version: int | None, present: tuple[int, ...]) -> NotFoundError:
+    if not present:
+        return NotFoundError(f"no function {name!r} is deployed")
+    return NotFoundError(f"function {name!r} has no version {version}; it has {', '.join(map(str, present))}")
+
+
+def _check_tenant(db: sqlite3.Connection, table: str, kind: str, name: FunctionName, tenant: TenantId) -> None:
+    """ForbiddenError when what has the name now is another tenant's."""
+    query = f"SELECT 1 FROM {table} WHERE name = ? AND tenant NOT IN ('', ?)"
+    if db.execute(query, (name, tenant)).fetchone() is not None:
+        raise ForbiddenError(f"{kind} {name!r} belongs to another tenant: choose another name")
+
+
+def _tell_tenants(db: sqlite3.Connection) -> None:
+    """Write down what the manifests of an older repository tell: whose each function is, and so who holds its blobs."""
+    rows = db.execute("SELECT name, version, manifest, created FROM functions").fetchall()
+    for name, version, encoded, created in rows:
+        try:
+            manifest = decode_manifest(encoded)
+        except CallerError:
+            # It is told when its deployment is read.
+            continue
+        tenant = manifest.tenant
+        db.execute("UPDATE functions SET tenant = ? WHERE name = ? AND version = ?", (tenant, name, version))
+        held = [(tenant, blob.address, blob.nbytes, created) for blob in manifest.blobs()]
+        db.executemany("INSERT OR IGNORE INTO holdings VALUES (?, ?, ?, ?)", held)
+    for name, encoded in db.execute("SELECT name, pipeline FROM pipelines").fetchall():
+        try:
+            stage = next(iter(decode_pipeline(encoded).stages.values()))
+        except CallerError:
+            continue
+        found = db.execute(
+            "SELECT tenant FROM functions WHERE name = ? ORDER BY version DESC", (stage.function,)
+        ).fetchone()
+        if found is not None:
+            db.execute("UPDATE pipelines SET tenant = ? WHERE name = ?", (*found, name))

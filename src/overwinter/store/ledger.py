@@ -1,17 +1,13 @@
 """What did each function use on each day? Kept in a sqlite file of its own, beside what is served, never in its way."""
 
-import os
-import sqlite3
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from overwinter.core.errors import StoreError
 from overwinter.core.ids import FunctionName, TenantId
+from overwinter.store.database import Database
 
 BUSY_TIMEOUT_S = 5.0
 
@@ -54,48 +50,31 @@ _ADD = f"""INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" for _ in _COLUMNS)}
 
 
 class Ledger:
-    """The file of what was used; any thread may use it. StoreError when it cannot be read or written."""
+    """The file of what was used; any thread may use it. StoreError or NoSpaceError when it cannot be used."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        with self._errors():
-            with suppress(OSError):
-                # Made before sqlite would, for this user alone.
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self._db = sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        self._file = Database(path, BUSY_TIMEOUT_S)
         try:
-            with self._errors():
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute(_SCHEMA)
+            with self._file.transaction() as db:
+                db.execute(_SCHEMA)
         except BaseException:
-            self._db.close()
+            self._file.close()
             raise
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._file.close()
 
     def add(self, day: str, used: Mapping[tuple[TenantId, FunctionName], Amounts]) -> None:
         """Add to what was used on a day: all of it or, after an error, nothing."""
         rows = [(day, *key, *msgspec.structs.astuple(amounts)) for key, amounts in used.items()]
-        with self._lock, self._errors(), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(_ADD, rows)
+        with self._file.transaction() as db:
+            db.executemany(_ADD, rows)
 
     def entries(self, tenant: TenantId | None = None) -> list[Entry]:
         """All that was used, or only by one tenant; days ascending."""
-        with self._lock, self._errors():
-            found = self._db.execute(
+        with self._file.reading() as db:
+            found = db.execute(
                 "SELECT * FROM usage WHERE tenant = coalesce(?, tenant) ORDER BY day, tenant, function", (tenant,)
             ).fetchall()
         return [Entry(day, owner, name, Amounts(int(requests), *rest)) for day, owner, name, requests, *rest in found]
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StoreError(
-                f"cannot use the usage ledger {self._path}: {error}; give its disk room, or move it away to begin anew"
-            ) from error

@@ -4,35 +4,40 @@
       blocks/<aa>/<address>     sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
       damaged/                  blocks whose bytes no longer match their name, kept for a while to be looked at
-      catalog.sqlite            the functions: name, version, manifest; the pipelines; what was measured
+      catalog.sqlite            the functions: name, version, manifest; the pipelines; what was measured; who holds what
+      reserve                   room that a start and a removal need on a full disk
       lock                      shared by those who count on a block being there, exclusive for those who remove one
 
-A deploy asks what is missing, puts that, and registers a manifest. Asking, putting and registering touch the blocks,
-and `collect` spares what was touched within its grace period, so a deploy in progress never loses a block. Any number
-of threads and processes may do all of this at once.
+A deploy asks what is missing, puts that, and registers a manifest, all in the name of one tenant: blobs that it has not
+put itself are missing to it, whoever else has. One file serves all who hold a blob. Asking, putting and registering
+touch what the tenant holds, and `collect` spares what was touched within its grace period, so a deploy in progress
+never loses a block. Any number of threads and processes may do all of this at once.
 """
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
 from overwinter.core.errors import CallerError, ConflictError, StoreError
-from overwinter.core.ids import Address, FunctionName
+from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
+from overwinter.store.holdings import Holdings
 from overwinter.store.kept import kept_manifest, kept_pipeline
 from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
 from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
+from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
 from overwinter.store.sealing import Draft, digest_of, disk_errors, private_directory
+from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, checked_growth
 
 NAMED_AT_MOST = 3
 """Blocks that an error lists by name."""
@@ -51,6 +56,7 @@ class KeptPipeline(msgspec.Struct, frozen=True):
     version: int
     pipeline: Pipeline
     created: float
+    tenant: TenantId
     limited: tuple[str, ...] = ()
     """Which of its numbers, kept before there were these bounds, were brought within them."""
 
@@ -58,14 +64,18 @@ class KeptPipeline(msgspec.Struct, frozen=True):
 class Repository:
     """Blocks as files and functions in sqlite, under one directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, bounds: DiskBounds = UNBOUNDED) -> None:
         """Open or make the repository at `root`; StoreError or NoSpaceError when that cannot be."""
         self.root = private_directory(Path(root))
+        self._bounds = bounds
+        self.reserve = Reserve(self.root / "reserve")
+        """For what must be done on a full disk."""
         self._blocks = private_directory(self.root / "blocks")
         self._incoming = private_directory(self.root / "incoming")
         self._damaged = private_directory(self.root / "damaged")
-        with self._locked(fcntl.LOCK_EX):
+        with self.reserve.spent(), self._locked(fcntl.LOCK_EX):
             self._catalog = Catalog(self.root / "catalog.sqlite")
+        self._holdings = Holdings(self._catalog.file)
         self.node_identity = self._catalog.node_identity
 
     def close(self) -> None:
@@ -82,26 +92,34 @@ class Repository:
         """Whether the block is here."""
         return os.path.exists(self._place(check_address(address)))
 
-    def missing(self, addresses: Iterable[str]) -> list[Address]:
-        """Which blocks must be put before a manifest can name them, each once; the others are kept for the grace."""
+    def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
+        """Which blocks the tenant must put before a manifest of its can name them, each once; those that it holds are
+        kept for the grace.
+        """
         wanted = dict.fromkeys(check_address(address) for address in addresses)
         with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
-            return [address for address in wanted if not self._touch(address)]
+            held = self._held(tenant, wanted, now)
+            return [address for address in wanted if address not in held]
 
-    def put(self, address: str, body: Buffer | Iterable[Buffer]) -> bool:
-        """Store a blob and return whether it is new. One already here is replaced by an equal one, and so healed.
+    def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
+        """Store a blob that the tenant has, and return whether it is new to this tenant.
 
-        CallerError when the body has another address, for instance because it was cut short; NoSpaceError.
+        One already here is replaced by an equal one, and so healed; it costs the same as one that is not, so that
+        nobody learns which it was. CallerError when the body has another address, for instance because it was cut
+        short; NoSpaceError.
         """
-        with self.upload(address) as upload:
+        with self.upload(tenant, address) as upload:
             for chunk in [body] if isinstance(body, Buffer) else body:
                 upload.write(chunk)
-            return upload.commit()
+            return upload.commit(now)
 
-    def upload(self, address: str) -> "Upload":
+    def upload(self, tenant: TenantId, address: str) -> Upload:
         """`put` for a body that arrives bit by bit: `with` it, `write` to it, `commit`."""
         checked = check_address(address)
-        return Upload(self, checked, Draft(self._incoming, checked))
+        taken = 0 if self._bounds.tenant_bytes is None else self._holdings.taken(tenant, checked)
+        check = checked_growth(self._bounds, self._incoming, tenant, taken)
+        check(0)
+        return Upload(checked, Draft(self._incoming, checked), check, partial(self._admit, tenant))
 
     def open(self, address: Address) -> int:
         """A read-only file descriptor of the block; StoreError when it is not here."""
@@ -143,16 +161,19 @@ class Repository:
         deployment until `prove`.
 
         CallerError when the manifest is not valid or gives a block another size than it has; ConflictError, naming
-        some, when blocks are missing.
+        some, when blocks are missing that its tenant has to put; ForbiddenError when the name is another tenant's.
         """
         encoded = encode_manifest(manifest)
         checked = decode_manifest(encoded)
         wanted = checked.blobs()
         with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
-            absent = [blob.address for blob in wanted if not self._touch(blob.address)]
+            self._bounds.check_free(self.root, len(encoded))
+            held = self._held(checked.tenant, [blob.address for blob in wanted], now)
+            absent = [blob.address for blob in wanted if blob.address not in held]
             unequal = [blob for blob in wanted if blob.address not in absent and self._nbytes(blob) != blob.nbytes]
             if not absent and not unequal:
-                return Deployment(checked.name, self._catalog.add(checked.name, encoded, now, proven), checked, now)
+                version = self._catalog.add(checked.name, checked.tenant, encoded, now, proven)
+                return Deployment(checked.name, version, checked, now)
         for blob in unequal:
             if not self.set_aside(blob.address):
                 raise CallerError(
@@ -198,11 +219,19 @@ class Repository:
 
     def forget_unproven(self) -> None:
         """Forget versions whose trial never ended: for the start of a node."""
-        self._catalog.forget_unproven()
+        with self.reserve.spent():
+            self._catalog.forget_unproven()
+
+    def forget_drafts(self) -> None:
+        """Remove what was left of uploads that a crash ended: for the start of a node, before anybody uploads."""
+        with disk_errors("remove drafts", self._incoming):
+            for entry in os.scandir(self._incoming):
+                os.unlink(entry.path)
 
     def remove(self, name: FunctionName, version: int | None = None) -> tuple[int, ...]:
         """Forget one version, or all with None, and return their numbers; NotFoundError. `collect` frees the blocks."""
-        return self._catalog.remove(name, version)
+        with self.reserve.spent():
+            return self._catalog.remove(name, version)
 
     def deployment(self, name: FunctionName, version: int | None = None) -> Deployment:
         """One version of a function, or the newest with None; NotFoundError."""
@@ -213,35 +242,42 @@ class Repository:
         return [_deployment(row) for row in self._catalog.rows()]
 
     def collect(self, now: float, grace_s: float) -> Collected:
-        """Remove blocks that no function needs, drafts and damaged blocks, all untouched for `grace_s` before `now`."""
+        """Remove blocks that no function needs and nobody touched for `grace_s` before `now`, drafts and damaged blocks
+        as old.
+        """
         files = nbytes = 0
-        with self._locked(fcntl.LOCK_EX), disk_errors("remove unneeded blocks", self._blocks):
-            rows = self._catalog.rows(unproven=True)
-            needed = {blob.address for deployment in map(_deployment, rows) for blob in deployment.manifest.blobs()}
-            rooms = [self._incoming, self._damaged, *self._blocks.iterdir()]
+        old = now - grace_s
+        with self.reserve.spent(), self._locked(fcntl.LOCK_EX), disk_errors("remove unneeded blocks", self._blocks):
+            needed: dict[TenantId, set[Address]] = {}
+            for deployment in map(_deployment, self._catalog.rows(unproven=True)):
+                manifest = deployment.manifest
+                needed.setdefault(manifest.tenant, set()).update(blob.address for blob in manifest.blobs())
+            kept = self._holdings.since(old).union(*needed.values())
             # One after another: a list of all entries would stay in the heap.
-            for entry in (entry for room in rooms for entry in os.scandir(room)):
-                if entry.name in needed:
-                    continue
-                state = entry.stat(follow_symlinks=False)
-                if now - state.st_mtime >= grace_s:
-                    os.unlink(entry.path)
-                    files += 1
-                    nbytes += state.st_size
+            for entry in (entry for room in self._blocks.iterdir() for entry in os.scandir(room)):
+                if entry.name not in kept:
+                    files, nbytes = files + 1, nbytes + _unlinked(entry)
+            for entry in (entry for room in (self._incoming, self._damaged) for entry in os.scandir(room)):
+                if entry.stat(follow_symlinks=False).st_mtime <= old:
+                    files, nbytes = files + 1, nbytes + _unlinked(entry)
+            # After the files: the table may need the room that they had.
+            self._holdings.forget(old, needed)
         return Collected(files, nbytes)
 
     # Pipelines
 
-    def put_pipeline(self, pipeline: Pipeline, now: float) -> KeptPipeline:
+    def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float) -> KeptPipeline:
         """Make the next version of the pipeline, in place of the one before; ConflictError when a function has its
-        name.
+        name, ForbiddenError when a pipeline of another tenant has.
         """
-        version = self._catalog.put_pipeline(pipeline.name, msgspec.json.encode(pipeline), now)
-        return KeptPipeline(version, pipeline, now)
+        encoded = msgspec.json.encode(pipeline)
+        self._bounds.check_free(self.root, len(encoded))
+        return KeptPipeline(self._catalog.put_pipeline(pipeline.name, tenant, encoded, now), pipeline, now, tenant)
 
     def remove_pipeline(self, name: FunctionName) -> None:
         """Forget a pipeline; NotFoundError."""
-        self._catalog.remove_pipeline(name)
+        with self.reserve.spent():
+            self._catalog.remove_pipeline(name)
 
     def pipelines(self) -> list[KeptPipeline]:
         """All pipelines, by name."""
@@ -269,12 +305,9 @@ class Repository:
     def _place(self, address: Address) -> str:
         return f"{self._blocks}/{address[:2]}/{address}"
 
-    def _touch(self, address: Address) -> bool:
-        try:
-            os.utime(self._place(address))
-        except FileNotFoundError:
-            return False
-        return True
+    def _held(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
+        """What the tenant holds of these, and is here still."""
+        return {address for address in self._holdings.touch(tenant, addresses, now) if self.holds(address)}
 
     def _nbytes(self, blob: Sized) -> int:
         try:
@@ -282,12 +315,14 @@ class Repository:
         except FileNotFoundError:
             return -1
 
-    def _admit(self, draft: Draft) -> bool:
+    def _admit(self, tenant: TenantId, draft: Draft, now: float) -> bool:
         place = self._place(draft.digest)
         with self._locked(fcntl.LOCK_SH):
-            new = not os.path.exists(place)
+            here = os.path.exists(place)
+            # First who holds it: a tenant that may not hold more must not have stored it either.
+            new = self._holdings.add(tenant, draft.digest, draft.nbytes, now, self._bounds.tenant_bytes)
             draft.seal(private_directory(Path(place).parent), durable=True)
-        return new
+        return new or not here
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
@@ -300,39 +335,18 @@ class Repository:
             os.close(descriptor)
 
 
-class Upload:
-    """A blob on its way into the repository; leaving the `with` without `commit` leaves nothing behind."""
-
-    def __init__(self, repository: Repository, address: Address, draft: Draft) -> None:
-        self._repository = repository
-        self._address = address
-        self._draft = draft
-
-    def __enter__(self) -> "Upload":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._draft.__exit__(kind, error, at)
-
-    def write(self, chunk: Buffer) -> None:
-        """Append some bytes; NoSpaceError when the disk is full."""
-        self._draft.write(chunk)
-
-    def commit(self) -> bool:
-        """Put the blob in its place and return whether it is new; CallerError when it has another address."""
-        if self._draft.digest != self._address:
-            raise CallerError(
-                f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "
-                f"{self._draft.digest}: they were cut short or changed on the way; send them again"
-            )
-        return self._repository._admit(self._draft)
-
-
 def damaged(address: Address) -> StoreError:
     """The error for a block that was set aside."""
     return StoreError(
         f"block {address} is damaged on disk and was set aside: deploy the function that needs it again, which sends it"
     )
+
+
+def _unlinked(entry: os.DirEntry[str]) -> int:
+    """Remove a file; its bytes."""
+    nbytes = entry.stat(follow_symlinks=False).st_size
+    os.unlink(entry.path)
+    return nbytes
 
 
 def _deployment(row: Row) -> Deployment:
@@ -348,4 +362,4 @@ def _pipeline(row: Row) -> KeptPipeline:
         pipeline, limited = kept_pipeline(row.manifest)
     except CallerError as error:
         raise StoreError(f"the catalog's entry of pipeline {row.name!r} is damaged: {error}; remove it") from error
-    return KeptPipeline(row.version, pipeline, row.created, limited)
+    return KeptPipeline(row.version, pipeline, row.created, row.tenant, limited)

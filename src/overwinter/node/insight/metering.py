@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from overwinter.core.errors import StoreError
+from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics
 from overwinter.store.ledger import Amounts, Ledger
@@ -67,7 +67,7 @@ class Meter:
             totals = self._totals(now)
             try:
                 self._ledger.add(day, self._unwritten(totals))
-            except StoreError as error:
+            except MachineError as error:
                 if not self._failing:
                     self._log(f"usage is kept in memory until it can be written: {error}")
                 self._failing = True

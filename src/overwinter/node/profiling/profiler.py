@@ -198,4 +198,4 @@ class Profiler:
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:
     """Under which names its profile may be kept, its own first."""
-    return tuple(dict.fromkeys((function.subject, function.manifest.program.address)))
+    return tuple(dict.fromkeys((function.subject, function.program_subject)))

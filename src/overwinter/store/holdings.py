@@ -1,0 +1,85 @@
+"""Which tenant has shown that it has which bytes?
+
+An address is no permission: whoever knows one has not seen what it names. A tenant holds a blob after it has sent the
+blob's bytes itself, for as long as a function of it needs the blob, and for a while after it last asked for it or sent
+it. Nothing here tells one tenant what another holds.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Set
+
+from overwinter.core.errors import NoSpaceError
+from overwinter.core.ids import Address, TenantId
+from overwinter.store.database import Database
+
+FILE_BYTES = 4096
+"""A file takes whole pages of a disk, and at least one."""
+
+
+def disk_bytes(nbytes: int) -> int:
+    """What a file of `nbytes` takes of a disk."""
+    return max(1, -(-nbytes // FILE_BYTES)) * FILE_BYTES
+
+
+class Holdings:
+    """The table of who holds what, in the catalog's file. Times are in seconds since 1970."""
+
+    def __init__(self, file: Database) -> None:
+        self._file = file
+
+    def touch(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
+        """Those of `addresses` that the tenant holds; it holds them from `now` on for the grace of a collection."""
+        with self._file.reading() as db:
+            query = "SELECT 1 FROM holdings WHERE tenant = ? AND address = ?"
+            held = {each for each in addresses if db.execute(query, (tenant, each)).fetchone() is not None}
+        if held:
+            with self._file.transaction() as db:
+                rows = [(now, tenant, each) for each in held]
+                db.executemany("UPDATE holdings SET touched = ? WHERE tenant = ? AND address = ?", rows)
+        return held
+
+    def add(self, tenant: TenantId, address: Address, nbytes: int, now: float, most: int | None) -> bool:
+        """The tenant has sent these bytes; whether it held them not yet. NoSpaceError when it would hold more than
+        `most`, each file in whole pages.
+        """
+        with self._file.transaction() as db:
+            query = "SELECT 1 FROM holdings WHERE tenant = ? AND address = ?"
+            new = db.execute(query, (tenant, address)).fetchone() is None
+            db.execute("INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)", (tenant, address, nbytes, now))
+            if new and most is not None:
+                (held,) = db.execute(f"SELECT {_TAKEN} FROM holdings WHERE tenant = ?", (tenant,)).fetchone()
+                if held > most:
+                    raise beyond(tenant, most)
+        return new
+
+    def taken(self, tenant: TenantId, besides: Address) -> int:
+        """Bytes of a disk that all that the tenant holds would take, without one blob."""
+        query = f"SELECT {_TAKEN} FROM holdings WHERE tenant = ? AND address != ?"
+        with self._file.reading() as db:
+            (held,) = db.execute(query, (tenant, besides)).fetchone()
+        return int(held)
+
+    def since(self, time: float) -> set[Address]:
+        """What any tenant touched after `time`."""
+        with self._file.reading() as db:
+            found = db.execute("SELECT address FROM holdings WHERE touched > ?", (time,))
+            return {Address(address) for (address,) in found}
+
+    def forget(self, until: float, needed: Mapping[TenantId, Set[Address]]) -> None:
+        """Forget what was last touched until then, but for what functions of the same tenant need."""
+        with self._file.transaction() as db:
+            found = db.execute("SELECT tenant, address FROM holdings WHERE touched <= ?", (until,)).fetchall()
+            old: Iterable[tuple[TenantId, Address]] = (
+                (tenant, address) for tenant, address in found if address not in needed.get(tenant, ())
+            )
+            db.executemany("DELETE FROM holdings WHERE tenant = ? AND address = ?", old)
+
+
+_TAKEN = f"coalesce(sum(max(1, (nbytes + {FILE_BYTES - 1}) / {FILE_BYTES}) * {FILE_BYTES}), 0)"
+
+
+def beyond(tenant: TenantId, most: int) -> NoSpaceError:
+    """The error for a tenant that would hold too much."""
+    return NoSpaceError(
+        f"tenant {tenant!r} would hold more than the {most} bytes of this node's disk that a tenant may: remove "
+        f"functions that are not needed; what was sent for none is given back after a while"
+    )

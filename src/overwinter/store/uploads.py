@@ -1,0 +1,88 @@
+"""How does a blob come into the repository bit by bit, and how much may come?"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from overwinter.core.errors import CallerError, NoSpaceError
+from overwinter.core.ids import Address, TenantId
+from overwinter.core.tensor import Buffer
+from overwinter.store.holdings import beyond, disk_bytes
+from overwinter.store.sealing import Draft
+
+INODES_FREE_MIN = 1024
+
+
+class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much deployers may take of the disk."""
+
+    free_min_bytes: int = 0
+    """Stays free, whoever deploys."""
+    tenant_bytes: int | None = None
+    """Most bytes that one tenant holds, each file in whole pages; None: no bound."""
+
+    def check_free(self, directory: Path, nbytes: int) -> None:
+        """NoSpaceError unless so many bytes more leave enough of the disk of `directory` free."""
+        state = os.statvfs(directory)
+        free = state.f_bavail * state.f_frsize
+        # A filesystem that makes its inodes as it needs them says that it has none.
+        scarce = self.free_min_bytes and state.f_files and state.f_favail < INODES_FREE_MIN
+        if scarce or (self.free_min_bytes and free - nbytes < self.free_min_bytes):
+            raise NoSpaceError(
+                f"the disk of {directory} has {free} bytes and {state.f_favail} files free, and {self.free_min_bytes} "
+                f"bytes of it stay free: remove functions, or give it more room"
+            )
+
+
+UNBOUNDED = DiskBounds()
+
+
+class Upload:
+    """A blob on its way into the repository; leaving the `with` without `commit` leaves nothing behind."""
+
+    def __init__(
+        self, address: Address, draft: Draft, check: Callable[[int], None], admit: Callable[[Draft, float], bool]
+    ) -> None:
+        """`check` is told how many bytes the draft will have, before it has them; `admit` gives it its place."""
+        self._address = address
+        self._draft = draft
+        self._check = check
+        self._admit = admit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._draft.__exit__(kind, error, at)
+
+    def write(self, chunk: Buffer) -> None:
+        """Append some bytes; NoSpaceError when the disk is full, or the tenant holds what it may."""
+        self._check(self._draft.nbytes + memoryview(chunk).nbytes)
+        self._draft.write(chunk)
+
+    def commit(self, now: float) -> bool:
+        """Put the blob in its place and return whether it is new; CallerError when it has another address."""
+        if self._draft.digest != self._address:
+            raise CallerError(
+                f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "
+                f"{self._draft.digest}: they were cut short or changed on the way; send them again"
+            )
+        return self._admit(self._draft, now)
+
+
+def checked_growth(bounds: DiskBounds, directory: Path, tenant: TenantId, taken: int) -> Callable[[int], None]:
+    """What an upload asks before it grows to so many bytes, of a tenant that has `taken` so many; NoSpaceError."""
+    written = 0
+
+    def check(nbytes: int) -> None:
+        nonlocal written
+        bounds.check_free(directory, nbytes - written)
+        written = nbytes
+        if bounds.tenant_bytes is not None and taken + disk_bytes(nbytes) > bounds.tenant_bytes:
+            raise beyond(tenant, bounds.tenant_bytes)
+
+    return check

@@ -1,0 +1,147 @@
+"""An address is no permission: what a tenant has not sent is to it as what nobody has sent."""
+
+import os
+import sqlite3
+
+import msgspec
+import pytest
+
+from overwinter.core.errors import ConflictError, NoSpaceError
+from overwinter.core.ids import FunctionName, TenantId
+from overwinter.store import catalog
+from overwinter.store.blocks import address_of
+from overwinter.store.holdings import FILE_BYTES
+from overwinter.store.manifest import Blob, Handler, encode_manifest
+from overwinter.store.repository import Repository
+from overwinter.store.uploads import DiskBounds
+from tests.store.family import NOW, TENANT, base, below, blocks_and_drafts, head_variant, missing, put, upload
+
+STRANGER = TenantId("stranger")
+DATA = os.urandom(10_000)
+ADDRESS = address_of(DATA)
+
+
+def test_a_blob_is_missing_to_who_has_not_sent_it(repository):
+    absent = address_of(b"absent")
+    assert put(repository, ADDRESS, DATA)
+    assert missing(repository, [ADDRESS, absent]) == [absent]
+    assert missing(repository, [ADDRESS, absent], STRANGER) == [ADDRESS, absent]
+    assert put(repository, ADDRESS, DATA, STRANGER)
+    assert missing(repository, [ADDRESS, absent], STRANGER) == [absent]
+    assert not put(repository, ADDRESS, DATA, STRANGER)
+    assert blocks_and_drafts(repository) == {ADDRESS}
+
+
+@pytest.mark.parametrize("dedicated", [False, True])
+@pytest.mark.parametrize("part", ["program", "asset", "source", "block"])
+def test_a_manifest_with_anothers_blob_is_refused_as_one_with_an_absent_blob(repository, part, dedicated):
+    theirs = base("theirs")
+    settings = msgspec.structs.replace(theirs.manifest.settings, dedicated=dedicated)
+    theirs._replace(manifest=msgspec.structs.replace(theirs.manifest, settings=settings)).deploy(repository)
+    mine = head_variant("mine", seed=3)
+    for address, data in mine.files.items():
+        if address not in theirs.files:
+            put(repository, address, data, STRANGER)
+    put(repository, ADDRESS, DATA, STRANGER)
+    own = Blob(ADDRESS, len(DATA))
+
+    def refusal(wanted: Blob) -> str:
+        blobs = {"program": own, "asset": own, "source": own} | {part: wanted}
+        handler = Handler(blobs["source"], {"weights": blobs["asset"]})
+        blocks = tuple(block for block in theirs.manifest.blocks if block.address == wanted.address)
+        fields = {"tenant": STRANGER, "program": blobs["program"], "handler": handler}
+        manifest = msgspec.structs.replace(mine.manifest, blocks=blocks if part == "block" else (), **fields)
+        if part == "block" and not blocks:
+            block = msgspec.structs.replace(theirs.manifest.blocks[0], address=wanted.address)
+            manifest = msgspec.structs.replace(manifest, blocks=(block,))
+        with pytest.raises(ConflictError) as refused:
+            repository.register(manifest, NOW)
+        return str(refused.value).replace(wanted.address, "ADDRESS")
+
+    block = theirs.manifest.blocks[0]
+    assert refusal(Blob(block.address, block.nbytes)) == refusal(Blob(address_of(b"absent"), block.nbytes))
+
+
+def test_what_a_tenant_holds_outlives_the_repository_object(repository):
+    put(repository, ADDRESS, DATA)
+    again = Repository(repository.root)
+    assert missing(again, [ADDRESS]) == []
+    assert missing(again, [ADDRESS], STRANGER) == [ADDRESS]
+    again.close()
+
+
+def test_what_one_tenant_asks_for_keeps_nothing_for_another(repository):
+    model = base()
+    model.deploy(repository)
+    for address, data in model.files.items():
+        put(repository, address, data, STRANGER)
+    addresses = list(model.files)
+    repository.collect(NOW + 100, grace_s=60)
+    assert missing(repository, addresses, now=NOW + 100) == []
+    assert missing(repository, addresses, STRANGER, NOW + 100) == addresses
+    assert blocks_and_drafts(repository) == set(addresses)
+    repository.remove(FunctionName("base"))
+    repository.collect(NOW + 200, grace_s=60)
+    assert blocks_and_drafts(repository) == set()
+
+
+def test_an_older_repository_knows_who_holds_what_from_its_manifests(tmp_path):
+    model = base()
+    with_blocks = Repository(tmp_path)
+    model.deploy(with_blocks)
+    with_blocks.close()
+    for path in tmp_path.glob("catalog.*"):
+        path.unlink()
+    db = sqlite3.connect(tmp_path / "catalog.sqlite")
+    for statement in (statement for schema in catalog._SCHEMAS[:3] for statement in schema):
+        db.execute(statement)
+    db.execute("INSERT INTO node VALUES ('me')")
+    db.execute("INSERT INTO names VALUES ('base', 1)")
+    db.execute("INSERT INTO functions VALUES ('base', 1, ?, ?, 1)", (encode_manifest(model.manifest), NOW))
+    stages = b'{"first": {"function": "base", "inputs": {"x": "input:x"}}}'
+    pipeline = b'{"name": "line", "inputs": ["x"], "stages": ' + stages + b', "outputs": {"y": "first:y"}}'
+    db.execute("INSERT INTO pipelines VALUES ('line', 1, ?, 1.0)", (pipeline,))
+    db.execute("PRAGMA user_version = 3")
+    db.commit()
+    db.close()
+    repository = Repository(tmp_path)
+    assert repository.collect(NOW + 1e6, grace_s=60).files == 0
+    assert missing(repository, model.files) == []
+    assert missing(repository, model.files, STRANGER) == list(model.files)
+    assert [kept.tenant for kept in repository.pipelines()] == [TENANT]
+    repository.close()
+
+
+def test_a_tenant_holds_no_more_than_it_may(tmp_path):
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * FILE_BYTES))
+    blobs = [os.urandom(FILE_BYTES), b"x", b"y"]
+    for data in blobs:
+        put(repository, address_of(data), data)
+    before = blocks_and_drafts(repository)
+    with pytest.raises(NoSpaceError, match=f"'{TENANT}'.*{3 * FILE_BYTES} bytes"):
+        put(repository, address_of(b"z"), b"z")
+    with pytest.raises(NoSpaceError), upload(repository, ADDRESS) as begun:
+        begun.write(DATA)
+    assert blocks_and_drafts(repository) == before
+    assert not put(repository, address_of(b"x"), b"x")
+    assert put(repository, address_of(b"z"), b"z", STRANGER)
+    repository.close()
+
+
+def test_the_disk_keeps_the_room_that_is_to_stay_free(tmp_path):
+    repository = Repository(tmp_path, DiskBounds(free_min_bytes=1 << 60))
+    with pytest.raises(NoSpaceError, match=f"{1 << 60} bytes of it stay free"):
+        put(repository, ADDRESS, DATA)
+    with pytest.raises(NoSpaceError):
+        repository.register(base().manifest, NOW)
+    assert blocks_and_drafts(repository) == set()
+    repository.close()
+
+
+def test_drafts_that_a_crash_left_are_removed(repository):
+    begun = upload(repository, ADDRESS)
+    begun.write(DATA)
+    assert len(list(below(repository.root / "incoming"))) == 1
+    repository.forget_drafts()
+    assert list(below(repository.root / "incoming")) == []
+    begun.__exit__(None, None, None)
