@@ -60,7 +60,7 @@ class Rig:
         self._runner.run(self._start())
 
     async def _start(self) -> None:
-        self.effects = NodeEffects(None, asyncio.TaskGroup())
+        self.effects = NodeEffects(None, asyncio.TaskGroup(), lambda text: None)
         self.effects.post = self.events.append
         self.processes = self.effects.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said.append)
         self.processes.start()

@@ -11,6 +11,7 @@ from overwinter.core.errors import (
     CallerError,
     ConflictError,
     DeadlineError,
+    ForbiddenError,
     HandlerError,
     NotFoundError,
     OverloadedError,
@@ -274,6 +275,22 @@ def test_what_cannot_be_deployed_leaves_nothing(town, pipelines):
     with pytest.raises(CallerError, match="nothing in pipeline 'fork' uses 'right'"):
         asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, outputs={"l": "left:y"}), "tests"))
     assert "fork" not in pipelines
+
+
+def test_a_pipeline_calls_its_own_tenants_functions_alone(town, pipelines):
+    town.views["negate", 1].tenant = "other"
+    with pytest.raises(ForbiddenError, match="'negate' belongs to another tenant"):
+        asyncio.run(pipelines.deploy(FORK, "tests"))
+    town.views["negate", 1].tenant = "tests"
+    asyncio.run(pipelines.deploy(FORK, "tests"))
+    with pytest.raises(ForbiddenError, match="'fork'"):
+        pipelines._kept.put_pipeline(FORK, "other", 1.0)
+    assert pipelines.view("fork", None).tenant == "tests"
+    # As an older node may have left it.
+    town.views["negate", 1].tenant = "other"
+    assert pipelines.view("fork", None).state == "UNAVAILABLE"
+    with pytest.raises(ForbiddenError):
+        _ = pipelines.view("fork", None).inputs
 
 
 def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipelines):

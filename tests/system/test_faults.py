@@ -1,12 +1,16 @@
 """Real deaths: of a worker, of a zygote, of the daemon. Each request is answered or clearly refused."""
 
 import concurrent.futures
+import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from overwinter.core.errors import MachineError
+from overwinter.store.blocks import address_of
+from tests.store.family import flip_bit
 
 from .nodes import NodeProcess, Scale, ask, deploy
 from .test_serving import SLOW, arrived, wait_for_answer, wait_until
@@ -100,11 +104,76 @@ def test_a_damaged_block_on_disk_is_found_and_a_new_deploy_mends_it(make_node):
     block.chmod(0o600)
     block.write_bytes(content)
     node.start()
-    with pytest.raises(MachineError, match=block.name):
+    with pytest.raises(MachineError, match=r"function f@1: a block is damaged on disk.*deploy") as refused:
         ask(node, "f")
+    # Addresses are for the log.
+    assert block.name not in str(refused.value)
+    assert any(block.name in line for line in node.said)
+    assert block.name not in json.dumps(node.client.explain("f"))
     made = deploy(node, "f", Scale(3.0))
     assert made.added_bytes == len(content)
     assert ask(node, "f") == [4.0] * 4
+
+
+def large_block(node: NodeProcess) -> Path:
+    """The weight that is a block of its own, in memory."""
+    [block] = [path for path in node.store().iterdir() if path.stat().st_size > 65536]
+    return block
+
+
+def test_a_bit_that_flips_in_memory_is_found_while_the_function_serves(make_node):
+    node = make_node("--verify-share", "1")
+    deploy(node, "f", Scale(3.0), keep_alive_s=600)
+    [body] = node.body_pids()
+    assert ask(node, "f") == [4.0] * 4
+    block = large_block(node)
+    # The exponent of the first factor.
+    flip_bit(block, 3)
+    wait_until(lambda: any("changed in memory" in line for line in node.said))
+    assert ask(node, "f") == [4.0] * 4
+    assert body not in node.body_pids()
+    [said] = [line for line in node.said if "changed in memory" in line]
+    assert block.name in said
+    assert "of f@1" in said
+    assert 'overwinter_blocks_damaged_total{tier="host"} 1.0' in node.client.metrics()
+
+
+def test_a_bit_that_flipped_while_no_node_ran_is_found_before_the_block_is_used(make_node):
+    node = make_node("--verify-share", "0")
+    deploy(node, "f", Scale(3.0))
+    block = large_block(node)
+    node.kill()
+    flip_bit(block, 3)
+    node.start()
+    assert ask(node, "f") == [4.0] * 4
+    assert any(block.name in line for line in node.said)
+
+
+def test_a_deploy_whose_blocks_vanished_from_memory_brings_them_back(make_node):
+    node = make_node()
+    deploy(node, "f", Scale(3.0))
+    large_block(node).unlink()
+    assert deploy(node, "f", Scale(3.0)).version == 2
+    assert ask(node, "f") == [4.0] * 4
+
+
+def test_blocks_that_no_function_needs_leave_the_disk_unasked(make_node):
+    node = make_node("--unneeded-keep-s", "0.5")
+    block = b"needed by none"
+    node.client.put_block(address_of(block), block)
+    held = node.data / "blocks" / address_of(block)[:2] / address_of(block)
+    assert held.exists()
+    wait_until(lambda: not held.exists())
+    assert node.client.missing([address_of(block)]) == [address_of(block)]
+
+
+def test_what_a_crash_left_of_an_upload_is_removed(make_node):
+    node = make_node()
+    node.stop()
+    draft = node.data / "incoming" / f"{'0' * 64}.half"
+    draft.write_bytes(b"half")
+    node.start()
+    assert not draft.exists()
 
 
 def test_a_full_host_store_refuses_clearly_and_disturbs_nobody(make_node):

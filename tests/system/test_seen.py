@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from overwinter.api.client import Client
 from overwinter.cli.main import main
 from overwinter.core.errors import DeadlineError, NotFoundError
 from tests.system.nodes import NodeProcess, Scale, ask, deploy
@@ -110,7 +111,13 @@ def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
     explained = until(lambda: (it := node.client.explain("one"))["bodies"][0]["private_bytes"] and it)
     disk, host, private = explained["tiers"]
     assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]
-    assert (host["missing"], host["sharers"], host["exclusive"]) == (0, 1, 0)
+    # What another tenant holds of the same is not told.
+    assert (host["missing"], host["sharers"], host["exclusive"]) == (0, 0, host["resident"])
+    deploy(node, "again", Scale(2.0), tenant="other")
+    for tier in node.client.explain("twin")["tiers"][:2]:
+        assert (tier["sharers"], tier["shared"], tier["exclusive"]) == (1, tier["resident"], 0)
+    with Client(node.url, tenant="other") as other:
+        other.remove("again")
     assert private["resident"] > 0
     assert explained["state"] == "awake"
     assert [body["state"] for body in explained["bodies"]] == ["idle"]

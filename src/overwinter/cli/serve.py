@@ -39,6 +39,10 @@ HELP = {
     "tenant_functions_max": "Of these, what one tenant may have.",
     "tenant_deploys_max": "Deploys of one tenant under way at once.",
     "pipelines_max": "Pipelines deployed at once.",
+    "verify_share": "Share of one core that looks for changed bits in the blocks in memory; 0: none.",
+    "disk_free_min_bytes": "Disk to keep free: a deploy that would leave less is refused.",
+    "tenant_disk_bytes": "Most disk for the blocks of one tenant, as 8GiB; without it, any.",
+    "unneeded_keep_s": "Seconds for which blocks that no function needs stay on disk.",
     "journal": "File to which every step of the mind is appended.",
     "journal_ring": "Steps of the mind kept in memory.",
     "profile_on_deploy": "Measure each new program in the background, while no request is under way.",
@@ -67,7 +71,8 @@ HELP = {
 WITHIN: dict[str, type[msgspec.Struct]] = {"mind": MindConfig, "requests": RequestLimits}
 """Fields of the configuration that are structs of their own."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
-SHARES = ("profile_share", "client_share")
+SHARES = ("profile_share", "client_share", "verify_share")
+MAY_BE_NONE = ("verify_share",)
 PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
 
@@ -110,7 +115,7 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     elif field.type in (int, int | None):
         kind, metavar = click.IntRange(1), "NUMBER"
     elif field.name in SHARES:
-        kind, metavar = click.FloatRange(0, 1, min_open=True), "SHARE"
+        kind, metavar = click.FloatRange(0, 1, min_open=field.name not in MAY_BE_NONE), "SHARE"
     elif field.type in (float, float | None):
         kind, metavar = click.FloatRange(0, min_open=True), "SECONDS"
     return click.Option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
@@ -134,8 +139,9 @@ def serve(port_file: Path | None, as_json: bool, **values: Any) -> None:
         raise click.UsageError(str(error)) from error
     if not is_loopback(config.host):
         click.echo(
-            f"warning: listening on {config.host}: whoever reaches this address can run, deploy and remove functions, "
-            "since a node has no authentication",
+            f"warning: listening on {config.host}: a node asks nobody who they are. Whoever reaches this address can "
+            "run every function, deploy, replace, load, unload, measure and remove functions and pipelines under any "
+            "tenant's name, and read metrics and usage of all",
             err=True,
         )
     told = False

@@ -38,6 +38,10 @@ NODE_BOUNDS = {
     "pipelines_max": Bound(1, 1_000_000, "pipelines", "each is kept in memory"),
     "memory_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
+    "verify_share": Bound(0, 1, "of a core", "it is a share", whole=False),
+    "disk_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
+    "tenant_disk_bytes": Bound(1, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
+    "unneeded_keep_s": seconds(0, 31_536_000, "a year is for ever"),
 }
 """Of every number in the configuration of a node."""
 
@@ -152,6 +156,14 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The tmpfs under which the host store makes its own directory."""
     keep_warm: bool = False
     """Leave the host store in memory after a clean stop, for the next start."""
+    verify_share: float = 0.02
+    """Of one core, what hashing the blocks in memory again may take; 0: they are not."""
+    disk_free_min_bytes: int = 256 << 20
+    """What deploys leave free of the disk."""
+    tenant_disk_bytes: int | None = None
+    """Most bytes of disk that the blocks of one tenant take; None: no bound."""
+    unneeded_keep_s: float = 600.0
+    """Blocks that no function needs stay so long, so that a deploy under way does not lose what it sent."""
     journal: str | None = None
     """File to which every step is appended; None: only the ring."""
     journal_ring: int = 4096

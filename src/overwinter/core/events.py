@@ -150,6 +150,12 @@ class Pressed(_Event, frozen=True):
     nbytes: int
 
 
+class RoomMeasured(_Event, frozen=True):
+    """The tmpfs has become larger or smaller: all host stores together may hold so many bytes from now on."""
+
+    nbytes: int
+
+
 class Alarm(_Event, frozen=True):
     """The time of the last SetAlarm has come."""
 
@@ -170,5 +176,6 @@ Event = (
     | Profiled
     | Foretold
     | Pressed
+    | RoomMeasured
     | Alarm
 )

@@ -32,12 +32,23 @@ from overwinter.core.events import (
     StageFailed,
     ZygoteLost,
 )
-from overwinter.core.ids import Address, FunctionId, OperationId, RequestId, RunId, Seconds, WorkerId, split_id
+from overwinter.core.ids import (
+    Address,
+    FunctionId,
+    OperationId,
+    RequestId,
+    RunId,
+    Seconds,
+    StoreName,
+    WorkerId,
+    split_id,
+)
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, Tensor, TensorMeta, check_size
 from overwinter.node import clock, views
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
+from overwinter.store.blocks import without_addresses
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.messages import Answer, Failure, ForkBody, Measured, Ready, RunBatch
@@ -62,9 +73,14 @@ class Payload:
 class NodeEffects:
     """The hands of a node's mind."""
 
-    def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup, log: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._tasks = tasks
+        self._log = log
+        self._verified_for: set[WorkerId] = set()
+        """Bodies that are forked as soon as their blocks are verified."""
+        self._bereft: set[WorkerId] = set()
+        """Bodies that were killed because a block of theirs had changed in memory."""
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}
@@ -94,7 +110,7 @@ class NodeEffects:
             case Prepare(function, forget):
                 self._prepare(function, forget)
             case StopBody(worker, kill):
-                self.processes.stop(worker, kill)
+                self._stop_body(worker, kill)
             case Announce():
                 self._announce(action)
             case Decide():
@@ -117,8 +133,8 @@ class NodeEffects:
         try:
             added = await asyncio.to_thread(host.stage, function.blobs)
         except MachineError as error:
-            name = type(error).__name__
-            self.post(StageFailed(function.id, operation, name, str(error), addresses, function.store))
+            name, told = type(error).__name__, self._told(function, error)
+            self.post(StageFailed(function.id, operation, name, told, addresses, function.store))
         else:
             self.post(Staged(function.id, operation, added, addresses, function.store))
             # Nobody waits for this: it makes the next wakes cheaper.
@@ -129,12 +145,57 @@ class NodeEffects:
     def _start_body(self, action: StartBody) -> None:
         function = self.functions[action.function]
         host = self._hosts.store(function.store)
+        if host.unverified(function.files()):
+            self._verified_for.add(action.worker)
+            self._tasks.create_task(self._verify_and_fork(action, function, host))
+        else:
+            self._fork(action, function, host)
+
+    async def _verify_and_fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
+        """An earlier node left blocks of it in memory: they are hashed before they are used."""
+        for address in host.unverified(function.files()):
+            try:
+                if not await asyncio.to_thread(host.verify, address):
+                    self._log(f"block {address} of {function.id} changed in memory, and is read from disk again")
+            except StoreError:
+                # It left meanwhile; the fork will see.
+                continue
+        if action.worker in self._verified_for:
+            self._verified_for.remove(action.worker)
+            self._fork(action, function, host)
+
+    def _stop_body(self, worker: WorkerId, kill: bool) -> None:
+        if worker in self._verified_for:
+            self._verified_for.remove(worker)
+            self.post(BodyExited(worker, "WorkerError", "it was stopped before it was forked"))
+        else:
+            self.processes.stop(worker, kill)
+
+    def lose(self, store: StoreName, address: Address) -> list[str]:
+        """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
+        lost = []
+        for worker in self.processes.body_pids():
+            body = self.processes.body(worker)
+            function = None if body is None else self.functions.get(FunctionId(body.function))
+            if body is None or function is None or function.store != store or address not in function.files():
+                continue
+            self._bereft.add(worker)
+            self.processes.give_up(body, "a block of it had changed in memory")
+            lost.append(f"worker {worker} of {function.id}")
+        return lost
+
+    def _told(self, function: DeployedFunction, error: MachineError) -> str:
+        """What callers hear of an error of the store; the log hears all of it."""
+        self._log(f"function {function.id}: {error}")
+        return f"function {function.id}: {without_addresses(str(error))}"
+
+    def _fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
         try:
             fds = host.open(function.files())
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
             lost = not all(host.holds(blob.address) for blob in function.blobs)
-            self.post(BodyExited(action.worker, "StoreError", str(error), lost_blocks=lost))
+            self.post(BodyExited(action.worker, "StoreError", self._told(function, error), lost_blocks=lost))
             return
         try:
             memory_bytes = function.memory_bytes
@@ -174,7 +235,9 @@ class NodeEffects:
 
     def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
         """A body is gone."""
-        self.post(BodyExited(worker, error, reason))
+        bereft = worker in self._bereft
+        self._bereft.discard(worker)
+        self.post(BodyExited(worker, error, reason, lost_blocks=bereft))
 
     def zygote_lost(self) -> None:
         """What the zygote had prepared is gone."""

@@ -38,8 +38,6 @@ from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob, Deployment, Manifest
 from overwinter.store.repository import Repository
 
-COLLECT_GRACE_S = 600.0
-"""Blocks that no function needs stay so long, so that a deploy under way does not lose what it sent."""
 PROGRAM_BYTES_MAX = 8 << 20
 """A program is read as a whole, and its hundred thousands of calls are checked."""
 
@@ -190,7 +188,7 @@ class Node:
             self.post(Removed(id_))
             self._effects.functions.pop(id_, None)
             self._quarantine.forget(id_)
-        await asyncio.to_thread(self.repository.collect, clock.wall(), COLLECT_GRACE_S)
+        await asyncio.to_thread(self.repository.collect, clock.wall(), self.config.unneeded_keep_s)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
         """Wake a function, available again if it was unloaded; raises why it does not wake. A pipeline: all of its."""

@@ -23,14 +23,14 @@ from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
+from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
+from overwinter.node.verifying import Verifier
 from overwinter.policy.mind import Mind
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
-from overwinter.store.sealing import free_bytes
-
-TMPFS_SHARE = 0.95
-"""Of the room on the tmpfs, what host stores may take: trays and others need some."""
+from overwinter.store.sealing import FULL, free_bytes
+from overwinter.store.uploads import DiskBounds
 
 
 @asynccontextmanager
@@ -39,48 +39,66 @@ async def running(
 ) -> AsyncIterator[Node]:
     """A node over its data directory, from its start to its clean stop. ConflictError if another node has it."""
     with ExitStack() as stack:
-        repository = Repository(Path(config.data))
+        bounds = DiskBounds(free_min_bytes=config.disk_free_min_bytes, tenant_bytes=config.tenant_disk_bytes)
+        repository = Repository(Path(config.data), bounds)
         stack.callback(repository.close)
         stack.callback(os.close, _owned(Path(config.data) / "node.lock"))
+        repository.forget_drafts()
         place = Path(config.host_store) / f"overwinter-{repository.node_identity}"
         hosts = HostStores(place, repository)
         if not config.keep_warm:
             stack.callback(hosts.close)
+        most_bytes = config.mind.host_bytes
         config = msgspec.structs.replace(config, mind=_bounded(config, hosts))
-        file = stack.enter_context(_journal_file(config.journal))
+        file = stack.enter_context(_journal_file(config.journal, log))
         node = Node(config, repository, hosts, Mind(config.mind))
         node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
         async with asyncio.TaskGroup() as tasks:
-            node._effects = NodeEffects(hosts, tasks)
+            node._effects = NodeEffects(hosts, tasks, log)
             node._quotas = Quotas(config, node._effects.functions)
             node.processes = node._effects.processes = Processes(node._effects, environment, log)
             node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
-            node.insight = Insight(node, node._mind.state, node._deployed, log)
+            with repository.reserve.spent():
+                node.insight = Insight(node, node._mind.state, node._deployed, log)
             readers = (node.profiler.observer.observe, node.insight.statistics.observe)
             node._loop = Loop(node._mind, node.journal, node._effects, readers)
             node._effects.post = node.post
             node.processes.start()
-            memory = tasks.create_task(watch_memory(config.memory_free_min_bytes, node.post))
+            verifier = Verifier(hosts, config.verify_share, node._effects.lose, log)
+            upkeep = [
+                watch_memory(config.memory_free_min_bytes, node.post),
+                watch_room(hosts, most_bytes, config.mind.host_bytes, node.post),
+                collect_unneeded(repository, config.unneeded_keep_s, log),
+                verifier.run(),
+            ]
+            watches = [tasks.create_task(watch) for watch in upkeep]
             try:
                 node._restore(log)
                 node.insight.begin(tasks)
                 yield node
             finally:
-                memory.cancel()
+                for watch in watches:
+                    watch.cancel()
                 await node.profiler.close()
                 node._effects.close()
                 await node.processes.close()
                 await node.insight.close()
 
 
-def _journal_file(path: str | None) -> AbstractContextManager[IO[bytes] | None]:
+def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:
     """Unbuffered, so that a crash loses no step. A file is one mind's life: the one before gets a number."""
     if path is None:
         return nullcontext()
-    if os.path.exists(path):
-        number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
-        os.rename(path, f"{path}.{number}")
-    return open(path, "wb", buffering=0)
+    try:
+        if os.path.exists(path):
+            number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
+            os.rename(path, f"{path}.{number}")
+        return open(path, "wb", buffering=0)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        log(f"no journal is written: {error}")
+        return nullcontext()
 
 
 def _journal_lost(log: Callable[[str], None], error: OSError) -> None:

@@ -18,7 +18,7 @@ class Bodies:
         self.policy = policy_named(config.policy)
         self.cores = config.cores or 1
         self._ordered = self.policy.order == "deadline" and config.cores is not None
-        self.state = State()
+        self.state = State(host_limit=config.host_bytes)
         self._alarms = Alarms()
         self._actions: list[Action] = []
         self._gave_bytes = False

@@ -123,7 +123,7 @@ def _check_room(mind: Mind) -> None:
 
 
 def _check_bytes(mind: Mind, now: Seconds) -> None:
-    state, limit = mind.state, mind.config.host_bytes
+    state, limit = mind.state, mind.state.host_limit
     first = next(iter(state.wants_bytes), None)
     if first is None or limit is None:
         assert first is None, "a function waits for bytes that are not bounded"

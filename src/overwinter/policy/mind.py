@@ -22,6 +22,7 @@ from overwinter.core.events import (
     Pressed,
     Profiled,
     Removed,
+    RoomMeasured,
     RunEnded,
     Staged,
     StageFailed,
@@ -91,6 +92,8 @@ class Mind(Deploying):
                     self.state.functions[function].foretold = rate
             case Pressed(nbytes):
                 self._give_back(nbytes, now)
+            case RoomMeasured(nbytes):
+                self.state.host_limit = nbytes
             case _:
                 assert_never(event)
 
@@ -138,6 +141,7 @@ class Mind(Deploying):
         function = self.state.owner(body)
         if function is None or body.state == "stopping":
             return
+        function.lost = False
         if function.state == "waking":
             function.state = step_function(function.state, "ready")
         if function.on_trial or function.announce:
@@ -155,7 +159,6 @@ class Mind(Deploying):
         self.in_hand = body.function
         function = self.state.owner(body)
         self._forget_body(body)
-        died = body.state != "stopping"
         if function is None:
             for id_ in body.in_hand():
                 if id_ in self.state.requests:
@@ -165,7 +168,10 @@ class Mind(Deploying):
             if event.lost_blocks and function.blocks == "present":
                 self._release(function)
             turns.keep_line(self.state, function)
-            self._retry(function, body, event)
+            spared = self._spare(function, event.lost_blocks, now)
+            died = body.state != "stopping" and not spared
+            if body.runs or not spared:
+                self._retry(function, body, event)
             if function.state == "unloaded":
                 self._refuse_unloaded(function)
             self._settle(function, "failed" if died else "sleep")

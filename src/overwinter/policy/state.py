@@ -106,6 +106,8 @@ class Function(msgspec.Struct):
     failures: int = 0
     """Deaths in a row; the backoff grows with them."""
     rest_until: Seconds = Seconds(0.0)
+    lost: bool = False
+    """Its blocks had vanished from memory, and it was tried once more; nothing of it has run since."""
     restage: bool = False
     """Its blocks did not fit, others were let go, and it is tried once more."""
     used: Seconds = Seconds(0.0)
@@ -229,6 +231,8 @@ class State(msgspec.Struct):
     """Functions whose requests wait for a core and may be in time, the longest waiting first."""
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions whose requests wait for a core and cannot be in time."""
+    host_limit: int | None = None
+    """Most bytes of all host stores together, as last told; None: no bound."""
     wants_bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions that wait for room in a host store."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)

@@ -70,11 +70,11 @@ class Waking(Room):
     # Blocks
 
     def _stage(self, function: Function, now: Seconds) -> None:
-        residents, line = self.state.residents(function), self.state.wants_bytes
-        if self.config.host_bytes is not None:
+        residents, line, limit = self.state.residents(function), self.state.wants_bytes, self.state.host_limit
+        if limit is not None:
             behind = next(iter(line), function.spec.id) != function.spec.id
-            short = self.state.host_bytes() + residents.missing(function.sizes) - self.config.host_bytes
-            why = self._never_fits(function, self.config.host_bytes) if behind or short > 0 else None
+            short = self.state.host_bytes() + residents.missing(function.sizes) - limit
+            why = self._never_fits(function, limit) if behind or short > 0 else None
             if why is not None:
                 self._give_up(function, why, now)
                 return
@@ -288,6 +288,18 @@ class Waking(Room):
             self._leave_lines(function)
 
     # Ends
+
+    def _spare(self, function: Function, lost_blocks: bool, now: Seconds) -> bool:
+        """Whether a body's end is no failure: its blocks had vanished from memory, and not twice in a row. A deploy or
+        a load that waits for the function goes on.
+        """
+        spared = lost_blocks and not function.lost
+        function.lost = lost_blocks
+        if spared:
+            self._step_back(function)
+            if function.on_trial or function.announce:
+                self._wake(function, now)
+        return spared
 
     def _failed(self, function: Function, error: str, reason: str, now: Seconds) -> None:
         """The function could not start or lost a body: it rests; a version on trial is forgotten."""

@@ -26,6 +26,7 @@ MAX_LAYOUT_BYTES = 4 << 20
 """Of a pack as full of scalars as it can be, and some."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
+_NAMED = re.compile(r"(?:\b(?:block|blob) )?\b[0-9a-f]{64}\b")
 
 
 class _Described(NamedTuple):
@@ -45,6 +46,11 @@ def check_address(text: str) -> Address:
     if not _ADDRESS.search(text):
         raise CallerError(f"{text[:80]!r} is not a block address: 64 lower-case hexadecimal digits are needed")
     return Address(text)
+
+
+def without_addresses(text: str) -> str:
+    """A message as callers may hear it: an address is for who sent the bytes, and for the node's log."""
+    return _NAMED.sub("a block", text)
 
 
 def layout_text(plan: BlockPlan) -> bytes:

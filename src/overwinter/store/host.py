@@ -7,20 +7,21 @@ read-only file descriptors and map those; they need no right to the directory.
     absent ──stage: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open maps keep their bytes)
                                   └──any error──▶ absent
 
-A resident block is trusted without being hashed again. After a crash that trust still holds: whatever lies under an
-address was complete before it got that name, so the start of a node only removes drafts and what nobody needs and
-compares sizes (`sweep`); `verify` hashes again for those who want it. One process owns a host store; its threads may
-use it at once.
+What lies under an address was complete before it got that name, so the start of a node only removes drafts and what
+nobody needs and compares sizes (`sweep`). Memory may change meanwhile: what an earlier owner left is `unverified` until
+`verify` has hashed it, and whoever hands out descriptors has that done before. One process owns a host store; its
+threads may use it at once.
 """
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from blake3 import blake3
 
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.ids import Address
@@ -28,7 +29,7 @@ from overwinter.store.blocks import check_address
 from overwinter.store.mapping import HUGE_BYTES, join_pages
 from overwinter.store.repository import damaged
 from overwinter.store.residency import Sized, distinct
-from overwinter.store.sealing import Draft, digest_of, disk_errors, free_bytes, private_directory, read_chunks
+from overwinter.store.sealing import Draft, disk_errors, free_bytes, private_directory, read_chunks
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_READS = 2
@@ -46,6 +47,17 @@ class Source(Protocol):
         ...
 
 
+class Health(msgspec.Struct):
+    """What was found of blocks since the node started."""
+
+    verified_bytes: int = 0
+    """Hashed again in memory."""
+    damaged_memory: int = 0
+    """Blocks that no longer were what their name says, and were dropped."""
+    damaged_disk: int = 0
+    """Blocks that were found so when they were staged, and set aside."""
+
+
 class Swept(msgspec.Struct, frozen=True):
     """What a sweep removed (files and bytes) and how many blocks it kept."""
 
@@ -59,17 +71,25 @@ def page_bytes(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
+def _at_once() -> None:
+    """No pause."""
+
+
 class HostStore:
     """Blocks in a directory of a tmpfs, in whole pages at most `budget_bytes` (None: what the tmpfs holds)."""
 
-    def __init__(self, root: Path, repository: Source, budget_bytes: int | None = None) -> None:
+    def __init__(
+        self, root: Path, repository: Source, budget_bytes: int | None = None, health: Health | None = None
+    ) -> None:
         """Begin with nothing resident; `sweep` takes up what an earlier owner left."""
+        self.health = health or Health()
         self.root = private_directory(Path(root))
         self.budget_bytes = budget_bytes
         self._repository = repository
         self._resident: dict[Address, int] = {}
         self._claimed: dict[Address, int] = {}
         self._joined: set[Address] = set()
+        self._unverified: set[Address] = set()
         self._changed = threading.Condition()
 
     def holds(self, address: Address) -> bool:
@@ -149,6 +169,7 @@ class HostStore:
                     self._path(address).unlink(missing_ok=True)
                     freed += self._resident.pop(address)
                     self._joined.discard(address)
+                    self._unverified.discard(address)
         return freed
 
     def sweep(self, live: Iterable[Sized]) -> Swept:
@@ -169,16 +190,38 @@ class HostStore:
                     os.unlink(entry.path)
                     files += 1
                     nbytes += size
+            self._unverified = (self._unverified | (kept.keys() - self._resident.keys())) & kept.keys()
             self._resident = kept
         return Swept(files, nbytes, len(kept))
 
-    def verify(self, address: Address) -> bool:
-        """Hash a resident block again; when it is not what its name says it is dropped, and the answer is False."""
+    @property
+    def is_copying(self) -> bool:
+        """Whether a block is on its way."""
+        return bool(self._claimed)
+
+    def unverified(self, addresses: Iterable[Address] | None = None) -> list[Address]:
+        """Those of `addresses`, or of all, that are resident and were not hashed by this owner."""
+        if not self._unverified:
+            return []
+        with self._changed:
+            return [each for each in addresses or self._resident if each in self._unverified]
+
+    def verify(self, address: Address, pause: Callable[[], None] = _at_once) -> bool:
+        """Hash a resident block again; when it is not what its name says it is dropped, and the answer is False.
+
+        `pause` is called after each chunk. StoreError when the block is not here.
+        """
+        hasher = blake3()
         with open(self._open(address), "rb") as file, disk_errors(f"read block {address}", self.root):
-            sound = digest_of(file.fileno()) == address
-        if not sound:
-            self.drop([address])
-        return sound
+            for chunk in read_chunks(file.fileno()):
+                hasher.update(chunk)
+                self.health.verified_bytes += len(chunk)
+                pause()
+        if hasher.hexdigest() == address:
+            self._unverified.discard(address)
+            return True
+        self.health.damaged_memory += self.drop([address]) > 0
+        return False
 
     def _path(self, address: Address) -> Path:
         return self.root / check_address(address)
@@ -244,6 +287,7 @@ class HostStore:
                     draft.seal(self.root, durable=False)
                     return
             if self._repository.set_aside(address):
+                self.health.damaged_disk += 1
                 raise damaged(address)
         raise StoreError(
             f"block {address} did not read as {nbytes} bytes of that address, {MAX_READS} times, though the repository "

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from overwinter.core.ids import SHARED, StoreName
-from overwinter.store.host import HostStore, Source
+from overwinter.store.host import Health, HostStore, Source
 from overwinter.store.residency import Sized
+from overwinter.store.sealing import free_bytes
 
 PREFIX = "tenant."
 
@@ -19,19 +20,26 @@ class HostStores:
 
     def __init__(self, root: Path, repository: Source) -> None:
         self.root = root
+        self.health = Health()
         self._repository = repository
-        self._stores = {SHARED: HostStore(root, repository)}
+        self._stores = {SHARED: HostStore(root, repository, health=self.health)}
 
     def store(self, name: StoreName) -> HostStore:
         """The store of that name."""
         store = self._stores.get(name)
         if store is None:
-            store = self._stores[name] = HostStore(self.root / f"{PREFIX}{name}", self._repository)
+            store = self._stores[name] = HostStore(self.root / f"{PREFIX}{name}", self._repository, health=self.health)
         return store
 
     def every(self) -> Mapping[StoreName, HostStore]:
         """The stores there are, by name."""
         return dict(self._stores)
+
+    def room(self) -> int | None:
+        """Bytes that the tmpfs has for them, those that they hold included; None while a block is on its way."""
+        stores = list(self._stores.values())
+        free, held = free_bytes(self.root), sum(store.occupied_bytes for store in stores)
+        return None if any(store.is_copying for store in stores) else free + held
 
     def sweep(self, live: Mapping[StoreName, Iterable[Sized]]) -> None:
         """Keep of what an earlier owner left only these blocks; stores that nobody lives in go."""

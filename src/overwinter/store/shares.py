@@ -92,11 +92,3 @@ class Shares(Generic[H]):
             return 0
         blocks = self._blocks
         return sum(share.nbytes for address in holding.sizes if (share := blocks.get(address)) and share.holders == 1)
-
-    def sharers(self, holder: H) -> int:
-        """How many others need at least one block of `holder`. Looks at all of them."""
-        holding = self._holdings.get(holder)
-        if holding is None:
-            return 0
-        others = [other for key, other in list(self._holdings.items()) if key != holder]
-        return sum(not holding.sizes.keys().isdisjoint(other.sizes.keys()) for other in others)

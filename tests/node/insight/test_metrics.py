@@ -15,6 +15,7 @@ from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import BATCHES, SECONDS, Histogram, Statistics
 from overwinter.node.pipelines import Seen, Tally
 from overwinter.policy.mind import Mind
+from overwinter.store.host import Health
 from tests.policy.world import spec
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -28,7 +29,7 @@ def sources(*steps) -> Sources:
         if isinstance(event, Deployed):
             mind.handle(event, now)
     accounting = Accounting(mind.state, None, None, statistics, print)
-    return Sources(MindConfig(cores=4, memory_bytes=1 << 30), mind.state, statistics, accounting)
+    return Sources(MindConfig(cores=4, memory_bytes=1 << 30), mind.state, statistics, accounting, Health())
 
 
 STEPS = (

@@ -86,7 +86,7 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
         running=running.total(),
         queued=sum(each.queued for each in functions),
         host_bytes=state.host_bytes(),
-        host_budget=sources.config.host_bytes,
+        host_budget=state.host_limit,
         private_bytes=private.total(),
         private_budget=sources.config.memory_bytes,
         functions=functions,

@@ -13,7 +13,7 @@ from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Told
 from overwinter.policy.scaling.predictors import PREDICTORS
 from overwinter.policy.state import Body, Function
-from overwinter.store.residency import Place, missing_bytes
+from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
 
 
@@ -28,11 +28,11 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     """Of its blocks, what has to be brought."""
     exclusive: int
-    """What would be free without it."""
+    """What no other function of its tenant holds: nobody learns here what other tenants have."""
     shared: int
-    """What others hold too."""
+    """What others of its tenant hold too."""
     sharers: int
-    """How many other functions hold some of it."""
+    """How many other functions of its tenant hold some of it."""
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,12 +167,19 @@ class Times(msgspec.Struct, frozen=True):
 def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Place]) -> list[TierBytes]:
     seen = sources.statistics
     empty: Shares[FunctionId] = Shares()
+    function_sizes, tenant = distinct(function.blobs), function.manifest.tenant
+    others = [
+        (other.spec.id, other.sizes.keys())
+        for other in list(sources.state.functions.values())
+        if other.spec.tenant == tenant and other.spec.id != function.id
+    ]
     tiers = []
     for tier, shares, place in zip(
         ("disk", "host"), (seen.disk, seen.stores.get(function.store, empty)), places, strict=True
     ):
         missing, held = missing_bytes(function.blobs, place), shares.held(function.id)
-        exclusive = shares.exclusive(function.id)
+        siblings = [sizes for id_, sizes in others if shares.held(id_)]
+        exclusive = sum(function_sizes[each] for each in function_sizes.keys() - set().union(*siblings)) if held else 0
         tiers.append(
             TierBytes(
                 tier=tier,
@@ -181,7 +188,7 @@ def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Pl
                 missing=missing,
                 exclusive=exclusive,
                 shared=held - exclusive,
-                sharers=shares.sharers(function.id),
+                sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in siblings) if held else 0,
             )
         )
     private = sum(int(body.nbytes) for body in list(seen.bodies.values()) if body.function == function.id)

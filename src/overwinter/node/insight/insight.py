@@ -79,7 +79,7 @@ class Insight:
         self._find = find
         self.statistics = Statistics()
         accounting = Accounting(state, house.hosts, lambda: house.processes, self.statistics, log)
-        self._sources = Sources(house.config.mind, state, self.statistics, accounting)
+        self._sources = Sources(house.config.mind, state, self.statistics, accounting, house.hosts.health)
         self._background = Background(self.statistics, lambda: house.processes, log)
         self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, log)

@@ -23,6 +23,7 @@ from overwinter.node.insight.statistics import FunctionStatistics, Histogram, St
 from overwinter.node.pipelines import Seen
 from overwinter.policy.lifecycles import BodyState, FunctionState
 from overwinter.policy.state import Function, State
+from overwinter.store.host import Health
 
 PREFIX = "overwinter_"
 Labels = Sequence[str]
@@ -57,6 +58,7 @@ class _Node(Collector):
         yield from _bytes(sources.statistics, sources.state, functions)
         yield from _machine(sources.config, sources.state)
         yield from _accounts(sources.accounting)
+        yield from _health(sources.health)
 
 
 def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
@@ -253,7 +255,7 @@ def _machine(config: MindConfig, state: State) -> Iterator[Metric]:
     yield gauge("cores", "Cores that bodies may use.", [], [((), config.cores or 1)])
     yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), state.running_cores)])
     yield gauge("cores_reserved", "Cores of all bodies that stay.", [], [((), state.reserved_cores)])
-    budgets = [("host", config.host_bytes), ("private", config.memory_bytes)]
+    budgets = [("host", state.host_limit), ("private", config.memory_bytes)]
     bounded: list[Sample] = [((tier,), nbytes) for tier, nbytes in budgets if nbytes is not None]
     yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
 
@@ -279,6 +281,12 @@ def _accounts(accounting: Accounting) -> Iterator[Metric]:
         (((kind,), accounting.mismatches[kind]) for kind in KINDS),
     )
     yield counter("accounting_passes", "Times that bytes were compared.", [], [((), accounting.passes)])
+
+
+def _health(health: Health) -> Iterator[Metric]:
+    damaged = [(("host",), health.damaged_memory), (("disk",), health.damaged_disk)]
+    yield counter("blocks_damaged", "Blocks that no longer were what their name says.", ["tier"], damaged)
+    yield counter("verified_bytes", "Bytes in memory that were hashed again.", [], [((), health.verified_bytes)])
 
 
 def _named(seen: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:

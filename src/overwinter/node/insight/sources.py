@@ -6,6 +6,7 @@ from overwinter.core.config import MindConfig
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.statistics import Statistics
 from overwinter.policy.state import State
+from overwinter.store.host import Health
 
 
 class Sources(NamedTuple):
@@ -20,3 +21,5 @@ class Sources(NamedTuple):
     """What was read out of its steps."""
     accounting: Accounting
     """What the kernel says."""
+    health: Health
+    """What was found of blocks."""

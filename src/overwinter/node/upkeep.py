@@ -1,0 +1,50 @@
+"""What does a node look after while it runs? The disk, which keeps what nobody needs, and the size of its tmpfs."""
+
+import asyncio
+from collections.abc import Callable
+
+from overwinter.core.errors import MachineError
+from overwinter.core.events import Event, RoomMeasured
+from overwinter.node import clock
+from overwinter.store.hosts import HostStores
+from overwinter.store.repository import Repository
+
+TMPFS_SHARE = 0.95
+"""Of the room on the tmpfs, what host stores may take: others need some."""
+ROOM_EVERY_S = 1.0
+ROOM_STEP = 0.02
+"""A tmpfs that grew or shrank by less is as large as before."""
+
+
+async def collect_unneeded(repository: Repository, keep_s: float, log: Callable[[str], None]) -> None:
+    """Remove, for ever, blocks that no function has needed for so long."""
+    said = ""
+    while True:
+        await asyncio.sleep(keep_s / 2)
+        try:
+            await asyncio.to_thread(repository.collect, clock.wall(), keep_s)
+        except MachineError as error:
+            if str(error) != said:
+                said = str(error)
+                log(f"blocks that nobody needs stay on disk: {error}")
+
+
+async def watch_room(
+    hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None]
+) -> None:
+    """Tell the mind, for ever, whenever the host stores may hold another number of bytes than is known.
+
+    A tmpfs may be full when the node starts, and others may take of it or give back at any time. `most_bytes` is what
+    they may hold however large it is.
+    """
+    known = known_bytes or 0
+    while True:
+        await asyncio.sleep(ROOM_EVERY_S)
+        room = await asyncio.to_thread(hosts.room)
+        if room is None:
+            continue
+        bound = int(room * TMPFS_SHARE)
+        bound = bound if most_bytes is None else min(bound, most_bytes)
+        if abs(bound - known) > ROOM_STEP * max(bound, known):
+            known = bound
+            post(RoomMeasured(bound))

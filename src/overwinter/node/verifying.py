@@ -1,0 +1,82 @@
+"""Are the blocks in memory still what they were when they came?
+
+A flipped bit would give wrong answers for as long as the block stays. So all blocks are hashed again, one after another
+and without end, for a small share of one core; those that an earlier node left in memory come first. One that is not
+what its name says leaves the memory, and with it every worker that has mapped it; it comes from the disk again.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from overwinter.core.errors import MachineError
+from overwinter.core.ids import Address, Seconds, StoreName
+from overwinter.node import clock
+from overwinter.store.hosts import HostStores
+
+EVERY_S = 1.0
+"""Between two passes."""
+PAUSE_S = 0.01
+"""Shorter pauses are saved up."""
+NICE = 19
+
+Lost = Callable[[StoreName, Address], list[str]]
+"""Told of a block that was dropped; names the workers that went with it."""
+
+
+class Verifier:
+    """Looks through all host stores of a node."""
+
+    def __init__(self, hosts: HostStores, share: float, lost: Lost, log: Callable[[str], None]) -> None:
+        self._hosts = hosts
+        self._share = share
+        self._lost = lost
+        self._log = log
+        self._closing = threading.Event()
+        self._begun = Seconds(0.0)
+        self._owed_s = 0.0
+
+    async def run(self) -> None:
+        """Hash blocks until cancelled; returns at once when no share of a core is given to it."""
+        if not self._share:
+            return
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "verifier", initializer=_yield_to_all)
+        try:
+            while True:
+                for name, host in self._hosts.every().items():
+                    for address in dict.fromkeys([*host.unverified(), *host.resident()]):
+                        if not await loop.run_in_executor(thread, self._is_sound, name, address):
+                            self._tell(name, address)
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self._closing.set()
+            thread.shutdown(wait=False)
+
+    def _is_sound(self, name: StoreName, address: Address) -> bool:
+        host = self._hosts.store(name)
+        self._begun = clock.now()
+        try:
+            return self._closing.is_set() or not host.holds(address) or host.verify(address, self._pause)
+        except MachineError:
+            # It left meanwhile.
+            return True
+
+    def _pause(self) -> None:
+        """Sleep for so long that the work since the last pause was the share of it all."""
+        self._owed_s += (clock.now() - self._begun) * (1 / self._share - 1)
+        if self._owed_s >= PAUSE_S:
+            self._closing.wait(self._owed_s)
+            self._owed_s = 0.0
+        self._begun = clock.now()
+
+    def _tell(self, name: StoreName, address: Address) -> None:
+        workers = self._lost(name, address)
+        replaced = f"; replaced: {', '.join(workers)}" if workers else ""
+        self._log(f"block {address} changed in memory, and is read from disk again{replaced}")
+
+
+def _yield_to_all() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
