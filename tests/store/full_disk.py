@@ -13,7 +13,7 @@ from overwinter.store.blocks import address_of
 from overwinter.store.host import HostStore
 from overwinter.store.manifest import Blob, Block
 from overwinter.store.repository import Repository
-from tests.store.family import Pipes, base, blocks_and_drafts, fill_disk, names, put, stored
+from tests.store.family import NOW, Pipes, base, blocks_and_drafts, fill_disk, head_variant, names, put, stored
 
 SMALL_DISK_BYTES = 1 << 20
 DATA = os.urandom(300_000)
@@ -93,3 +93,25 @@ def test_a_repository_on_a_full_disk_is_refused(small_disk, room):
     os.truncate(filler, filler.stat().st_size - room)
     with pytest.raises(NoSpaceError, match=str(small_disk)):
         Repository(small_disk / "repository")
+
+
+def test_what_is_not_needed_is_removed_on_a_full_disk(small_disk):
+    repository = Repository(small_disk / "repository")
+    one, other = base(), head_variant("other", seed=1)
+    for model in (one, other):
+        model.deploy(repository)
+    repository.close()
+    fill_disk(small_disk)
+    repository = Repository(small_disk / "repository")
+    assert repository.remove(one.manifest.name) == (1,)
+    assert repository.collect(2 * NOW, grace_s=1).files == len(one.files.keys() - other.files.keys())
+    assert [kept.name for kept in repository.deployments()] == ["other"]
+    # What came free is enough for the next start and the next removal, also when others take the rest.
+    fill_disk(small_disk)
+    repository.close()
+    repository = Repository(small_disk / "repository")
+    repository.remove(other.manifest.name)
+    repository.collect(2 * NOW, grace_s=1)
+    assert blocks_and_drafts(repository) == set()
+    assert put(repository, address_of(DATA[:9]), DATA[:9])
+    repository.close()

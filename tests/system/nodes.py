@@ -22,8 +22,9 @@ START_S = 60.0
 class NodeProcess:
     """A daemon started as a user would, on a free port."""
 
-    def __init__(self, data: Path, *options: str) -> None:
+    def __init__(self, data: Path, *options: str, port_file: Path | None = None) -> None:
         self.data = data
+        self.port_file = port_file or data / "port"
         self.journal = data / "journal.jsonl"
         data.mkdir(parents=True, exist_ok=True)
         self.shm = Path(tempfile.mkdtemp(prefix="overwinter-test-", dir="/dev/shm"))
@@ -31,7 +32,7 @@ class NodeProcess:
         self.start()
 
     def start(self) -> None:
-        port_file = self.data / "port"
+        port_file = self.port_file
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--port-file", str(port_file)]
         command += ["--no-profile-on-deploy"]

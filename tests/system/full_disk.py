@@ -1,0 +1,71 @@
+"""A real node on a disk, and with a tmpfs, that are full. Run by test_full_disk.py, as an ordinary user."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overwinter.core.errors import NoSpaceError
+from tests.store.family import fill_disk
+
+from .nodes import NodeProcess, Scale, ask, deploy
+from .test_serving import wait_until
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A tmpfs of its own, which test_full_disk.py mounted."""
+    path = Path(os.environ["SMALL_DISK"])
+    yield path
+    for left in path.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def test_a_node_starts_and_removes_on_a_full_disk(small_disk, tmp_path):
+    outside = ["--journal", str(tmp_path / "journal"), "--disk-free-min-bytes", "1MiB", "--unneeded-keep-s", "0.5"]
+    node = NodeProcess(small_disk / "data", *outside, port_file=tmp_path / "port")
+    try:
+        deploy(node, "kept", Scale(2.0))
+        deploy(node, "large", Scale(3.0, size=1 << 20))
+        node.stop()
+        fill_disk(small_disk)
+        node.start()
+        assert ask(node, "kept") == [3.0] * 4
+        with pytest.raises(NoSpaceError):
+            deploy(node, "more", Scale(4.0))
+        node.client.remove("large")
+        assert ask(node, "kept") == [3.0] * 4
+        wait_until(lambda: not _deploys(node))
+        assert ask(node, "more") == [5.0] * 4
+        node.kill()
+        fill_disk(small_disk)
+        node.start()
+        node.client.remove("more")
+        assert [function["name"] for function in node.client.functions()] == ["kept"]
+    finally:
+        node.clean()
+
+
+def _deploys(node: NodeProcess) -> str:
+    """Why a deploy is refused; empty once it is not."""
+    try:
+        deploy(node, "more", Scale(4.0))
+    except NoSpaceError as error:
+        return str(error)
+    return ""
+
+
+def test_a_node_that_started_on_a_full_tmpfs_serves_when_it_has_room(small_disk, tmp_path):
+    filler = fill_disk(small_disk)
+    node = NodeProcess(tmp_path / "data", "--host-store", str(small_disk))
+    try:
+        with pytest.raises(NoSpaceError):
+            deploy(node, "f", Scale(2.0))
+        filler.unlink()
+        node.wait_for("RoomMeasured")
+        deploy(node, "f", Scale(2.0))
+        assert ask(node, "f") == [3.0] * 4
+    finally:
+        node.clean()
