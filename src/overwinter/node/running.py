@@ -3,7 +3,7 @@
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -77,12 +77,16 @@ async def running(
                 node.insight.begin(tasks)
                 yield node
             finally:
-                for watch in watches:
-                    watch.cancel()
+                _cancel(watches)
                 await node.profiler.close()
                 node._effects.close()
                 await node.processes.close()
                 await node.insight.close()
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import Address, Seconds, StoreName
@@ -42,18 +42,28 @@ class Verifier:
         """Hash blocks until cancelled; returns at once when no share of a core is given to it."""
         if not self._share:
             return
-        loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, "verifier", initializer=_yield_to_all)
         try:
             while True:
-                for name, host in self._hosts.every().items():
-                    for address in dict.fromkeys([*host.unverified(), *host.resident()]):
-                        if not await loop.run_in_executor(thread, self._is_sound, name, address):
-                            self._tell(name, address)
+                await self._pass(thread)
                 await asyncio.sleep(EVERY_S)
         finally:
             self._closing.set()
             thread.shutdown(wait=False)
+
+    async def _pass(self, thread: Executor) -> None:
+        loop = asyncio.get_running_loop()
+        for name, address in self._blocks():
+            if not await loop.run_in_executor(thread, self._is_sound, name, address):
+                self._tell(name, address)
+
+    def _blocks(self) -> list[tuple[StoreName, Address]]:
+        """What there is to hash, first what nobody has hashed since the node started."""
+        stores = self._hosts.every()
+        first = [(name, address) for name, host in stores.items() for address in host.unverified()]
+        return list(
+            dict.fromkeys([*first, *((name, each) for name, host in stores.items() for each in host.resident())])
+        )
 
     def _is_sound(self, name: StoreName, address: Address) -> bool:
         host = self._hosts.store(name)
