@@ -183,3 +183,13 @@ def test_a_block_cut_behind_the_nodes_back_is_told_once_and_counted(tmp_path):
         stray.unlink()
     finally:
         node.clean()
+
+
+def test_nothing_tells_that_another_tenant_keeps_the_same_blocks_in_memory(node):
+    deploy(node, "copied", Scale(2.0), tenant="copier")
+    with Client(node.url, tenant="copier") as copier:
+        copier.unload("copied")
+        described = until(lambda: (it := copier.function("copied"))["life"] == "unloaded" and it)
+        assert described["missing_bytes"] == described["nbytes"]
+        assert copier.explain("copied")["tiers"][1]["resident"] == 0
+        copier.remove("copied")

@@ -32,7 +32,7 @@ from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
-from overwinter.node.views import DeployedVersion, FunctionView, Reply
+from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
 from overwinter.policy.mind import Mind
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob, Deployment, Manifest
@@ -259,7 +259,7 @@ class Node:
     def _view(self, function: DeployedFunction) -> FunctionView:
         versions = self._mind.state.versions.get(function.deployment.name, [])
         latest = bool(versions) and versions[-1] == function.deployment.version
-        host = self.hosts.store(function.store)
+        host = TenantBlocks(self.hosts.store(function.store), self._mind.state, function.manifest.tenant)
         return FunctionView(function, self._mind.state.functions.get(function.id), latest, host)
 
     # What profiling needs

@@ -7,13 +7,32 @@ import msgspec
 from overwinter.core.actions import Start
 from overwinter.core.agreement import Agreement
 from overwinter.core.function import Settings
-from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.functions import DeployedFunction
-from overwinter.policy.state import Function
+from overwinter.policy.state import Function, State
 from overwinter.store.residency import Place, missing_bytes
 
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
+
+
+class TenantBlocks:
+    """What a tenant may know of a host store: which blocks functions of its own keep there."""
+
+    def __init__(self, host: Place, state: State, tenant: TenantId) -> None:
+        self._host = host
+        self._state = state
+        self._tenant = tenant
+        self._own: set[Address] | None = None
+
+    def holds(self, address: Address) -> bool:
+        """Whether the block is here for the tenant."""
+        if self._own is None:
+            # Only now: most views are made to run a request.
+            kept = [self._state.functions.get(id_) for id_ in list(self._state.kept)]
+            its = [each.sizes for each in kept if each is not None and each.spec.tenant == self._tenant]
+            self._own = set().union(*its)
+        return address in self._own and self._host.holds(address)
 
 
 class Reply(msgspec.Struct, frozen=True):

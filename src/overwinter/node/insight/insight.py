@@ -20,6 +20,7 @@ from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import Statistics
 from overwinter.node.pipelines import Seen
 from overwinter.node.processes import Processes
+from overwinter.node.views import TenantBlocks
 from overwinter.policy.state import State
 from overwinter.store.hosts import HostStores
 from overwinter.store.ledger import Ledger
@@ -119,7 +120,9 @@ class Insight:
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
         """Why a function is as it is; NotFoundError."""
         function = self._find(name, version)
-        places = _Disk(self._house.repository), self._house.hosts.store(function.store)
+        host = self._house.hosts.store(function.store)
+        own = TenantBlocks(host, self._sources.state, function.manifest.tenant)
+        places = _Disk(self._house.repository), own
         times = Times(clock.now(), clock.wall())
         pids = self._house.processes.body_pids()
         try:
