@@ -1,5 +1,6 @@
 """The mind's promises, one test each, driven synchronously."""
 
+import msgspec
 import pytest
 
 from overwinter.core.actions import Announce, Drop, Prepare, Refuse, Reply, Run, Stage, StartBody, StopBody
@@ -434,13 +435,16 @@ def test_the_zygote_holds_so_many_programs_and_the_one_used_longest_ago_makes_ro
     ]  # fmt: skip
 
 
-def test_a_program_is_rehearsed_by_its_first_trial_alone():
+def test_a_program_is_rehearsed_by_its_tenants_first_trial_alone():
     world = World()
     for version in (1, 2):
         world.deploy(spec(version=version), on_trial=True)
         world.settle()
-    assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True, False]
-    assert kinds(world.log).count("Announce") == 2
+    # Nobody learns from a trial what another tenant has deployed.
+    world.deploy(msgspec.structs.replace(spec("g", tenant="u"), program=spec().program), on_trial=True)
+    world.settle()
+    assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True, False, True]
+    assert kinds(world.log).count("Announce") == 3
 
 
 @pytest.mark.parametrize("event", [Removed, UnloadAsked])

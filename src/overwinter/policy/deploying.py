@@ -151,5 +151,5 @@ class Deploying(Serving):
     def _publish(self, function: Function) -> None:
         versions = self.state.versions.setdefault(function.spec.name, [])
         versions.append(function.spec.version)
-        self.state.proven[function.spec.program] += 1
+        self.state.proven[function.spec.tenant, function.spec.program] += 1
         versions.sort()

@@ -221,8 +221,8 @@ class State(msgspec.Struct):
     """Functions whose blocks are in a host store, the one used longest ago first."""
     prepared: dict[Address, None] = msgspec.field(default_factory=dict)
     """Programs that the zygote holds compiled, the one used longest ago first."""
-    proven: Counter[Address] = msgspec.field(default_factory=Counter)
-    """How many functions of each program have passed their trial."""
+    proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
+    """How many functions of each tenant's programs have passed their trial."""
     wants_room: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions without a body that wait for others' to go, the longest waiting first."""
     wants_more: dict[FunctionId, None] = msgspec.field(default_factory=dict)

@@ -217,8 +217,8 @@ class Waking(Room):
             if program in self.state.prepared:
                 del self.state.prepared[program]
                 self.state.prepared[program] = None
-            # Zeros through a program that has run before tell nothing new.
-            rehearse = function.on_trial and not self.state.proven[program]
+            # Zeros through a program that has run before tell nothing new; what others have run is not told.
+            rehearse = function.on_trial and not self.state.proven[function.spec.tenant, program]
             self._actions.append(StartBody(body.id, body.function, rehearse, point.cores, point.concurrency))
         return len(shapes)
 
@@ -330,7 +330,7 @@ class Waking(Room):
         versions = self.state.versions.get(function.spec.name, [])
         if function.spec.version in versions:
             versions.remove(function.spec.version)
-            self.state.proven[function.spec.program] -= 1
+            self.state.proven[function.spec.tenant, function.spec.program] -= 1
             self.state.proven += Counter()
         if not versions:
             self.state.versions.pop(function.spec.name, None)
