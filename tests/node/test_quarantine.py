@@ -32,7 +32,7 @@ def deploy(data, *names: str) -> None:
         made = export(Doubled(), {"x": ONE}, {})
         packed = package(name, made.program, made.weights)
         for address, content in packed.contents.items():
-            repository.put(address, bytes(content()))
+            repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
         repository.register(packed.manifest, 0.0)
     repository.close()
 
