@@ -113,6 +113,8 @@ def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
 
 def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
     run("deploy", "cli_scale:model", "--name", "leaving")
+    for command in (("rm", "leaving", "--yes"), ("load", "leaving"), ("unload", "leaving"), ("profile", "leaving")):
+        assert "another tenant" in run(*command, "--tenant", "other", exit_code=1).stderr
     assert run("rm", "leaving", text="y\n").stdout == "removed all versions of leaving\n"
     run("rm", "leaving", "--yes", exit_code=1)
 

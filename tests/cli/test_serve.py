@@ -83,6 +83,7 @@ def test_listening_to_others_is_warned_about(local: Run, tmp_path: Path) -> None
         failed = local("serve", "--host", "0.0.0.0", "--port", str(port), "--data", str(tmp_path), exit_code=1)
     assert failed.stderr.startswith("warning: listening on 0.0.0.0: ")
     assert "no authentication" in failed.stderr
+    assert "remove functions and pipelines under any tenant's name" in failed.stderr
 
 
 def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def serve(port_file: Path | None, as_json: bool, **values: Any) -> None:
         raise click.UsageError(str(error)) from error
     if not is_loopback(config.host):
         click.echo(
-            f"warning: listening on {config.host}: a node asks nobody who they are. Whoever reaches this address can "
+            f"warning: listening on {config.host}: a node has no authentication. Whoever reaches this address can "
             "run every function, deploy, replace, load, unload, measure and remove functions and pipelines under any "
             "tenant's name, and read metrics and usage of all",
             err=True,
