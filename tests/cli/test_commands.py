@@ -2,15 +2,18 @@
 
 import json
 import os
+import pickle
 import pty
 import signal
 import subprocess
 import sys
+import zipfile
 from functools import partial
 from pathlib import Path
 
 import numpy
 import pytest
+import torch
 
 from tests.cli.conftest import Run, Serving
 
@@ -63,6 +66,26 @@ def preprocess(inputs, state):
 def postprocess(outputs, inputs, state):
     return {"y": list(outputs.values())[0]}
 """
+
+
+def test_a_sample_that_is_not_there_is_told_before_the_work(run: Run, workshop: Path) -> None:
+    """The module is not even imported."""
+    told = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
+    assert "none.npy" in told.stderr
+
+
+def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> None:
+    model = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    torch.export.save(model, workshop / "plain.pt2")
+    run("deploy", "plain.pt2", "--name", "plain")
+    with zipfile.ZipFile(workshop / "plain.pt2") as plain, zipfile.ZipFile(workshop / "evil.pt2", "w") as evil:
+        for name in plain.namelist():
+            evil.writestr(name, pickle.dumps(Path("ran")) if "sample_inputs" in name else plain.read(name))
+    told = run("deploy", "evil.pt2", "--name", "evil", exit_code=1).stderr
+    assert "evil.pt2" in told
+    assert "--trust" in told
+    refused = run("deploy", "cli_scale:model", "--name", "x", "--trust", exit_code=2).stderr
+    assert "--trust is for a .pt2 file" in refused
 
 
 def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: Path) -> None:

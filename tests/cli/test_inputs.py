@@ -92,6 +92,27 @@ def test_an_array_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
         read("x", f"@{tmp_path}/x.npy")
 
 
+def _npy(header: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x05\x06" + bytes(18),
+        _npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 1024)}"),
+        _npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"),
+        _npy(b"{'descr': __import__('os'), 'fortran_order': False, 'shape': (2,)}"),
+        _npy(b"((("),
+    ],
+)
+def test_an_array_that_is_none_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(content)
+    with pytest.raises(CallerError, match=r"x\.npy"):
+        read("x", f"@{tmp_path}/x.npy")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [("y", "1", "unknown input 'y'; the inputs are x, text, scalar"), ("x", "abc", "is FP32, and 'abc' is not JSON")],

@@ -238,3 +238,43 @@ def test_missing_transformers_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ProgramError, match="pip install transformers"):
         load_transformers(tmp_path)
+
+
+AUTO_MAP = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+OWN_CODE = """
+import pathlib
+from transformers import PretrainedConfig, PreTrainedModel
+pathlib.Path({marker!r}).touch()
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.parametrize("names", [None, ["OwnModel"], ["AutoModel"]])
+def test_code_in_a_directory_never_runs(names, tmp_path, monkeypatch):
+    config = {"model_type": "own", "auto_map": AUTO_MAP} | ({"architectures": names} if names else {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(OWN_CODE.format(marker=str(tmp_path / "ran")))
+    # Who is asked whether to run it says yes.
+    monkeypatch.setattr("builtins.input", lambda prompt: "y")
+    with pytest.raises(ProgramError, match="module:callable"):
+        load_transformers(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_kernels_are_not_fetched(tmp_path):
+    bert().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for extra in ({"attn_implementation": "some/kernels"}, {"text_config": {"_attn_implementation": "some/kernels"}}):
+        (tmp_path / "config.json").write_text(json.dumps(config | extra))
+        with pytest.raises(ProgramError, match="some/kernels"):
+            load_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["AutoTokenizer", "GenerationConfig", "BertConfig", "pipeline"])
+def test_a_class_that_is_no_model_is_named(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [name]}))
+    with pytest.raises(ProgramError, match=name):
+        load_transformers(tmp_path)

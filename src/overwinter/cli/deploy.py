@@ -3,10 +3,10 @@
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -15,6 +15,7 @@ from overwinter.cli.options import as_json, assignment, checked_name, connect, n
 
 if TYPE_CHECKING:
     from overwinter.api.deployer import Package
+    from overwinter.cli.inputs import File
 
 TIMEOUT_S = 600.0
 """Longest wait for one answer of the node: it tries a new version before it says that it is deployed."""
@@ -54,6 +55,7 @@ TIMEOUT_S = 600.0
     multiple=True,
     help="How a directory of transformers is deployed: sequence=128, height=any, part=encoder, or what its task knows.",
 )
+@click.option("--trust", is_flag=True, help="Open a .pt2 file that is more than data: code in it may run here.")
 @whose
 @click.option(
     "--set",
@@ -74,6 +76,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     sample: tuple[tuple[str, str], ...],
     task: str | None,
     options: tuple[tuple[str, str], ...],
+    trust: bool,
     tenant: str,
     settings: tuple[tuple[str, str], ...],
     url: str,
@@ -83,16 +86,18 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
 
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
     file of torch.export.save; or a directory of transformers, which with --task takes texts, images or sound and gives
-    labels, entities, features or a text. The model is exported here, and only blocks that the node lacks are sent. A
+    labels, entities, features or a text. Code in a module runs here; code in a .pt2 file or a directory does not,
+    unless the file is opened with --trust. The model is exported here, and only blocks that the node lacks are sent. A
     .toml file is a pipeline: it says all of it, its name too, and takes the place of one that has the name.
     """
     if source.endswith(".toml"):
-        beside = (name, slo, handler, assets, sample, task, options, settings)
+        beside = (name, slo, handler, assets, sample, task, options, trust, settings)
         _deploy_pipeline(Path(source), any(beside), tenant, url, as_json)
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
     from overwinter.api.deployer import settings_of
+    from overwinter.cli.inputs import open_files
     from overwinter.cli.progress import counting
 
     begun = time.monotonic()
@@ -103,11 +108,12 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
         raise click.UsageError("--task brings a handler of its own: leave out --handler")
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
+    opened = open_files(sample)
     with connect(url, TIMEOUT_S, tenant) as client:
         client.live()
         function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": chosen}
-        wanted = (source, task, {key: _value(text) for key, text in options})
-        package = _packaged(*wanted, function, sample)
+        wanted = Wanted(source, task, {key: _value(text) for key, text in options}, trust)
+        package = _packaged(wanted, function, opened)
         with counting("uploading") as counted:
             uploaded = package.upload(client, counted)
     seconds = time.monotonic() - begun
@@ -135,13 +141,16 @@ def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_j
     click.echo(f"{made.name}@{made.version}: a pipeline of {count} stage{'' if count == 1 else 's'}")
 
 
-def _packaged(
-    source: str,
-    task: str | None,
-    options: Mapping[str, Any],
-    function: dict[str, Any],
-    sample: tuple[tuple[str, str], ...],
-) -> "Package":
+class Wanted(NamedTuple):
+    """What is to be opened."""
+
+    source: str
+    task: str | None
+    options: Mapping[str, Any]
+    trusted: bool
+
+
+def _packaged(wanted: Wanted, function: dict[str, Any], sample: "Sequence[tuple[str, str | File]]") -> "Package":
     from overwinter.api.deployer import declared, package
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import turning
@@ -152,14 +161,16 @@ def _packaged(
         from overwinter.tasks.directory import Directory
     # What the author's code prints must not come between a program and its JSON.
     with redirect_stdout(sys.stderr):
-        with turning(f"loading {source}"):
-            opened = open_source(source, Path.cwd(), task, options)
+        with turning(f"loading {wanted.source}"):
+            opened = open_source(wanted.source, Path.cwd(), wanted.task, wanted.options)
+            if wanted.trusted and not isinstance(opened, Path):
+                raise click.UsageError(f"--trust is for a .pt2 file, and {wanted.source!r} is none")
         samples: list[Mapping[str, Any]] = []
         if isinstance(opened, Directory) and opened.handler is not None:
             function |= {"handler": opened.handler, "assets": opened.assets}
             samples.extend(opened.samples)
-        with turning(f"exporting {source}"):
-            exported = export_source(opened)
+        with turning(f"exporting {wanted.source}"):
+            exported = export_source(opened, trusted=wanted.trusted)
         with turning("comparing the program with the model"):
             program, weights, agreement = agree(exported, function["settings"].max_batch)
     for note in agreement.notes:

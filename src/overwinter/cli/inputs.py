@@ -14,9 +14,10 @@ An input with fewer dimensions than the function takes gets leading dimensions o
 
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from math import inf, isfinite, isnan, nan
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, TensorSpec
@@ -24,7 +25,23 @@ from overwinter.core.tensor import BYTES, TensorSpec
 _WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 
-def read_assignments(assignments: Sequence[tuple[str, str]], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+class File(NamedTuple):
+    """A file that an input is taken from."""
+
+    path: Path
+    content: bytes
+
+
+def open_files(assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str | File]]:
+    """The same with the files that are named read; OSError when one cannot be."""
+    return [(name, _opened(text)) for name, text in assignments]
+
+
+def _opened(text: str) -> str | File:
+    return File(Path(text[1:]), Path(text[1:]).read_bytes()) if text.startswith("@") else text
+
+
+def read_assignments(assignments: Sequence[tuple[str, str | File]], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """The inputs given as `name=value`; CallerError for a name or a value that does not fit."""
     inputs: dict[str, Any] = {}
     for name, text in assignments:
@@ -33,7 +50,8 @@ def read_assignments(assignments: Sequence[tuple[str, str]], specs: Mapping[str,
             raise CallerError(f"unknown input {name!r}; the inputs are {', '.join(specs) or 'none'}")
         if name in inputs:
             raise CallerError(f"input {name!r} is given twice")
-        value = _from_file(Path(text[1:]), spec) if text.startswith("@") else _from_text(text, spec)
+        given = _opened(text) if isinstance(text, str) else text
+        value = _from_file(given, spec) if isinstance(given, File) else _from_text(given, spec)
         inputs[name] = _fitted(value, spec)
     return inputs
 
@@ -74,10 +92,10 @@ def _from_text(text: str, spec: TensorSpec) -> Any:
     return text if spec.datatype == BYTES and not isinstance(value, str | list) else value
 
 
-def _from_file(path: Path, spec: TensorSpec) -> Any:
+def _from_file(file: File, spec: TensorSpec) -> Any:
+    path, content = file
     if path.suffix == ".npy":
-        return _from_numpy(path, spec)
-    content = path.read_bytes()
+        return _from_numpy(file, spec)
     if path.suffix == ".json":
         try:
             return json.loads(content)
@@ -88,15 +106,15 @@ def _from_file(path: Path, spec: TensorSpec) -> Any:
     return content
 
 
-def _from_numpy(path: Path, spec: TensorSpec) -> Any:
+def _from_numpy(file: File, spec: TensorSpec) -> Any:
     try:
-        import numpy
+        from numpy.lib.format import read_array
     except ImportError as error:
-        raise CallerError(f"reading {path} needs NumPy: pip install numpy") from error
+        raise CallerError(f"reading {file.path} needs NumPy: pip install numpy") from error
     try:
-        array = numpy.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise CallerError(f"{path} is not a NumPy file that can be read without pickle: {error}") from error
+        array = read_array(BytesIO(file.content), allow_pickle=False)
+    except Exception as error:  # the border to a parser of files of others, which raises whatever it meets
+        raise CallerError(f"{file.path} is not a NumPy file that can be read without pickle: {error}") from error
     return array[(None,) * max(0, len(spec.shape) - array.ndim)]
 
 

@@ -1,10 +1,10 @@
 """What does SOURCE mean in `overwinter deploy SOURCE`?
 
 `module:callable`     called without arguments; returns (module, example_inputs) or (module, example_inputs, dynamic)
-`model.pt2`           written by torch.export.save
+`model.pt2`           written by torch.export.save; unless it is trusted, no code in it runs
 a directory           written by save_pretrained of transformers; with a task, it brings its handler
 
-Here the author's own code runs, on the author's own machine; PyTorch is imported when this file is.
+Of a module and of a trusted file, code runs here, on the author's own machine. PyTorch is imported when this file is.
 """
 
 import sys
@@ -57,11 +57,14 @@ def open_source(
     return _called(source, _found(module, name, directory))
 
 
-def export_source(opened: Opened | Directory | Path) -> Exported:
-    """The program and the weights; ProgramError when it cannot be exported."""
+def export_source(opened: Opened | Directory | Path, *, trusted: bool = False) -> Exported:
+    """The program and the weights; ProgramError when it cannot be exported.
+
+    A `.pt2` file that is not `trusted` must be data alone.
+    """
     if isinstance(opened, Directory):
         return export_directory(opened)
-    return export_saved(opened) if isinstance(opened, Path) else export(*opened)
+    return export_saved(opened, trusted=trusted) if isinstance(opened, Path) else export(*opened)
 
 
 def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:

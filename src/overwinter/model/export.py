@@ -18,8 +18,10 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.arguments import BATCH, Bounds, Dynamic, Example, Input, arguments_of
 from overwinter.model.checks import Condition, condition, conditions_of, distinct, is_satisfied, narrowed
 from overwinter.model.conversion import Exported, Reference, convert
+from overwinter.model.graph import guard_calls
 from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.refusals import check_module, no_cache
+from overwinter.model.saved import check_saved
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
 from overwinter.model.tracing import Words, border, fixing_line, trace
@@ -83,16 +85,20 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     )
 
 
-def export_saved(path: Path) -> Exported:
+def export_saved(path: Path, *, trusted: bool = False) -> Exported:
     """The program and the weights in a `.pt2` file written by `torch.export.save`.
 
-    Opening such a file can execute code that it contains: only for files of one's own, on the deployer's side. The
-    first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
+    A file that is not `trusted` must be data alone: PyTorch would run code that it contains. ProgramError names what
+    is more. The first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
     """
     with border(f"cannot open {path.name}"):
+        if not trusted:
+            check_saved(path)
         exported = torch.export.load(path)
-        # Before the conversion, which changes the graph.
-        module = exported.module()
+        # Before the conversion, which changes the graph. What its guards ask is among the program's own conditions.
+        module = exported.module(check_guards=False)
+        if not trusted:
+            guard_calls(module)
     known: dict[sympy.Expr, str] = {}
     names: list[dict[int, str]] = []
     for tensor in _input_values(exported):

@@ -7,12 +7,16 @@ depends on sizes only is asserted before all else.
 
 from pathlib import Path
 from textwrap import shorten
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_symbolic
+from overwinter.core.errors import ProgramError
+from overwinter.model.guards import guarded
+from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_allowed, is_symbolic
+from overwinter.model.refusals import way_out
 
 MAX_LINE = 300
 """Most characters of a line of source in a message."""
@@ -59,6 +63,8 @@ _FUNCTIONAL_CHECKS = {
 }
 """Checks that take a token last and give it back, so that they keep their place, and what they check with."""
 
+_TAKEN_OUT = _IDENTITIES | _DROPOUTS | _FUNCTIONAL_CHECKS.keys() | {_METADATA_CHECK}
+
 
 def operator_name(target: object) -> str:
     """The full name of what a graph's node calls: `aten.linear.default`, `operator.mul`."""
@@ -87,6 +93,30 @@ def simplify(module: GraphModule) -> list[Node]:
             source.meta.setdefault(SAME_MEMORY, []).append(node.meta["val"])
             module.graph.erase_node(node)
     return _checks_first(_needed(module))
+
+
+def guard_calls(module: GraphModule) -> None:
+    """Let a graph, and those nested in it, run as a program does that is not trusted: with what checks its arguments,
+    and without operators that a program may not call. ProgramError names one of these.
+    """
+    for part in module.modules():
+        if not isinstance(part, GraphModule):
+            continue
+        _replace(part)
+        for node in _calls(part):
+            if not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            name = operator_name(node.target)
+            if not (is_allowed(name) or name in _TAKEN_OUT):
+                raise ProgramError(
+                    f"{name} is not an operator that a program may call; called at {source_line(node)}{way_out(name)}"
+                )
+            checked = guarded(name, node.target)
+            if isinstance(checked, FunctionType):
+                # A graph becomes source, in which a function inside another has no name.
+                checked.__qualname__ = checked.__name__
+                node.target = checked
+        part.recompile()
 
 
 def source_line(node: Node) -> str:

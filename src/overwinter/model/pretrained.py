@@ -1,10 +1,12 @@
 """How is a directory written by `transformers` opened for export? For the deployer's side only.
 
-The directory holds `config.json` and safetensors; nothing is fetched. `transformers` is imported here, when asked to.
+The directory holds `config.json` and safetensors; nothing is fetched, and no code in the directory runs.
+`transformers` is imported here, when asked to.
 What a model takes is read off its configuration and the signature of its `forward`: no list of architectures is kept.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from inspect import signature
@@ -32,6 +34,10 @@ USUALLY_FIXED = {"height", "width"}
 PARTS = {"encoder": "get_encoder", "text": "get_text_features", "image": "get_image_features"}
 """Parts of a model that can be deployed alone, and what gives each."""
 ANY = "any"
+DATA_ONLY = {"local_files_only": True, "trust_remote_code": False}
+"""How everything of a directory is opened. Left unsaid, `transformers` asks whoever sits there whether to run code."""
+_CODE = re.compile(r".*(attn|experts)_implementation")
+"""Settings that may name kernels: code to fetch."""
 
 Axes = tuple[str | int, ...]
 
@@ -94,18 +100,30 @@ def load_transformers(path: Path, options: Mapping[str, Any] | None = None) -> P
 def load_model(path: Path, *, headless: bool = False) -> Any:
     """The model of the class that the directory's configuration names, or its base without a head, for evaluation."""
     config_path = path / "config.json"
-    names = read_json(config_path).get("architectures") or ["AutoModel"]
+    config = read_json(config_path)
+    _check_kernels(config_path, config)
+    names = config.get("architectures") or ["AutoModel"]
     transformers = import_transformers()
     name = "AutoModel" if headless else str(names[0])
     architecture = getattr(transformers, name, None) or _nested(transformers, path, name)
-    if architecture is None or not hasattr(architecture, "from_pretrained"):
+    own = "; code of a directory is not run: give the model as module:callable" if "auto_map" in config else ""
+    if not hasattr(architecture, "from_pretrained") or not (name == "AutoModel" or hasattr(architecture, "forward")):
         raise ProgramError(
-            f"transformers {transformers.__version__} has no model class {name!r}, named in {config_path}"
+            f"transformers {transformers.__version__} has no model class {name!r}, named in {config_path}{own}"
         )
     try:
-        return architecture.from_pretrained(path, local_files_only=True, use_safetensors=True, dtype="auto").eval()
+        return architecture.from_pretrained(path, use_safetensors=True, dtype="auto", **DATA_ONLY).eval()
     except (OSError, ValueError, RuntimeError) as error:
-        raise ProgramError(f"transformers cannot load {path}: {error}") from error
+        raise ProgramError(f"transformers cannot load {path}: {error}{own}") from error
+
+
+def _check_kernels(path: Path, config: Mapping[str, Any]) -> None:
+    """ProgramError where a configuration names code to fetch, here or in a part of it."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _check_kernels(path, value)
+        elif _CODE.fullmatch(key) and "/" in str(value):
+            raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -164,7 +182,7 @@ def dynamic_of(axes: Mapping[str, Axes], varying: Collection[str]) -> dict[str, 
 def _nested(transformers: Any, path: Path, name: str) -> Any:
     """A model class that `transformers` does not list at its top, such as an encoder saved alone."""
     try:
-        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(path, **DATA_ONLY)
         module = import_module(type(config).__module__.replace("configuration_", "modeling_"))
     except (OSError, ValueError, KeyError, ImportError):
         return None

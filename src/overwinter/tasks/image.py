@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.pretrained import import_transformers
+from overwinter.model.pretrained import DATA_ONLY, import_transformers
 from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
 
 SHAPES = ((300, 417), (260, 190))
@@ -21,9 +21,7 @@ def classification(order: Order, model: Any) -> Bundle:
     names = labels(model)
     try:
         # What is written for torchvision is read for Pillow, which is what the node has.
-        processor = import_transformers().AutoImageProcessor.from_pretrained(
-            order.path, local_files_only=True, backend="pil"
-        )
+        processor = import_transformers().AutoImageProcessor.from_pretrained(order.path, backend="pil", **DATA_ONLY)
     except (OSError, ValueError, ImportError) as error:
         raise ProgramError(f"transformers cannot read the image processor in {order.path}: {error}") from error
     top = min(order.number("top_k") or TOP, len(names))

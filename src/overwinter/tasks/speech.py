@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.pretrained import import_transformers
+from overwinter.model.pretrained import DATA_ONLY, import_transformers
 from overwinter.tasks.bundle import Bundle, Order, handler_source
 from overwinter.worker.handler import Handler
 
@@ -20,8 +20,8 @@ def transcription(order: Order, model: Any) -> Bundle:
         raise ProgramError(f"{order.task} takes models of samples; {kind} takes {model.main_input_name}")
     transformers = import_transformers()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(order.path, local_files_only=True)
-        extractor = transformers.AutoFeatureExtractor.from_pretrained(order.path, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(order.path, **DATA_ONLY)
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(order.path, **DATA_ONLY)
     except (OSError, ValueError, KeyError) as error:
         raise ProgramError(f"transformers cannot read {order.path}: {error}") from error
     state = {

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from overwinter.core.errors import CallerError, ProgramError
-from overwinter.model.pretrained import Axes, import_transformers
+from overwinter.model.pretrained import DATA_ONLY, Axes, import_transformers
 from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
 
 SAMPLE = (
@@ -65,7 +65,7 @@ def _shortened(text: str, tokenizer: Any, longest: int) -> str:
 
 def _tokenizer(order: Order) -> Any:
     try:
-        tokenizer = import_transformers().AutoTokenizer.from_pretrained(order.path, local_files_only=True)
+        tokenizer = import_transformers().AutoTokenizer.from_pretrained(order.path, **DATA_ONLY)
     except (OSError, ValueError, KeyError) as error:
         raise ProgramError(f"transformers cannot read the tokenizer in {order.path}: {error}") from error
     if not tokenizer.is_fast:

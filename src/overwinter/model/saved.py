@@ -1,0 +1,235 @@
+"""Is all that a `.pt2` file holds data?
+
+PyTorch opens such a file by running parts of it: it unpickles whatever is said to be pickled, loads compiled code,
+evaluates expressions of sizes, and writes names into Python source that it executes. A file of somebody else must do
+none of that, so whatever is not plainly data is refused, by what is known to be data and not by what is known to harm.
+
+The file is read with PyTorch's own reader: two readers of one archive may see two different contents.
+"""
+
+import ast
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.pt2_archive import PT2ArchiveReader
+
+from overwinter.core.errors import ProgramError
+
+MODELS, WEIGHTS, CONSTANTS, SAMPLES = "models/", "data/weights/", "data/constants/", "data/sample_inputs/"
+COMPILED = "data/aotinductor/"
+
+_NAME = re.compile(r"[\w.]*")
+"""What may stand in Python source without doing anything."""
+_PLAIN = {
+    **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name", "fqn"), re.compile(r"[\w.:/ +-]*")),
+    **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),
+    "torch_version": re.compile(r"[\w.+]*"),
+}
+"""Strings of the graph that may be more than names: those of attributes stand in quotes only."""
+_NOTES = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom"}
+"""Metadata of a call, which nothing evaluates."""
+_OPERATOR = re.compile(r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\._?sym_\w+")
+_FUNCTIONS = {
+    *("Add", "Mul", "Pow", "Integer", "Rational", "Float", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
+    *("Equality", "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan"),
+    *("Eq", "Ne", "Ge", "Le", "Gt", "Lt", "And", "Or", "Not", "Piecewise", "ExprCondPair", "sqrt", "log", "exp"),
+    *("FloorDiv", "ModularIndexing", "Where", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv", "LShift"),
+    *("RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "TruncToFloat", "TruncToInt", "RoundToInt"),
+    *("RoundDecimal", "ToFloat", "Identity", "IsNonOverlappingAndDenseIndicator", "max", "min", "abs"),
+}
+"""What an expression of sizes may call."""
+_SIZES = {"size", "stride", "storage_offset", "dim", "numel"}
+"""What a guard may ask of an input."""
+_ARITHMETIC = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.Load),
+    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+EXPONENT_MOST = 64
+TEXT_MOST = 10_000
+
+
+def check_saved(path: Path) -> None:
+    """ProgramError, naming what it found, unless opening the file runs nothing that comes from the file."""
+    for place, what in _code(path):
+        raise ProgramError(
+            f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Have it saved "
+            "without, by torch.export.save of plain tensors; or, if you trust who made it, deploy it with --trust"
+        )
+
+
+def _code(path: Path) -> Iterator[tuple[str, str]]:
+    """Where in the file there is what is not data, and what it is."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as older:
+            # What PyTorch falls back to, with another reader, when it cannot open the file.
+            if "version" in older.namelist():
+                yield "version", "pickles in the way of an older PyTorch"
+    reader = PT2ArchiveReader(str(path))
+    names = reader.get_file_names()
+    if sum(reader.archive_file.get_record_size(name) for name in names) > path.stat().st_size:
+        yield "all of it", "more bytes than the file has, which PyTorch never writes"
+    for name in names:
+        if name.startswith(COMPILED):
+            yield name, "compiled code"
+        elif name.startswith(MODELS):
+            yield from _of_model(reader, name, names)
+
+
+def _of_model(reader: PT2ArchiveReader, name: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    model = name[len(MODELS) : -len(".json")]
+    yield from _of_graph(name, _json(reader, name))
+    yield from _of_samples(reader, f"{SAMPLES}{model}.pt")
+    for directory, kind, prefix in ((WEIGHTS, "weights", "weight_"), (CONSTANTS, "constants", "tensor_")):
+        if f"{directory}{model}.pt" in names:
+            yield f"{directory}{model}.pt", "pickles in the way of an older PyTorch"
+        yield from _of_tensors(reader, f"{directory}{model}_{kind}_config.json", directory, prefix)
+
+
+def _json(reader: PT2ArchiveReader, name: str) -> Any:
+    return json.loads(reader.read_bytes(name))
+
+
+def _of_tensors(reader: PT2ArchiveReader, config: str, directory: str, prefix: str) -> Iterator[tuple[str, str]]:
+    for name, payload in _json(reader, config)["config"].items():
+        place, record = f"{config}: {name}", payload["path_name"]
+        if payload["use_pickle"] is not False or not record.startswith(prefix):
+            yield place, "a pickled object"
+        elif not _PLAIN["fqn"].fullmatch(name):
+            yield place, "a name that is none"
+        elif not reader.archive_file.get_record_size(directory + record) and _count(payload["tensor_meta"]):
+            yield place, "a tensor without its bytes"
+
+
+def _count(meta: Mapping[str, Any]) -> int:
+    return prod(size.get("as_int", 1) for size in meta["sizes"])
+
+
+def _of_samples(reader: PT2ArchiveReader, name: str) -> Iterator[tuple[str, str]]:
+    content = reader.read_bytes(name)
+    if not content:
+        return
+    try:
+        samples = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception:  # noqa: BLE001 - whatever it is, PyTorch would go on and unpickle all
+        yield name, "sample inputs that are more than tensors"
+    else:
+        yield from ((name, f"an input named {key!r}") for key in _keys(samples) if not _NAME.fullmatch(str(key)))
+
+
+def _keys(value: Any) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _keys(part)
+    elif isinstance(value, str):
+        yield value
+
+
+def _of_graph(name: str, document: Any) -> Iterator[tuple[str, str]]:
+    for path, text in _texts(document):
+        if not _is_data(path, text):
+            yield f"{name}: {'.'.join(path[-3:])}", f"{text[:80]!r}, which is not plain data"
+
+
+def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every string, and where it stands; a key stands where its value does."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield (*path, "key"), key
+            yield from _texts(part, (*path, key))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part, path)
+
+
+def _is_data(path: Sequence[str], text: str) -> bool:
+    key = path[-1]
+    before = tuple(path[-3:-1])
+    if key in _NOTES and before[-1:] == ("metadata",):
+        return True
+    if key in ("as_string", "as_strings") and before == ("inputs", "arg"):
+        # An argument of a call stands in the source as Python shows it, in quotes.
+        return True
+    if key == "expr_str" or path[0] == "guards_code" or tuple(path) == ("range_constraints", "key"):
+        return _is_arithmetic(text)
+    if key in ("target", "as_operator"):
+        return _OPERATOR.fullmatch(text) is not None
+    if key in ("in_spec", "out_spec"):
+        return _is_spec(text)
+    return _PLAIN.get(key, _NAME).fullmatch(text) is not None
+
+
+def _is_spec(text: str) -> bool:
+    """Whether the form of inputs or outputs is of names alone; there is JSON in its strings."""
+    if _NAME.fullmatch(text):
+        # One of these makes PyTorch import the module that it names.
+        return text != "__enum__"
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return False
+    return content != text and all(_is_spec(part) for _, part in _texts(content))
+
+
+def _is_arithmetic(text: str) -> bool:
+    """Whether Python code computes with numbers and sizes, and does nothing else."""
+    try:
+        return text.isascii() and len(text) <= TEXT_MOST and _computes(ast.parse(text.strip(), mode="eval"))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _computes(tree: ast.AST) -> bool:
+    match tree:
+        case ast.Constant(value):
+            return isinstance(value, int | float)
+        case ast.Name(name):
+            return name.isidentifier() and not name.startswith("_")
+        case ast.Call(ast.Name("Symbol"), [ast.Constant(str() as name)], options):
+            return _NAME.fullmatch(name) is not None and all(map(_is_flag, options))
+        case ast.Call(ast.Name("Float"), [ast.Constant(str() as digits)], options):
+            return re.fullmatch(r"[\d.e+-]*", digits) is not None and all(
+                option.arg == "precision" and isinstance(option.value, ast.Constant) for option in options
+            )
+        case ast.Call(ast.Name(name), parts, []):
+            return name in _FUNCTIONS and all(map(_computes, parts))
+        case ast.Call(ast.Attribute(ast.Name("math"), _), parts, []):
+            return all(map(_computes, parts))
+        case ast.Call(ast.Attribute(source, name), parts, []):
+            return name in _SIZES and _is_input(source) and all(map(_computes, parts))
+        case ast.Subscript(ast.Call() as sizes, ast.Constant(int())):
+            return _computes(sizes)
+        case ast.BinOp(_, ast.Pow(), power) if not _is_small(power):
+            return False
+        case _:
+            return isinstance(tree, _ARITHMETIC) and all(map(_computes, ast.iter_child_nodes(tree)))
+
+
+def _is_flag(option: ast.keyword) -> bool:
+    return isinstance(option.value, ast.Constant) and isinstance(option.value.value, bool)
+
+
+def _is_small(power: ast.expr) -> bool:
+    return isinstance(power, ast.Constant) and isinstance(power.value, int) and power.value <= EXPONENT_MOST
+
+
+def _is_input(source: ast.expr) -> bool:
+    """Whether an expression is an input, as the guards of an export name it."""
+    match source:
+        case ast.Name("L" | "flat_args" | "args"):
+            return True
+        case ast.Subscript(inner, ast.Constant(str() | int() as key)):
+            return _NAME.fullmatch(str(key)) is not None and _is_input(inner)
+        case _:
+            return False
