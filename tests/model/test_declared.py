@@ -24,8 +24,19 @@ def test_what_is_declared_passes():
 
 @pytest.mark.parametrize(
     "given",
-    [X.double(), X.long(), X[0], X[:, :, :2], X[:3], X[:, :1], torch.tensor(0.0)],
-    ids=["float64", "int64", "rank", "fixed", "batch", "named", "scalar"],
+    [
+        X.double(),
+        X.long(),
+        X[0],
+        X[:, :, :2],
+        X[:3],
+        X[:, :1],
+        torch.tensor(0.0),
+        X.cfloat(),
+        X.to_sparse(),
+        X.to("meta"),
+    ],
+    ids=["float64", "int64", "rank", "fixed", "batch", "named", "scalar", "complex", "sparse", "meta"],
 )
 def test_what_is_not_is_named_with_both_forms(given):
     fault = DECLARED.fault([X], [given, torch.zeros(4, 12, 3)])

@@ -349,17 +349,18 @@ def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
     assert (load.threads, load.concurrency) == (threads, concurrency)
 
 
-def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few():
+def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
     async def scene():
         here, there = pair()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = os.listdir("/proc/self/fd")
+        load = wide.deployed.load(concurrency=3)
         failures = 0
         try:
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    body = BodyProcess(1, "f@1", Channel(here, FromZygote), 3, [].append)
+                    body = BodyProcess(1, load, Channel(here, FromZygote), [].append)
                 except OSError:
                     failures += 1
                     continue

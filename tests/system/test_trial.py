@@ -66,3 +66,19 @@ def test_a_sample_of_a_function_without_a_handler_is_run_too(node: NodeProcess):
     packed = package("sampled", made.program, made.weights, samples=[{"x": torch.ones(3, 4)}])
     assert packed.upload(node.client).warning == ""
     assert ask(node, "sampled") == [3.0] * 4
+
+
+SUICIDES = {
+    "leaves when asked": "def preprocess(inputs, state):\n    os._exit(3)\n",
+    "leaves well": "def preprocess(inputs, state):\n    os._exit(0)\n",
+    "leaves when loaded": "os._exit(0)\n",
+    "kills itself": "def preprocess(inputs, state):\n    os.kill(os.getpid(), 9)\n",
+    "breaks": "def preprocess(inputs, state):\n    import ctypes\n    ctypes.string_at(8)\n",
+}
+
+
+@pytest.mark.parametrize("kind", SUICIDES)
+def test_a_handler_that_ends_its_process_on_trial_is_its_authors_failure(node: NodeProcess, kind: str):
+    with pytest.raises(CallerError, match="--sample"):
+        deploy(node, "suicide", f"import os\n{SUICIDES[kind]}")
+    assert is_gone(node, "suicide")

@@ -12,7 +12,7 @@ from PIL import Image
 from examples.weights import weights_path, weights_present
 from overwinter.api.client import Client
 from overwinter.api.directories import deploy_directory
-from overwinter.core.errors import OverwinterError
+from overwinter.core.errors import CallerError, OverwinterError
 from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory
 
 TEXTS = ["The quick brown fox came slowly to Zürich!", "well", "it works 7 times: works & works, 雪 snow"]
@@ -94,6 +94,14 @@ def test_too_long_a_text_is_cut_only_where_the_pipeline_cuts_it(node, ask, tmp_p
         ask("whole", text=[long])
 
 
+def test_what_is_no_text_is_said(node, ask, tmp_path):
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
+    deploy_directory(path, name="strict-text", task="text-classification", url=node.url)
+    with pytest.raises(CallerError, match="'text' holds what is not UTF-8"):
+        ask("strict-text", text=[b"works", b"\xff\xfe"])
+    assert len(ask("strict-text", text=[b"works"])["labels"]) == 1
+
+
 def test_features_are_those_of_the_pipeline(node, ask, tmp_path):
     path = text_directory(tmp_path, "BertModel")
     deploy_directory(path, name="features", task="feature-extraction", url=node.url)
@@ -144,8 +152,9 @@ def test_images_are_classified_as_by_the_pipeline(node, ask, tmp_path):
 
 def test_what_is_no_image_is_said_and_disturbs_nobody(node, ask, tmp_path):
     deploy_directory(image_directory(tmp_path), name="strict", task="image-classification", url=node.url)
-    with pytest.raises(OverwinterError, match="cannot identify image"):
-        ask("strict", image=[b"no image"])
+    for broken in (b"no image", b"", picture(40, 40)[:200], picture(40, 40, "JPEG")[:20]):
+        with pytest.raises(CallerError, match="'image' holds at 1 what cannot be read"):
+            ask("strict", image=[picture(40, 40), broken])
     assert ask("strict", image=[picture(40, 40)])["labels"].shape == (1, 3)
 
 

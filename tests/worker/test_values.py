@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from overwinter.core.errors import HandlerError
+from overwinter.core.errors import CallerError, HandlerError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, ELEMENTS_MAX, TensorMeta, pack_bytes
 from overwinter.worker.handler import Handler
 from overwinter.worker.values import Parcel, parcels
@@ -35,3 +35,113 @@ def test_an_answer_is_bounded_in_elements_and_bytes():
     assert len(parcels({"y": wide, "z": wide})) == 2
     with pytest.raises(HandlerError, match=str(ANSWER_BYTES_MAX)):
         parcels({"y": wide, "z": wide, "one": torch.zeros(1)})
+
+
+LIES = """
+import torch
+
+class Long(torch.Tensor):
+    shape = property(lambda self: torch.Size([1 << 40]))
+    dtype = property(lambda self: torch.int64)
+
+class Wrapped(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise KeyError("nobody runs this")
+
+class Heavy(bytes):
+    def __len__(self):
+        return 1 << 40
+
+class Rows(list):
+    def __iter__(self):
+        raise MemoryError("none left")
+
+class Name(str):
+    def __hash__(self):
+        return 7
+
+class Guise:
+    __class__ = torch.Tensor
+
+class Names(dict):
+    def keys(self):
+        raise SystemExit("no names")
+    __iter__ = keys
+
+def wrapped():
+    return torch.Tensor._make_wrapper_subclass(Wrapped, (4,), dtype=torch.float32)
+
+%s
+"""
+WHOLE = {
+    "subclass": "{'y': torch.ones(4).as_subclass(Long)}",
+    "wrapper": "{'y': wrapped()}",
+    "guise": "{'y': Guise()}",
+    "bytes of another length": "{'y': [Heavy(b'ab')]}",
+    "rows": "{'y': Rows([b'a'])}",
+    "rows inside": "{'y': [Rows([b'a'])]}",
+    "generator": "{'y': (item for item in [b'a'])}",
+    "name": "{Name('y'): torch.ones(1)}",
+    "names": "Names(y=torch.ones(1))",
+    "meta": "{'y': torch.ones(4, device='meta')}",
+    "sparse": "{'y': torch.ones(4).to_sparse()}",
+    "sparse rows": "{'y': torch.ones(4, 4).to_sparse_csr()}",
+    "quantized": "{'y': torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)}",
+    "nested": "{'y': torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}",
+    "complex": "{'y': torch.ones(4, dtype=torch.complex64)}",
+    "small floats": "{'y': torch.ones(4).to(torch.float8_e4m3fn)}",
+    "array": "{'y': torch.ones(4).numpy()}",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("given", WHOLE)
+@pytest.mark.parametrize("step", ["preprocess", "postprocess"])
+def test_what_is_not_what_it_seems_is_refused(given, step):
+    arguments = "inputs, state" if step == "preprocess" else "outputs, inputs, state"
+    handler = Handler(LIES % f"def {step}({arguments}):\n    return {WHOLE[given]}", {})
+    with pytest.raises(HandlerError):
+        parcels(handler.before({"x": torch.ones(1)}) if step == "preprocess" else handler.after({}, {}))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(4, requires_grad=True),
+        torch.nn.Parameter(torch.ones(4)),
+        torch.ones(4, dtype=torch.complex64).conj().imag,
+        torch.ones(1).expand(4),
+        torch.arange(8.0)[::2],
+        torch.arange(8.0).view(2, 4).t(),
+        torch.empty(0, 3),
+        torch.tensor(1.0),
+    ],
+)
+def test_any_plain_tensor_is_sent_as_it_is(value):
+    parcel = Parcel("y", value)
+    content = bytearray(parcel.meta.nbytes + 64)
+    with torch.inference_mode():
+        parcel.write(content, 64)
+    if value.numel():
+        assert torch.equal(torch.frombuffer(content, dtype=value.dtype, offset=64).view(value.shape), value.detach())
+    assert parcel.meta.shape == tuple(value.shape)
+
+
+def test_what_is_described_is_sent_whatever_becomes_of_the_tensor():
+    value = torch.arange(4.0)
+    parcel = Parcel("y", value)
+    value.t_().unsqueeze_(0)
+    content = bytearray(16)
+    parcel.write(content, 0)
+    assert parcel.meta == TensorMeta("y", "FP32", (4,), 16)
+    assert torch.equal(torch.frombuffer(content, dtype=torch.float32), torch.arange(4.0))
+
+
+def test_a_handler_may_say_that_its_caller_is_wrong():
+    refuse = (
+        "from overwinter.core.errors import NotFoundError\ndef preprocess(inputs, state):\n    raise NotFoundError('x')"
+    )
+    with pytest.raises(CallerError) as caught:
+        Handler(refuse, {}).before({})
+    assert type(caught.value) is CallerError

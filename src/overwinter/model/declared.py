@@ -51,7 +51,8 @@ class Declared:
         """
         for output, value in zip(self._outputs, outputs, strict=True):
             if not _fits(output, value, inputs):
-                given = f"{_name(value.dtype)} {list(value.shape)}"
+                kind = "meta " if value.is_meta else "" if value.layout is torch.strided else "sparse "
+                given = f"{kind}{_name(value.dtype)} {list(value.shape)}"
                 return f"output {output.name!r} is {given}, declared is {_name(output.dtype)} {list(output.shape)}"
         return ""
 
@@ -59,6 +60,8 @@ class Declared:
 def _fits(output: _Output, value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
     # Plain loops over single sizes: a generator, or a whole shape, takes several times as long.
     if value.dtype is not output.dtype or value.dim() != len(output.shape):
+        return False
+    if value.layout is not torch.strided or value.is_meta:
         return False
     for dim, size in output.fixed:
         if value.size(dim) != size:

@@ -77,6 +77,8 @@ MAX_NUMBER_BITS = 1 << 16
 ITEM_BITS = 1 << 10
 """Widest number that an element of a tensor is as a Python number: the largest float64 is an integer, too."""
 
+_OPERAND = re.compile(r"\b[A-Za-z_]\w*\b(?!\()", re.ASCII)
+"""What an expression of sizes names, but for the functions that it calls."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -101,6 +103,7 @@ def validate(program: Program) -> None:
     _check_dimensions(program)
     _check_specs("input", program.inputs, program.dimensions)
     _check_specs("output", program.outputs, None)
+    _check_worked_out(program)
     _check_weights(program.weights)
     _require(len(program.calls) <= MAX_CALLS, f"{len(program.calls)} calls, the limit is {MAX_CALLS}")
     _check_values(program)
@@ -150,6 +153,16 @@ def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[
                 continue
             _check_text(f"each size of {what} {spec.name!r}", size)
             _require(dimensions is None or size in dimensions, f"{what} {spec.name!r} has an unknown size {size!r}")
+
+
+def _check_worked_out(program: Program) -> None:
+    """Sizes of outputs are worked out from those of inputs, or nobody could say what they are."""
+    for spec in program.outputs:
+        for size in spec.shape:
+            names = _OPERAND.findall(size) if isinstance(size, str) else []
+            unknown = next((name for name in names if name not in program.dimensions), None)
+            _require(unknown is None, f"output {spec.name!r} has a size {size!r} of an unknown {unknown!r}")
+            _require(isinstance(size, int) or bool(names), f"output {spec.name!r} has a size {size!r} that is none")
 
 
 def _check_weights(weights: tuple[Weight, ...]) -> None:

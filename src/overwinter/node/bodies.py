@@ -1,6 +1,7 @@
 """What does the node hold of one body? Its channel, where its runs lie, and what is known of its end."""
 
 import os
+import select
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -8,10 +9,13 @@ from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
+from overwinter.node.answers import Promise
 from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import Answer, FromBody, FromZygote
+from overwinter.worker.messages import Answer, Failure, FromBody, FromZygote, Load
 from overwinter.worker.tray import KEPT_BYTES, Slot, Tray, offsets
+
+GONE_S = 5.0
 
 
 class Flight(NamedTuple):
@@ -24,33 +28,30 @@ class Flight(NamedTuple):
 class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
-    def __init__(
-        self,
-        worker: WorkerId,
-        function: str,
-        zygote: Channel[FromZygote],
-        concurrency: int,
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, worker: WorkerId, load: Load, zygote: Channel[FromZygote], log: Callable[[str], None]) -> None:
         """`zygote` is asked to kill it; `log` takes what it prints. OSError when the system has no descriptors left."""
         self.worker = worker
-        self.function = function
+        self.function = load.function
+        self.promise = Promise(load.outputs)
+        self.trying = False
+        """Whether it says that it tries its function, and nothing else was done to it."""
+        self._handled = load.source_bytes is not None
         self.zygote = zygote
         self.pid: int | None = None
         self.smaps: int | None = None
         """The file in which the kernel counts its memory."""
-        self.failure: tuple[str, str] | None = None
+        self.failure: Failure | None = None
         self.ready = False
         self.last_run: RunId | None = None
         self._flights: dict[RunId, Flight] = {}
         # The one used last is taken first: its pages are there.
-        self._free = list(range(concurrency))
+        self._free = list(range(load.concurrency))
         with ExitStack() as undo:
             self.slots = [
                 Slot(_tray(f"overwinter-in-{worker}", undo), _tray(f"overwinter-out-{worker}", undo))
-                for _ in range(concurrency)
+                for _ in range(load.concurrency)
             ]
-            self.words = Words(f"worker {function}", log)
+            self.words = Words(f"worker {load.function}", log)
             undo.callback(self.words.close)
             here, self.there = pair()
             undo.pop_all()
@@ -89,6 +90,17 @@ class BodyProcess:
         """Whether nothing runs, and this run was the last one that began."""
         return not self._flights and self.last_run == run
 
+    def ended(self, status: int) -> Failure:
+        """Why its process is over, where it did not say so. On trial nothing runs in it but what its author gave."""
+        if self.ready or not self.trying:
+            return Failure("WorkerError", ending(status))
+        return Failure(
+            "HandlerError" if self._handled else "ProgramError",
+            f"{self.function} was tried, and {ending(status)}. If its handler ends it where a request is made up, give "
+            "one that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
+            "memory_mib",
+        )
+
     def is_large(self) -> bool:
         """Whether its trays may hold more memory than they may keep."""
         return any(tray.nbytes > KEPT_BYTES for slot in self.slots for tray in slot)
@@ -118,6 +130,17 @@ def ending(status: int) -> str:
     name = signal.Signals(-status).name
     hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
     return f"its process was killed by signal {-status} ({name}){hint}"
+
+
+def wait_gone(pids: Sequence[int]) -> None:
+    """Wait, at most GONE_S for each, until these processes are gone."""
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        select.select([fd], [], [], GONE_S)
+        os.close(fd)
 
 
 def _tray(name: str, undo: ExitStack) -> Tray:

@@ -43,8 +43,9 @@ from overwinter.core.ids import (
     WorkerId,
     split_id,
 )
-from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, Tensor, TensorMeta, check_size
+from overwinter.core.tensor import Tensor
 from overwinter.node import clock, views
+from overwinter.node.answers import TOLD_MOST
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
@@ -53,12 +54,9 @@ from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.messages import Answer, Failure, ForkBody, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
-from overwinter.worker.tray import Tray, offsets
 
 TRAYS_IDLE_S = 1.0
 """A body that had nothing to do for so long gives back the memory of large trays."""
-DOUBTS_MOST = 4000
-"""Characters of what a body tells the author of its function."""
 
 
 class Payload:
@@ -226,7 +224,7 @@ class NodeEffects:
         """A body is loaded."""
         function = self.functions.get(FunctionId(body.function))
         if function is not None and function.on_trial:
-            function.doubts = ready.doubts[:DOUBTS_MOST]
+            function.doubts = ready.doubts[:TOLD_MOST]
         self.post(BodyReady(body.worker))
 
     def body_measured(self, body: BodyProcess, measured: Measured) -> None:
@@ -263,22 +261,14 @@ class NodeEffects:
     def body_answered(self, body: BodyProcess, answer: Answer) -> None:
         """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""
         flight = body.end(answer)
-        tray = body.slots[flight.slot].outputs
-        tray.follow(answer.tray_bytes)
         failures: list[RunFailure] = []
-        at = 0
-        for request, outcome in zip(flight.requests, answer.outcomes, strict=True):
+        outcomes = body.promise.outputs_of(answer, body.slots[flight.slot].outputs)
+        for request, outcome in zip(flight.requests, outcomes, strict=True):
+            payload = self.payloads.get(request)
             if isinstance(outcome, Failure):
                 failures.append(RunFailure(request, outcome.error, outcome.message))
-                continue
-            if sum(meta.nbytes for meta in outcome.metas) > ANSWER_BYTES_MAX:
-                raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
-            *places, stop = offsets(outcome.metas)
-            outputs = [_taken(tray, meta, at + place) for meta, place in zip(outcome.metas, places, strict=True)]
-            at += stop
-            payload = self.payloads.get(request)
-            if payload is not None:
-                payload.outputs = outputs
+            elif payload is not None:
+                payload.outputs = outcome
         if body.is_idle_since(answer.run) and body.is_large():
             self._loop.call_later(TRAYS_IDLE_S, _give_back, body, answer.run)
         self.post(RunEnded(body.worker, answer.run, tuple(failures)))
@@ -331,19 +321,6 @@ class NodeEffects:
                 future.set_exception(WorkerError("the node is stopping"))
         self.payloads.clear()
         self.announced.clear()
-
-
-def _taken(tray: Tray, meta: TensorMeta, at: int) -> Tensor:
-    """A copy of one output; ValueError or CallerError if it does not lie where it should."""
-    stop = at + meta.nbytes
-    if meta.nbytes < 0 or stop > tray.nbytes or meta.datatype not in (*ITEM_BYTES, BYTES):
-        raise ValueError(f"output {meta.name!r} does not lie in the tray")
-    tensor = Tensor(meta.name, meta.datatype, meta.shape, bytes(tray.view[at:stop]))
-    try:
-        check_size(tensor)
-    except OverwinterError as error:
-        raise ValueError(str(error)) from error
-    return tensor
 
 
 def _give_back(body: BodyProcess, run: RunId) -> None:

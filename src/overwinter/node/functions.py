@@ -92,7 +92,7 @@ class DeployedFunction:
             on_trial=on_trial,
             source_bytes=None if handler is None else handler.source.nbytes,
             inputs=self.manifest.inputs if handler is not None and self.on_trial else (),
-            outputs=() if handler is None else self.manifest.outputs,
+            outputs=self.manifest.outputs,
             samples=tuple(tuple(tensor.meta for tensor in sample) for sample in self.samples()),
             assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
         )

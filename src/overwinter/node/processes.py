@@ -6,7 +6,6 @@ zygote or by that zygote's own end.
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,7 +16,8 @@ from typing import Protocol
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address, WorkerId
 from overwinter.core.tensor import Tensor
-from overwinter.node.bodies import BodyProcess, ending
+from overwinter.node.answers import failed
+from overwinter.node.bodies import GONE_S, BodyProcess, wait_gone
 from overwinter.node.cgroups import Groups
 from overwinter.node.words import Words
 from overwinter.node.zygotes import ZygoteProcess
@@ -25,6 +25,7 @@ from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import (
     Answer,
     Exited,
+    Failure,
     ForkBody,
     Forked,
     ForkZygote,
@@ -36,12 +37,12 @@ from overwinter.worker.messages import (
     Ready,
     Stop,
     ToBody,
+    Trying,
     Up,
 )
 
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
-GONE_S = 5.0
 LINGER_S = 1.0
 UNREADABLE = (ValueError, TypeError)
 """What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
@@ -201,7 +202,8 @@ class Processes:
             if first or second:
                 self._restart(self._restart_first if first else self._restart_second)
             self._staff.zygote_lost()
-        for worker in list(zygote.bodies):
+        for worker, body in list(zygote.bodies.items()):
+            body.trying = False
             self._end_body(zygote, worker, -signal.SIGKILL)
 
     def _restart(self, again: Callable[[], None]) -> None:
@@ -241,7 +243,7 @@ class Processes:
         if zygote is None:
             raise WorkerError("the zygote is being started again")
         try:
-            body = BodyProcess(worker, load.function, zygote.channel, load.concurrency, self._log)
+            body = BodyProcess(worker, load, zygote.channel, self._log)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
         try:
@@ -288,6 +290,7 @@ class Processes:
 
     def kill(self, body: BodyProcess) -> None:
         """Kill a body, if it still lives, through its zygote, which knows whether the process id is its own."""
+        body.trying = False
         if self._bodies.get(body.worker) is not body:
             return
         try:
@@ -304,15 +307,18 @@ class Processes:
             match message:
                 case Answer():
                     self._staff_of(body.worker).body_answered(body, message)
+                case Trying():
+                    _require(not body.ready, "it was tried before")
+                    body.trying = True
                 case Ready():
                     _require(not body.ready, "it was ready before")
                     body.ready = True
                     self._staff_of(body.worker).body_ready(body, message)
                 case Measured():
                     self._staff_of(body.worker).body_measured(body, message)
-                case LoadFailed(error, reason):
+                case LoadFailed():
                     _require(not body.ready, "it was loaded before")
-                    body.failure = (error, reason)
+                    body.failure = failed(message)
         except BlockingIOError:
             return
         except ChannelClosedError:
@@ -324,7 +330,7 @@ class Processes:
 
     def give_up(self, body: BodyProcess, reason: str) -> None:
         """Hear no more of a body that cannot be trusted, and kill it; its end is told with this reason."""
-        body.failure = ("WorkerError", reason)
+        body.failure = Failure("WorkerError", reason)
         self._loop.remove_reader(body.channel.fileno())
         self.kill(body)
 
@@ -336,8 +342,8 @@ class Processes:
         self._take_last_words(body)
         self._loop.remove_reader(body.channel.fileno())
         body.close()
-        error, reason = body.failure or ("WorkerError", ending(status))
-        self._staff_of(worker).body_exited(worker, error, reason)
+        failure = body.failure or body.ended(status)
+        self._staff_of(worker).body_exited(worker, failure.error, failure.message)
         self._measurers.pop(worker, None)
 
     def _take_last_words(self, body: BodyProcess) -> None:
@@ -346,7 +352,9 @@ class Processes:
             while body.failure is None:
                 message, _ = body.channel.receive()
                 if isinstance(message, LoadFailed):
-                    body.failure = (message.error, message.message)
+                    body.failure = failed(message)
+                elif isinstance(message, Trying):
+                    body.trying = True
                 elif isinstance(message, Answer):
                     self._staff_of(body.worker).body_answered(body, message)
         except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
@@ -364,7 +372,7 @@ class Processes:
                 zygote.close()
                 if zygote.process is not None:
                     await asyncio.to_thread(_wait_or_kill, zygote.process)
-        await asyncio.to_thread(_wait_gone, list(self.body_pids().values()))
+        await asyncio.to_thread(wait_gone, list(self.body_pids().values()))
         for body in self._bodies.values():
             self._loop.remove_reader(body.channel.fileno())
             body.close()
@@ -384,14 +392,3 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _wait_gone(pids: Sequence[int]) -> None:
-    """Wait, at most GONE_S for each, until these processes are gone."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        select.select([fd], [], [], GONE_S)
-        os.close(fd)

@@ -34,6 +34,7 @@ from overwinter.worker.messages import (
     RunBatch,
     Stop,
     ToBody,
+    Trying,
 )
 from overwinter.worker.runner import Named, Outcome, Prepared, Runner, load
 from overwinter.worker.tray import Slot, Tray, offsets
@@ -140,6 +141,8 @@ class Body:
 
     def _load(self, message: Load, fds: list[int]) -> bool:
         torch.set_num_threads(message.threads)
+        if message.on_trial or message.inputs or message.samples:
+            self._channel.send(Trying())
         try:
             self._runner, _ = load(message, fds, self._prepared)
             told = self._try(self._runner, message)
@@ -209,22 +212,22 @@ def _read(tray: Tray, requests: Iterable[Sequence[TensorMeta]]) -> list[Named]:
 def _packed(run: RunId, outcomes: list[Outcome], tray: Tray) -> Answer:
     """The answer, with the outputs written into the tray."""
     packed: list[Outputs | Failure] = []
-    filled = []
+    filled = 0
     for outcome in outcomes:
         if isinstance(outcome, Failure):
             packed.append(outcome)
             continue
         try:
             sent = parcels(outcome)
+            *places, nbytes = offsets(parcel.meta for parcel in sent)
+            tray.hold(filled + nbytes)
+            for parcel, at in zip(sent, places, strict=True):
+                parcel.write(tray.map, filled + at)
         except OverwinterError as error:
             packed.append(Failure(type(error).__name__, str(error)))
             continue
-        filled += sent
+        filled += nbytes
         packed.append(Outputs(tuple(parcel.meta for parcel in sent)))
-    *places, nbytes = offsets(parcel.meta for parcel in filled)
-    tray.hold(nbytes)
-    for parcel, at in zip(filled, places, strict=True):
-        parcel.write(tray, at)
     return Answer(run, tuple(packed), tray.nbytes)
 
 

@@ -9,8 +9,8 @@ from typing import cast
 
 import torch
 
-from overwinter.core.errors import HandlerError
-from overwinter.worker.values import Value
+from overwinter.core.errors import CallerError, HandlerError
+from overwinter.worker.values import Value, plain
 
 Step = Callable[..., Mapping[str, object]]
 FILENAME = "handler.py"
@@ -39,10 +39,7 @@ class Handler:
         values: Mapping[str, object] = inputs
         if self._preprocess is not None:
             values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
-        wrong = [name for name, value in values.items() if not isinstance(value, torch.Tensor)]
-        if wrong:
-            raise HandlerError(f"preprocess must give a torch.Tensor for each program input; {wrong[0]!r} is none")
-        return cast("dict[str, torch.Tensor]", dict(values))
+        return {name: _tensor(name, value) for name, value in values.items()}
 
     def after(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
         """The function's outputs, by name; HandlerError with the author's line if the code fails."""
@@ -55,14 +52,23 @@ class Handler:
         try:
             given = step(*arguments)
             values = dict(given) if isinstance(given, Mapping) else None
+            unnamed = [repr(key) for key in values or () if type(key) is not str]
+        except CallerError as error:
+            # The way to say that it is not the author who is at fault.
+            raise CallerError(_text(str(error))) from error
         except FAILURES as error:
             raise HandlerError(f"{name} failed: {_told(error)}") from error
         if values is None:
             raise HandlerError(f"{name} must return a dict of named values, not {type(given).__name__}")
-        unnamed = [key for key in values if not isinstance(key, str)]
         if unnamed:
-            raise HandlerError(f"{name} must return a dict of named values; {unnamed[0]!r} is no name")
+            raise HandlerError(f"{name} must return a dict of named values; {_text(unnamed[0])} is no name")
         return values
+
+
+def _tensor(name: str, value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise HandlerError(f"preprocess must give a torch.Tensor for each program input; {name!r} is none")
+    return plain(name, value)
 
 
 def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | None:
@@ -85,13 +91,14 @@ def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | N
 
 def _sendable(name: str, value: object) -> Value:
     if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, list) and all(isinstance(item, bytes) for item in value):
-        return value
-    if isinstance(value, list) and all(isinstance(row, list) for row in value):
-        same = len({len(row) for row in value}) == 1
-        if same and all(isinstance(item, bytes) for row in value for item in row):
-            return value
+        return plain(name, value)
+    # A copy, of nothing but lists and bytes: a class of the author's own may answer otherwise each time it is asked.
+    if type(value) is list and all(type(item) is bytes for item in value):
+        return list(value)
+    if type(value) is list and all(type(row) is list for row in value):
+        rows = [list(row) for row in value]
+        if len({len(row) for row in rows}) == 1 and all(type(item) is bytes for row in rows for item in row):
+            return rows
     raise HandlerError(
         f"postprocess must give a torch.Tensor, a list of bytes or a list of equally long lists of bytes for {name!r}"
     )
@@ -101,4 +108,8 @@ def _told(error: BaseException) -> str:
     """The error with the last line of the author's code that it went through, in text that can be sent."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}".encode(errors="backslashreplace").decode()
+    return _text(f"{type(error).__name__}: {error}{where}")
+
+
+def _text(said: str) -> str:
+    return said.encode(errors="backslashreplace").decode()

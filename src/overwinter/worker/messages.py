@@ -62,7 +62,7 @@ class Load(_Message, frozen=True):
     inputs: tuple[TensorSpec, ...] = ()
     """What the handler takes, if it has to prove itself."""
     outputs: tuple[TensorSpec, ...] = ()
-    """What the handler promised to give."""
+    """What it has to give."""
     samples: tuple[tuple[TensorMeta, ...], ...] = ()
     """Requests that it has to answer to prove itself; they lie in the first slot's tray in this order."""
 
@@ -134,6 +134,10 @@ ToBody = Load | RunBatch | Measure | Stop
 # body -> node
 
 
+class Trying(_Message, frozen=True):
+    """The function is on trial from now on: what ends this process before it is ready is the function's doing."""
+
+
 class Ready(_Message, frozen=True):
     """The function is loaded and, on trial, has run once."""
 
@@ -176,4 +180,4 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromBody = Ready | LoadFailed | Answer | Measured
+FromBody = Trying | Ready | LoadFailed | Answer | Measured

@@ -55,7 +55,7 @@ class Runner:
         outputs: tuple[TensorSpec, ...] = (),
         measured: bool = False,
     ) -> None:
-        """`outputs` is what a handler declares to give; who is `measured` runs zeros."""
+        """`outputs` is what it has to give; who is `measured` runs zeros."""
         self.function = function
         self._promised = outputs
         self.program = prepared.program

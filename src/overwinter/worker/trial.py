@@ -55,7 +55,9 @@ def _failure(runner: Runner, request: Named) -> Failure | None:
     [outcome] = runner.answer([request])
     if isinstance(outcome, Failure):
         return outcome
-    parcels(outcome)
+    # All that a body does with an answer but for the tray.
+    for parcel in parcels(outcome):
+        parcel.write(bytearray(parcel.meta.nbytes), 0)
     return None
 
 

@@ -1,6 +1,7 @@
 """Between the bytes of a tray and the tensors of a program."""
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Callable, Mapping
 from math import prod
 
 import torch
@@ -28,6 +29,30 @@ def read(tray: Tray, meta: TensorMeta, offset: int) -> Value:
     return torch.frombuffer(tray.map, dtype=dtype, count=count, offset=offset).view(meta.shape)
 
 
+def plain(name: str, value: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of its own, which stays as it is whatever is done to `value`.
+
+    HandlerError, naming it, for one that is not what it seems (a subclass says of itself what it likes), or whose
+    elements do not lie in this process's memory.
+    """
+    if type(value) not in _PLAIN:
+        raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")
+    kind = next((word for word, is_kind in _KINDS if is_kind(value)), None)
+    if kind is not None:
+        raise HandlerError(f"{name!r} is {kind}: give a plain tensor of the CPU")
+    return value.detach()
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_KINDS: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
+    ("a meta tensor, which has no elements", lambda value: value.is_meta),
+    ("a nested tensor", lambda value: value.is_nested),
+    ("quantized", lambda value: value.is_quantized),
+    ("a sparse tensor", lambda value: value.layout is not torch.strided),
+    ("on another device", lambda value: value.device.type != "cpu"),
+)
+
+
 class Parcel:
     """A tensor on its way into a tray: its description and where its bytes come from."""
 
@@ -35,7 +60,7 @@ class Parcel:
         self._bytes: bytes | None = None
         self._tensor: torch.Tensor | None = None
         if isinstance(value, torch.Tensor):
-            self._tensor = value
+            value = self._tensor = plain(name, value)
             if value.dtype not in DATATYPES:
                 raise HandlerError(f"output {name!r} is of {value.dtype}, which no client can be sent")
             self.meta = TensorMeta(name, DATATYPES[value.dtype], tuple(value.shape), value.nbytes)
@@ -48,13 +73,17 @@ class Parcel:
             self._bytes = pack_bytes(elements)
             self.meta = TensorMeta(name, BYTES, shape, len(self._bytes))
 
-    def write(self, tray: Tray, offset: int) -> None:
-        """Copy the bytes into the tray."""
+    def write(self, target: mmap.mmap | bytearray, offset: int) -> None:
+        """Copy the bytes to their place; HandlerError if they cannot be."""
         if self._bytes is not None:
-            tray.view[offset : offset + len(self._bytes)] = self._bytes
+            target[offset : offset + len(self._bytes)] = self._bytes
         elif self._tensor is not None and self._tensor.numel():
-            target = torch.frombuffer(tray.map, dtype=self._tensor.dtype, count=self._tensor.numel(), offset=offset)
-            target.view(self._tensor.shape).copy_(self._tensor)
+            count = self._tensor.numel()
+            place = torch.frombuffer(target, dtype=self._tensor.dtype, count=count, offset=offset)
+            try:
+                place.view(self._tensor.shape).copy_(self._tensor)
+            except (RuntimeError, NotImplementedError) as error:
+                raise HandlerError(f"output {self.meta.name!r} cannot be sent: {error}") from error
 
 
 def parcels(values: Mapping[str, Value]) -> list[Parcel]:

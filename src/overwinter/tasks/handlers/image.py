@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from PIL import Image, ImageOps
 
+from overwinter.core.errors import CallerError
+
 INPUTS = [{"name": "image", "datatype": "BYTES", "shape": ["batch"]}]
 
 
@@ -18,8 +20,18 @@ def setup(assets: dict[str, bytes]) -> dict[str, Any]:
 
 def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Encoded images [batch] to pixel values [batch, 3, height, width]."""
-    values = torch.stack([pixels(content, state) for content in inputs["image"]])
+    if not inputs["image"]:
+        raise CallerError("input 'image' holds no image")
+    values = torch.stack([read(number, content, state) for number, content in enumerate(inputs["image"])])
     return {"pixel_values": values.to(getattr(torch, state["dtype"]))}
+
+
+def read(number: int, content: bytes, state: dict[str, Any]) -> torch.Tensor:
+    """One image; CallerError when it is none."""
+    try:
+        return pixels(content, state)
+    except Exception as error:
+        raise CallerError(f"input 'image' holds at {number} what cannot be read as an image: {error}") from error
 
 
 def pixels(content: bytes, state: dict[str, Any]) -> torch.Tensor:

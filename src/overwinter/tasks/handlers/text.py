@@ -8,6 +8,8 @@ from tokenizers import Encoding, Tokenizer
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from overwinter.core.errors import CallerError
+
 INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
 
 
@@ -34,8 +36,14 @@ def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[st
 
 def tokenized(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> list[Encoding]:
     """Each text as tokens."""
+    if not inputs["text"]:
+        raise CallerError("input 'text' holds no text")
+    try:
+        texts = [text.decode() for text in inputs["text"]]
+    except UnicodeDecodeError as error:
+        raise CallerError(f"input 'text' holds what is not UTF-8: {error}") from error
     # One by one: a batch would start threads, and a sandbox may have none to give.
-    return [state["tokenizer"].encode(text.decode()) for text in inputs["text"]]
+    return [state["tokenizer"].encode(text) for text in texts]
 
 
 def padded(rows: list[list[int]], filler: int, state: dict[str, Any]) -> torch.Tensor:

@@ -1,0 +1,77 @@
+"""Can what a worker answers be true? It may be in the hands of its function's code, and say anything.
+
+The tray is shared with it, and it may write there at any time: what is looked at is a copy.
+"""
+
+from collections.abc import Sequence
+
+from overwinter.core.errors import OverwinterError
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, Tensor, TensorMeta, TensorSpec, check_size
+from overwinter.worker.messages import Answer, Failure, LoadFailed
+from overwinter.worker.tray import Tray, offsets
+
+ERRORS = {"CallerError", "ProgramError", "HandlerError"}
+"""Whose fault a worker may say that something is; all else is its own."""
+TOLD_MOST = 4000
+"""Characters of what a worker tells."""
+
+
+class Promise:
+    """What a function's answers must be."""
+
+    def __init__(self, outputs: Sequence[TensorSpec]) -> None:
+        self._outputs = outputs
+
+    def outputs_of(self, answer: Answer, tray: Tray) -> list[list[Tensor] | Failure]:
+        """A copy of each request's outputs, or its failure; ValueError if the answer cannot be true."""
+        for outcome in answer.outcomes:
+            if not isinstance(outcome, Failure):
+                self._check(outcome.metas)
+        *places, nbytes = offsets(
+            meta for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas
+        )
+        # A tray grows to twice what it must hold at most, and never shrinks.
+        most = max(tray.nbytes, 4 * ANSWER_BYTES_MAX * len(answer.outcomes))
+        if not nbytes <= answer.tray_bytes <= most:
+            raise ValueError(f"{nbytes} bytes of outputs lie in a tray of {answer.tray_bytes}")
+        try:
+            tray.follow(answer.tray_bytes)
+        except OSError as error:
+            raise ValueError(f"its tray cannot be mapped: {error}") from error
+        at = iter(places)
+        return [
+            failed(outcome)
+            if isinstance(outcome, Failure)
+            else [_taken(tray, meta, next(at)) for meta in outcome.metas]
+            for outcome in answer.outcomes
+        ]
+
+    def _check(self, metas: Sequence[TensorMeta]) -> None:
+        """Before any arithmetic: sizes may be anything."""
+        if len(metas) != len(self._outputs):
+            raise ValueError(f"{len(metas)} outputs are given, {len(self._outputs)} are declared")
+        for meta, spec in zip(metas, self._outputs, strict=True):
+            same = (meta.name, meta.datatype, len(meta.shape)) == (spec.name, spec.datatype, len(spec.shape))
+            if not same or any(
+                size < 0 or (isinstance(wanted, int) and size != wanted)
+                for size, wanted in zip(meta.shape, spec.shape, strict=True)
+            ):
+                raise ValueError(f"an output is not {spec.name!r} as it is declared")
+            if not 0 <= meta.nbytes <= ANSWER_BYTES_MAX or meta.datatype not in (*ITEM_BYTES, BYTES):
+                raise ValueError(f"output {spec.name!r} cannot have {meta.nbytes} bytes")
+        if sum(meta.nbytes for meta in metas) > ANSWER_BYTES_MAX:
+            raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
+
+
+def failed(failure: Failure | LoadFailed) -> Failure:
+    """A failure as a worker may tell it."""
+    return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:TOLD_MOST])
+
+
+def _taken(tray: Tray, meta: TensorMeta, at: int) -> Tensor:
+    tensor = Tensor(meta.name, meta.datatype, meta.shape, bytes(tray.view[at : at + meta.nbytes]))
+    try:
+        check_size(tensor)
+    except OverwinterError as error:
+        raise ValueError(str(error)) from error
+    return tensor

@@ -1,0 +1,124 @@
+"""Whatever a worker says of its answer, the node takes what was declared and lies in the tray, or refuses all of it."""
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, TensorMeta, TensorSpec, pack_bytes
+from overwinter.node.answers import ERRORS, TOLD_MOST, Promise
+from overwinter.worker.messages import Answer, Failure, FromBody, Outputs
+from overwinter.worker.tray import FIRST_BYTES, Tray
+
+SPECS = (TensorSpec("y", "FP32", ("batch", 2)), TensorSpec("said", BYTES, ("n",)))
+SAID = pack_bytes([b"a", b"bc"])
+RIGHT = (TensorMeta("y", "FP32", (3, 2), 24), TensorMeta("said", BYTES, (2,), len(SAID)))
+
+
+@pytest.fixture(scope="module")
+def tray() -> Iterator[Tray]:
+    made = Tray.make("test")
+    made.view[:24] = bytes(range(24))
+    made.view[64 : 64 + len(SAID)] = SAID
+    yield made
+    made.close()
+
+
+def answer(*metas: TensorMeta, tray_bytes: int = FIRST_BYTES) -> Answer:
+    return Answer(1, (Outputs(metas),), tray_bytes)
+
+
+def test_what_is_declared_is_taken(tray: Tray) -> None:
+    [[y, said]] = Promise(SPECS).outputs_of(answer(*RIGHT), tray)
+    assert (y.meta, said.meta) == RIGHT
+    assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), SAID)
+
+
+def test_what_is_taken_does_not_change_any_more(tray: Tray) -> None:
+    [[y, _]] = Promise(SPECS).outputs_of(answer(*RIGHT), tray)
+    tray.view[0] = 99
+    assert bytes(y.data) == bytes(range(24))
+    tray.view[0] = 0
+
+
+Y, TOLD = RIGHT
+LIES = {
+    "missing": (Y,),
+    "more": (Y, TOLD, TOLD),
+    "other name": (msgspec.structs.replace(Y, name="z"), TOLD),
+    "other order": (TOLD, Y),
+    "other type": (msgspec.structs.replace(Y, datatype="INT32"), TOLD),
+    "no type": (msgspec.structs.replace(Y, datatype="OBJECT"), TOLD),
+    "other rank": (msgspec.structs.replace(Y, shape=(6,)), TOLD),
+    "other size": (msgspec.structs.replace(Y, shape=(2, 3)), TOLD),
+    "negative sizes": (msgspec.structs.replace(Y, shape=(-3, 2), nbytes=-24), TOLD),
+    "more bytes than elements": (msgspec.structs.replace(Y, nbytes=32), TOLD),
+    "more elements than bytes": (msgspec.structs.replace(Y, shape=(4, 2)), TOLD),
+    "all elements there are": (msgspec.structs.replace(Y, shape=(1 << 62, 2)), TOLD),
+    "all bytes there are": (msgspec.structs.replace(Y, nbytes=1 << 62), TOLD),
+    "more texts": (Y, msgspec.structs.replace(TOLD, shape=(3,))),
+    "fewer texts": (Y, msgspec.structs.replace(TOLD, shape=(1,))),
+    "texts without end": (Y, msgspec.structs.replace(TOLD, shape=(1 << 62,))),
+    "half a text": (Y, msgspec.structs.replace(TOLD, nbytes=len(SAID) - 1)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_refused(tray: Tray, lie: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Promise(SPECS).outputs_of(answer(*LIES[lie]), tray)
+
+
+@pytest.mark.parametrize("tray_bytes", [-1, 0, 64, 1 << 40, (1 << 63) - 1, 2 * ANSWER_BYTES_MAX, 8 * ANSWER_BYTES_MAX])
+def test_a_tray_that_is_not_so_large_is_refused(tray: Tray, tray_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Promise(SPECS).outputs_of(answer(*RIGHT, tray_bytes=tray_bytes), tray)
+    assert tray.nbytes == FIRST_BYTES
+
+
+def test_a_tray_that_was_made_huge_is_not_followed() -> None:
+    huge = Tray.make("test")
+    os.ftruncate(huge.fd, 1 << 44)
+    wide = TensorMeta("y", "FP32", ((1 << 40) // 8, 2), 1 << 40)
+    with pytest.raises(ValueError, match="tray|bytes"):
+        Promise(SPECS[:1]).outputs_of(answer(wide, tray_bytes=1 << 44), huge)
+    huge.close()
+
+
+def test_a_worker_blames_nobody_but_its_caller_its_author_and_itself(tray: Tray) -> None:
+    kinds = ["StoreError", "OverloadedError", "NoSpaceError", "NotFoundError", "nonsense", "", *sorted(ERRORS)]
+    told = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
+    failures = Promise(SPECS).outputs_of(told, tray)
+    assert [failure.error for failure in failures] == ["WorkerError"] * 6 + sorted(ERRORS)
+    assert all(len(failure.message) == TOLD_MOST for failure in failures)
+
+
+SIZES = st.one_of(st.integers(-4, 8), st.integers(-(1 << 63), (1 << 63) - 1))
+METAS = st.builds(
+    TensorMeta,
+    st.sampled_from(["y", "said", "", "\x00"]),
+    st.sampled_from([*ITEM_BYTES, BYTES, "", "FP31"]),
+    st.lists(SIZES, max_size=70).map(tuple),
+    SIZES,
+)
+OUTCOMES = st.one_of(st.builds(Failure, st.text(), st.text()), st.builds(Outputs, st.lists(METAS).map(tuple)))
+
+
+@settings(max_examples=300)
+@given(st.lists(OUTCOMES).map(tuple), SIZES, st.lists(st.one_of(METAS, st.sampled_from(RIGHT))).map(tuple))
+def test_an_answer_of_any_kind_is_taken_whole_or_refused(outcomes: tuple, tray_bytes: int, metas: tuple) -> None:
+    tray = Tray.make("test")
+    try:
+        told = Answer(1, (*outcomes, Outputs(metas)), tray_bytes)
+        packet = msgspec.msgpack.encode(told)
+        assert msgspec.msgpack.decode(packet, type=FromBody) == told
+        for outcome in Promise(SPECS).outputs_of(told, tray):
+            if not isinstance(outcome, Failure):
+                assert [tensor.name for tensor in outcome] == ["y", "said"]
+    except ValueError:
+        pass
+    finally:
+        tray.close()
