@@ -32,8 +32,9 @@ class Answer(NamedTuple):
 class Connection:
     """One connection to a node that stays open."""
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, port: int, timeout_s: float | None = None) -> None:
+        """TimeoutError when nothing comes for so long."""
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> "Connection":
@@ -44,6 +45,13 @@ class Connection:
 
     def ask(self, request: bytes) -> Answer:
         """Send a whole request and wait for the whole answer; RuntimeError unless it is a success."""
+        answer = self.exchange(request)
+        if answer.status != 200:
+            raise RuntimeError(f"the node answered {answer.status}: {answer.body.decode(errors='replace')}")
+        return answer
+
+    def exchange(self, request: bytes) -> Answer:
+        """Send a whole request and wait for the whole answer, whatever it is; ConnectionError when there is none."""
         self._socket.sendall(request)
         received = bytearray()
         while (stop := received.find(END)) < 0:
@@ -53,15 +61,12 @@ class Connection:
         size = stop + len(END) + int(headers["content-length"])
         while len(received) < size:
             received += self._more()
-        answer = Answer(int(first.split()[1]), headers, bytes(received[stop + len(END) :]))
-        if answer.status != 200:
-            raise RuntimeError(f"the node answered {answer.status}: {answer.body.decode(errors='replace')}")
-        return answer
+        return Answer(int(first.split()[1]), headers, bytes(received[stop + len(END) :]))
 
     def _more(self) -> bytes:
         part = self._socket.recv(CHUNK_BYTES)
         if not part:
-            raise RuntimeError("the node closed the connection")
+            raise ConnectionResetError("the node closed the connection")
         return part
 
 

@@ -1,0 +1,342 @@
+"""Does a node answer right, or say why not, whatever fails?
+
+`python -m benchmarks.faults [--minutes N] [--seed N]`: small models of three tenants, with and without handlers, one
+tenant's in a host store of its own, are asked without a pause and sleep after a second. Meanwhile faults happen, one of
+processes and one of storage at a time (`benchmarks/harm.py`): SIGKILL and SIGSTOP of workers, zygotes and the daemon,
+which a supervisor starts again; memory and disk full, also at start; blocks deleted and bits flipped in both; functions
+unloaded, so that they come from the disk again. Memory and disk are small tmpfs of the benchmark's own; without the
+right to mount, nothing is made full, and that is said. Where a block on the disk is lost or damaged, its author deploys
+it again, as the error says.
+
+Every 200 is compared with plain PyTorch, bit for bit. Anything else must be a status of the node with a sentence, or
+there was no daemon. A request that takes longer than REQUEST_S hangs. A bit that is flipped in memory can be answered
+with until the node has looked at the block again: such answers are counted apart, as `unverified_wrong`, and the
+longest time that a flip was not found is printed; after WITHIN_S they are wrong. In the end all functions must answer
+again, and the stopped node may leave no process, no file and, at rest, no descriptor behind (`left`).
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+import torch
+
+from benchmarks.families import Family, as_tensors
+from benchmarks.harm import Fault, Site, Span, adopt_orphans, below, process_fault, small_places, storage_fault
+from benchmarks.measure import descriptors, print_result
+from benchmarks.nodes import Node
+from benchmarks.wire import Answer, Connection, binary_request
+from overwinter.api.client import Client
+from overwinter.api.deployer import package, settings_of
+from overwinter.core.errors import OverwinterError
+
+MODELS = ("mlp", "textcnn", "minilm")
+TENANTS = {"north": {}, "south": {}, "east": {"dedicated": True}}
+HANDLER = """
+def preprocess(inputs, state):
+    return dict(inputs)
+
+def postprocess(outputs, inputs, state):
+    return dict(outputs)
+"""
+ASKERS = 3
+PAUSE_S = 0.01
+DOWN_S = 0.2
+"""Between two requests while there is no daemon."""
+TIMEOUT_S = 10.0
+REQUEST_S = 30.0
+"""A function's timeout, the longest stop of the daemon, and room to spare."""
+WITHIN_S = 60.0
+BETWEEN_S = (0.5, 2.5)
+RECOVERY_S = 60.0
+UNLOADED = 0.4
+"""Share of the faults of storage."""
+DESCRIPTORS_SPARE = 16
+"""Connections to zygotes and workers that come and go."""
+STATUSES = {429, 500, 503, 504, 507}
+DAMAGED = re.compile(r"\b[0-9a-f]{64}\b|block")
+
+
+class Subject:
+    """One function, its request and its right answer."""
+
+    def __init__(self, family: Family, variant: int, tenant: str) -> None:
+        self.name = f"{family.name}-{tenant}"
+        family.vary(family.head(), variant)
+        handler = HANDLER if variant % 2 else None
+        settings = settings_of(None, {"keep_alive_s": 1.0, "timeout_s": TIMEOUT_S, **TENANTS[tenant]})
+        own = {"handler": handler, "tenant": tenant, "settings": settings}
+        made = package(self.name, family.program, family.weights, family.agreement, **own)
+        contents = {address: bytes(content()) for address, content in made.contents.items()}
+        made.contents = {address: (lambda data=data: data) for address, data in contents.items()}
+        self.package = made
+        self.addresses = set(contents)
+        self.request = binary_request(self.name, as_tensors(family.one()))
+        self.answer = family.answer()
+        self.flips: list[tuple[Path, int, float]] = []
+        """Blocks that were changed in memory: path, inode, when."""
+        self.doubtful: list[Span] = []
+        self.replaced: list[Span] = []
+        self.damaged = False
+
+    def deploy(self, client: Client) -> None:
+        """As the next version; the one before goes, and with it whoever waits for it."""
+        made = self.package.upload(client)
+        self.replaced.append(Span(time.monotonic(), time.monotonic() + TIMEOUT_S))
+        for each in client.functions():
+            if each["name"] == made.name and each["version"] != made.version:
+                client.remove(made.name, each["version"])
+        self.damaged = False
+
+
+class Storm:
+    """A node under load and faults, and what came of each request."""
+
+    def __init__(self, site: Site, subjects: list[Subject], seed: int) -> None:
+        self.site = site
+        self.subjects = subjects
+        self.seed = seed
+        self.counts: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
+        self.found_s = [0.0]
+        self.over = threading.Event()
+
+    def ask(self, subject: Subject) -> str:
+        """What came of one request."""
+        begun = time.monotonic()
+        try:
+            with Connection(self.site.node.port, REQUEST_S) as connection:
+                answer = connection.exchange(subject.request)
+        except TimeoutError:
+            return "hung"
+        except (OSError, ValueError, KeyError) as error:
+            span = Span(begun, time.monotonic())
+            return "daemon_down" if self.site.was_down(span) else f"unexplained: {type(error).__name__}: {error}"
+        span = Span(begun, time.monotonic())
+        if answer.status == 200:
+            if answer.tensors == subject.answer:
+                return "right"
+            return "unverified_wrong" if any(span.meets(each) for each in subject.doubtful) else "wrong"
+        return self._refused(subject, answer, span)
+
+    def _refused(self, subject: Subject, answer: Answer, span: Span) -> str:
+        status = answer.status
+        try:
+            sentence = str(json.loads(answer.body)["error"])
+        except (ValueError, KeyError, TypeError):
+            sentence = ""
+        self.told[f"{status} {_shape(sentence)}"] += 1
+        if status == 500 and DAMAGED.search(sentence):
+            subject.damaged = True
+        # A program whose bits were changed may be none any more, which seems its author's fault.
+        doubts = {400: subject.doubtful, 404: subject.replaced}.get(status, [])
+        explained = (status in STATUSES or any(span.meets(each) for each in doubts)) and " " in sentence
+        return "refused" if explained else f"unexplained: {status} {sentence}"
+
+    def asking(self, number: int) -> None:
+        """One caller."""
+        random = Random(f"{self.seed} asker {number}")
+        while not self.over.is_set():
+            outcome = self.ask(random.choice(self.subjects))
+            kind, _, words = outcome.partition(": ")
+            self.counts[kind] += 1
+            if kind in ("wrong", "hung", "unexplained"):
+                print(f"  {kind} {words}", file=sys.stderr, flush=True)
+            self.over.wait(DOWN_S if kind == "daemon_down" else PAUSE_S)
+
+    def harming(self, which: str) -> None:
+        """Faults of one kind, one after the other."""
+        random = Random(f"{self.seed} {which}")
+        while not self.over.wait(random.uniform(*BETWEEN_S)):
+            fault = self._harm(which, random)
+            self.faults[fault.what] += 1
+            try:
+                self.over.wait(fault.lasts_s)
+            finally:
+                if fault.undo is not None:
+                    fault.undo()
+
+    def _harm(self, which: str, random: Random) -> Fault:
+        if which == "process":
+            return process_fault(self.site, random)
+        if random.random() < UNLOADED:
+            return self.unload(random.choice(self.subjects))
+        return storage_fault(self.site, random, self.flipped)
+
+    def unload(self, subject: Subject) -> Fault:
+        """Let a function's blocks leave memory."""
+        try:
+            with Client(self.site.node.url, TIMEOUT_S) as client:
+                client.unload(subject.name)
+                client.load(subject.name)
+        except OverwinterError as error:
+            self.told[f"load: {_shape(str(error))}"] += 1
+        return Fault("unload")
+
+    def flipped(self, block: Path) -> None:
+        """A bit of a block in memory is changed: whatever has it may answer wrong until it is found."""
+        now = time.monotonic()
+        for subject in self.subjects:
+            if block.name in subject.addresses:
+                subject.flips.append((block, block.stat().st_ino, now))
+                subject.doubtful.append(Span(now, now + WITHIN_S))
+
+    def watching(self) -> None:
+        """See when a changed block is dropped, and deploy again what is damaged on the disk."""
+        while not self.over.wait(0.2):
+            for subject in self.subjects:
+                self._look(subject)
+                if subject.damaged:
+                    self.mend(subject)
+
+    def _look(self, subject: Subject) -> None:
+        for flip in list(subject.flips):
+            block, inode, begun = flip
+            now = time.monotonic()
+            if not _is_there(block, inode):
+                subject.flips.remove(flip)
+                # What ran on it may still be answered.
+                subject.doubtful = [Span(begun, now) if span.begin == begun else span for span in subject.doubtful]
+                self.found_s.append(now - begun)
+
+    def mend(self, subject: Subject) -> None:
+        """Deploy a function again; later, if the node refuses that now."""
+        try:
+            with Client(self.site.node.url, TIMEOUT_S) as client:
+                subject.deploy(client)
+        except OverwinterError as error:
+            self.told[f"deploy: {_shape(str(error))}"] += 1
+
+    def recover(self) -> int:
+        """How many functions do not answer right again, now that nothing is done to them any more."""
+        until = time.monotonic() + RECOVERY_S
+        silent = list(self.subjects)
+        while silent and time.monotonic() < until:
+            for subject in silent:
+                if subject.damaged or subject.flips:
+                    self._look(subject)
+                    self.mend(subject)
+            silent = [subject for subject in silent if self.ask(subject) != "right"]
+            time.sleep(PAUSE_S)
+        for subject in silent:
+            print(f"  {subject.name} does not answer again: {self.ask(subject)}", file=sys.stderr)
+        return len(silent)
+
+    def run(self, seconds: float) -> None:
+        """All of it, for so long."""
+        jobs = [(self.asking, (number,)) for number in range(ASKERS)]
+        jobs += [(self.harming, ("process",)), (self.harming, ("storage",)), (self.watching, ())]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            ends = [pool.submit(job, *arguments) for job, arguments in jobs]
+            wait(ends, seconds, FIRST_EXCEPTION)
+            self.over.set()
+        for end in ends:
+            end.result()
+
+
+def _is_there(block: Path, inode: int) -> bool:
+    try:
+        return block.stat().st_ino == inode
+    except FileNotFoundError:
+        return False
+
+
+def _shape(sentence: str) -> str:
+    """A sentence without its names and numbers."""
+    return re.sub(r"\b[\w-]+-(north|south|east)(@\d+)?\b|[0-9a-f]{64}|/\S+|\d[\d.]*", "_", sentence)[:110]
+
+
+@contextmanager
+def places() -> Iterator[Site]:
+    """A node whose files lie where they can be counted, not yet started."""
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overwinter-faults-")))
+        mounts = stack.enter_context(small_places(root))
+        (root / "temporary").mkdir()
+        os.environ["TMPDIR"] = str(root / "temporary")
+        memory = mounts.get("memory") or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        node = Node(mounts.get("disk", root / "data"), memory, (), log=root / "node.log")
+        stack.callback(node.stop)
+        yield Site(node, mounts)
+
+
+def left_files(site: Site, before: set[str]) -> list[str]:
+    """Files that nobody needs once the node has stopped."""
+    temporary = Path(os.environ["TMPDIR"])
+    found = [path for root in (site.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
+    found += [path for path in (site.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
+    # What is called so there is another node's: this one was told to use another place.
+    shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith("overwinter-")]
+    return [str(path) for path in found] + sorted(shared)
+
+
+def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
+    """The storm, its tables, and what is left."""
+    before = {*os.listdir("/dev/shm")}
+    families = [Family(name, small=True) for name in MODELS]
+    subjects = [Subject(family, variant, tenant) for family in families for variant, tenant in enumerate(TENANTS, 1)]
+    site.node.start()
+    for subject in subjects:
+        subject.deploy(site.node.client)
+    storm = Storm(site, subjects, seed)
+    held = _at_rest(site)
+    storm.run(seconds)
+    unrecovered = storm.recover()
+    grown = _at_rest(site) - held
+    site.node.stop()
+    left = [f"process {pid}" for pid in below(os.getpid())] + left_files(site, before)
+    left += [f"{grown} descriptors"] if grown > DESCRIPTORS_SPARE else []
+    for title, counts in (("faults", storm.faults), ("what callers were told", storm.told)):
+        print(f"{title}:")
+        for what, count in counts.most_common():
+            print(f"{count:8} {what}")
+    for each in left:
+        print(f"left behind: {each}")
+    print(f"a changed block in memory was found after {max(storm.found_s):.1f} s at most")
+    kinds = ("right", "wrong", "unverified_wrong", "refused", "daemon_down", "hung", "unexplained")
+    return {
+        "requests": storm.counts.total(),
+        **{kind: storm.counts[kind] for kind in kinds},
+        "left": len(left),
+        "unrecovered": unrecovered,
+        "starts_refused": len(site.refused_starts),
+        "faults": storm.faults.total(),
+    }
+
+
+def _at_rest(site: Site) -> int:
+    """Descriptors of the daemon when nothing runs and nobody is connected."""
+    until = time.monotonic() + RECOVERY_S
+    while site.node.body_pids() and time.monotonic() < until:
+        time.sleep(0.1)
+    site.node.hang_up()
+    site.node.wait_quiet()
+    return descriptors(site.node.pids()[:1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="default 10")
+    parser.add_argument("--seed", type=int, default=0, help="of the faults and of who is asked; default 0")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    adopt_orphans()
+    with places() as site:
+        figures = measure(site, options.minutes * 60, options.seed)
+    print_result(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What may happen to a node: its processes killed or stopped, its disks full, its blocks lost or changed.
+
+Each fault lasts until it is undone, names what it did, and draws what it does from a seeded generator. Whoever does
+them is the node's supervisor as well: a daemon that ended is started again at once.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from benchmarks.nodes import Node, parents_of_all
+
+MEMORY_BYTES = 64 << 20
+DISK_BYTES = 64 << 20
+"""Of the tmpfs that stand for memory and for the disk, so that they are soon full."""
+STOP_S = (0.5, 4.0)
+FULL_S = (1.0, 4.0)
+RESTART_S = 0.25
+PR_SET_CHILD_SUBREAPER = 36
+
+Undo = Callable[[], None]
+
+
+class Fault(NamedTuple):
+    """What was done, for how long it is to last, and how it ends."""
+
+    what: str
+    lasts_s: float = 0.0
+    undo: Undo | None = None
+
+
+class Span(NamedTuple):
+    """When something was so; `until` is infinite while it is."""
+
+    begin: float
+    until: float
+
+    def meets(self, other: "Span") -> bool:
+        """Whether both were so at once."""
+        return self.begin <= other.until and other.begin <= self.until
+
+
+class Site:
+    """A node under a supervisor, and where its blocks lie."""
+
+    def __init__(self, node: Node, mounts: dict[str, Path]) -> None:
+        """`mounts`: the small file systems, `memory` and `disk`, where they could be made."""
+        self.node = node
+        self.mounts = mounts
+        self.down: list[Span] = []
+        self.refused_starts: list[str] = []
+        self.lock = threading.Lock()
+        """Only one does something to the daemon at a time."""
+
+    def restart(self) -> None:
+        """Kill the daemon and start it again, as often as it takes."""
+        began = time.monotonic()
+        self.down.append(Span(began, float("inf")))
+        assert self.node.process is not None
+        self.node.process.kill()
+        self.node.process.wait()
+        while True:
+            try:
+                self.node.start()
+                break
+            except (RuntimeError, OSError) as error:
+                self.refused_starts.append(str(error))
+                time.sleep(RESTART_S)
+        self.down[-1] = Span(began, time.monotonic())
+
+    def was_down(self, span: Span) -> bool:
+        """Whether the daemon was not there for some of the time."""
+        return any(span.meets(each) for each in self.down)
+
+    def blocks(self, place: str) -> list[Path]:
+        """The files of blocks in memory or on the disk."""
+        root = self.node.host_store if place == "memory" else self.node.data / "blocks"
+        return sorted(path for path in root.rglob("*") if len(path.name) == 64 and path.is_file())
+
+
+def process_fault(site: Site, random: Random) -> Fault:
+    """SIGKILL or SIGSTOP of one process."""
+    with site.lock:
+        kind = random.choice(("worker", "worker", "zygote", "daemon"))
+        bodies = site.node.body_pids()
+        daemon, *others = site.node.pids() or [0]
+        pids = {"worker": bodies, "zygote": [pid for pid in others if pid not in bodies], "daemon": [daemon]}[kind]
+        if not pids or not daemon:
+            return Fault(f"no {kind} to harm")
+        pid = random.choice(pids)
+        if random.random() < 0.5:
+            _signal(pid, signal.SIGSTOP)
+            return Fault(f"SIGSTOP {kind}", random.uniform(*STOP_S), lambda: _signal(pid, signal.SIGCONT))
+        if kind == "daemon":
+            site.restart()
+        else:
+            _signal(pid, signal.SIGKILL)
+        return Fault(f"SIGKILL {kind}")
+
+
+def storage_fault(site: Site, random: Random, flipped: Callable[[Path], None]) -> Fault:
+    """A place full, also at start; a block lost or changed. `flipped` is told of a block in memory that was."""
+    place = random.choice(("memory", "disk"))
+    kind = random.choice(("full", "full at start", "delete", "flip", "flip"))
+    if kind.startswith("full"):
+        if place not in site.mounts:
+            return Fault(f"{place} cannot be made full")
+        with site.lock:
+            filler = fill(site.mounts[place])
+            if kind == "full at start":
+                # Room comes back only after a while: until then the supervisor tries and tries.
+                threading.Timer(FULL_S[1], filler.unlink, [True]).start()
+                site.restart()
+        return Fault(f"{place} {kind}", random.uniform(*FULL_S), lambda: filler.unlink(missing_ok=True))
+    blocks = site.blocks(place)
+    if not blocks:
+        return Fault(f"no block in {place}")
+    block = random.choice(blocks)
+    with suppress(FileNotFoundError):
+        if kind == "delete":
+            block.unlink()
+        else:
+            flip(block, random)
+            if place == "memory":
+                flipped(block)
+    return Fault(f"{kind} block in {place}")
+
+
+def fill(place: Path) -> Path:
+    """A file that takes all room of a file system."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    return filler
+
+
+def flip(block: Path, random: Random) -> None:
+    """Change one bit, as failing hardware would: neither its permissions nor its times tell."""
+    before = block.stat()
+    os.chmod(block, 0o600)
+    with block.open("r+b", buffering=0) as file:
+        at = random.randrange(max(1, before.st_size))
+        file.seek(at)
+        [byte] = file.read(1) or b"\0"
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << random.randrange(8)]))
+    os.chmod(block, before.st_mode)
+    os.utime(block, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@contextmanager
+def small_places(root: Path) -> Iterator[dict[str, Path]]:
+    """Two small file systems of one's own where one may mount; none, and the reason said, where not."""
+    made: dict[str, Path] = {}
+    try:
+        for name, nbytes in (("memory", MEMORY_BYTES), ("disk", DISK_BYTES)):
+            (root / name).mkdir()
+            options = f"size={nbytes},mode=700"
+            command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(root / name)]
+            told = subprocess.run(command, capture_output=True, text=True, check=False)
+            if told.returncode:
+                print(f"nothing is made full here: {told.stderr.strip()}")
+                break
+            made[name] = root / name
+        yield made
+    finally:
+        for path in made.values():
+            subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def adopt_orphans() -> None:
+    """Let what a killed daemon leaves become a child of this process, so that it is seen."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def below(pid: int) -> list[int]:
+    """All processes under one."""
+    found, parents = [pid], parents_of_all()
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

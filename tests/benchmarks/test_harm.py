@@ -1,0 +1,24 @@
+"""What the benchmark of faults does to files is what it says."""
+
+from pathlib import Path
+from random import Random
+
+from benchmarks.harm import Span, flip
+
+
+def test_one_bit_is_flipped_and_nothing_else_tells(tmp_path: Path) -> None:
+    block = tmp_path / "block"
+    block.write_bytes(bytes(1000))
+    block.chmod(0o400)
+    before = block.stat()
+    flip(block, Random(1))
+    after = block.stat()
+    assert sum(byte.bit_count() for byte in block.read_bytes()) == 1
+    assert (after.st_mode, after.st_size, after.st_mtime_ns) == (before.st_mode, 1000, before.st_mtime_ns)
+    assert after.st_ino == before.st_ino
+
+
+def test_spans_meet_where_both_are() -> None:
+    assert Span(0, 2).meets(Span(2, 3))
+    assert Span(1, float("inf")).meets(Span(5, 6))
+    assert not Span(0, 1).meets(Span(2, 3))
