@@ -219,16 +219,20 @@ def test_what_is_not_data_is_refused(benign: Records, tmp_path: Path, kind: str)
 
 
 def test_two_archives_in_one_are_refused(benign: Records, tmp_path: Path) -> None:
-    """PyTorch's fallback for what it cannot open reads other names, and unpickles them."""
+    """PyTorch's fallback for what it cannot open reads other names with another reader, and unpickles them."""
     marker = tmp_path / "ran"
     path = written(benign, tmp_path / "evil.pt2")
-    form = torch._export.serde.schema.SCHEMA_VERSION
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("version", ".".join(map(str, form)))
-        archive.writestr("serialized_example_inputs.pt", pickle.dumps(Touch(marker)))
-    with pytest.raises(ProgramError):
+        archive.writestr("version", ".".join(map(str, torch._export.serde.schema.SCHEMA_VERSION)))
+        archive.writestr("serialized_exported_program.json", benign[GRAPH])
+        for name in ("constants", "state_dict", "example_inputs"):
+            archive.writestr(f"serialized_{name}.pt", pickle.dumps(Touch(marker)))
+    with pytest.raises(ProgramError, match=r"evil\.pt2"):
         export_saved(path)
     assert not marker.exists()
+    with suppress(Exception):
+        torch.export.load(path)
+    assert marker.exists()
 
 
 def test_a_file_that_unpacks_to_more_than_it_is_is_refused(benign: Records, tmp_path: Path) -> None:
