@@ -267,7 +267,8 @@ def test_code_in_a_directory_never_runs(names, tmp_path, monkeypatch):
 def test_kernels_are_not_fetched(tmp_path):
     bert().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for extra in ({"attn_implementation": "some/kernels"}, {"text_config": {"_attn_implementation": "some/kernels"}}):
+    nested = {"attn_implementation": {"text_config": "some/kernels"}}
+    for extra in ({"attn_implementation": "some/kernels"}, {"text_config": nested}, nested):
         (tmp_path / "config.json").write_text(json.dumps(config | extra))
         with pytest.raises(ProgramError, match="some/kernels"):
             load_transformers(tmp_path)

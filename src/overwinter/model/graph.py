@@ -5,6 +5,7 @@ replaced by others that do the same. Assertions stay, but those on what cannot d
 depends on sizes only is asserted before all else.
 """
 
+import operator
 from pathlib import Path
 from textwrap import shorten
 from types import FunctionType
@@ -104,13 +105,15 @@ def guard_calls(module: GraphModule) -> None:
             continue
         _replace(part)
         for node in _calls(part):
-            if not isinstance(node.target, torch._ops.OpOverload):
-                continue
+            # Also what the program will leave out, since nobody reads its results. Nested calls are put into it first.
             name = operator_name(node.target)
-            if not (is_allowed(name) or name in _TAKEN_OUT):
+            nested = isinstance(node.target, torch._ops.HigherOrderOperator)
+            if not (nested or node.target is operator.getitem or is_allowed(name) or name in _TAKEN_OUT):
                 raise ProgramError(
                     f"{name} is not an operator that a program may call; called at {source_line(node)}{way_out(name)}"
                 )
+            if not isinstance(node.target, torch._ops.OpOverload):
+                continue
             checked = guarded(name, node.target)
             if isinstance(checked, FunctionType):
                 # A graph becomes source, in which a function inside another has no name.

@@ -120,10 +120,10 @@ def load_model(path: Path, *, headless: bool = False) -> Any:
 def _check_kernels(path: Path, config: Mapping[str, Any]) -> None:
     """ProgramError where a configuration names code to fetch, here or in a part of it."""
     for key, value in config.items():
+        if _CODE.fullmatch(key) and "/" in str(value):
+            raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
         if isinstance(value, Mapping):
             _check_kernels(path, value)
-        elif _CODE.fullmatch(key) and "/" in str(value):
-            raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
 
 
 def read_json(path: Path) -> dict[str, Any]:
