@@ -171,6 +171,6 @@ def test_a_block_too_large_for_a_program_is_not_read_as_one(make_node):
     data = bytes(PROGRAM_BYTES_MAX + 1)
     blob = Blob(address_of(data), len(data))
     assert node.client.put_block(blob.address, data)
-    manifest = Manifest(name="large", tenant="t", program=blob, blocks=(), inputs=(), outputs=())
+    manifest = Manifest(name="large", tenant="default", program=blob, blocks=(), inputs=(), outputs=())
     with pytest.raises(TooLargeError, match=str(PROGRAM_BYTES_MAX)):
         node.client.register(manifest)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName, TenantId
-from overwinter.core.pipeline import decode_pipeline
 from overwinter.store.database import Database
-from overwinter.store.manifest import decode_manifest
+from overwinter.store.kept import kept_manifest, kept_pipeline
 
 BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX = 10_000
@@ -228,7 +227,7 @@ def _tell_tenants(db: sqlite3.Connection) -> None:
     rows = db.execute("SELECT name, version, manifest, created FROM functions").fetchall()
     for name, version, encoded, created in rows:
         try:
-            manifest = decode_manifest(encoded)
+            manifest, _ = kept_manifest(encoded)
         except CallerError:
             # It is told when its deployment is read.
             continue
@@ -238,7 +237,7 @@ def _tell_tenants(db: sqlite3.Connection) -> None:
         db.executemany("INSERT OR IGNORE INTO holdings VALUES (?, ?, ?, ?)", held)
     for name, encoded in db.execute("SELECT name, pipeline FROM pipelines").fetchall():
         try:
-            stage = next(iter(decode_pipeline(encoded).stages.values()))
+            stage = next(iter(kept_pipeline(encoded)[0].stages.values()))
         except CallerError:
             continue
         found = db.execute(
