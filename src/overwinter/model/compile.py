@@ -16,6 +16,7 @@ from overwinter.model.aliasing import check_span
 from overwinter.model.guards import guarded
 from overwinter.model.liveness import live_in, live_out, span
 from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, NUMBER_CHECKS, SYMBOLIC, is_symbolic
+from overwinter.model.parameters import Bounds, Parameter, bounded
 from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot, slots_of
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
@@ -111,8 +112,9 @@ class _Writer:
 
     def _line(self, call: Call) -> str:
         function, unpack = self._function(call)
-        arguments = [self._written(argument) for argument in call.args]
-        arguments += [f"{key}={self._written(argument)}" for key, argument in call.kwargs.items()]
+        bounds = self._signatures[call.operator].bounds(call) if call.operator in self._signatures else {}
+        arguments = [self._written(argument, bounds.get(at)) for at, argument in enumerate(call.args)]
+        arguments += [f"{key}={self._written(argument, bounds.get(key))}" for key, argument in call.kwargs.items()]
         targets = ", ".join(f"v{slot}" for slot in call.outputs) + (", = " if unpack else " = ")
         return f"    {targets if call.outputs else ''}{function}({', '.join(arguments)})"
 
@@ -124,18 +126,19 @@ class _Writer:
         """The name of what a call runs, and whether it gives several results."""
         if call.operator in SYMBOLIC:
             return self._named("f", call.operator, SYMBOLIC[call.operator]), False
-        if call.operator in _DIRECT:
-            return self._named("f", call.operator, _DIRECT[call.operator]), False
         if call.operator not in self._signatures:
             self._signatures[call.operator] = _Signature(call.operator, resolve(call.operator))
         signature = self._signatures[call.operator]
-        signature.check(call)
+        signature.check(call, self.program)
         return self._named("f", call.operator, signature.run), signature.is_list or signature.results > 1
 
-    def _written(self, argument: Argument) -> str:
+    def _written(self, argument: Argument, bounds: Bounds | None = None) -> str:
+        """The source of an argument; a whole number that is worked out passes by a check that it is within bounds."""
         match argument:
             case tuple():
-                return f"({''.join(f'{self._written(part)}, ' for part in argument)})"
+                return f"({''.join(f'{self._written(part, bounds)}, ' for part in argument)})"
+            case Slot(number) if bounds is not None:
+                return f"{self._named('b', bounds, bounded(bounds))}({self.slot(number)})"
             case Slot(number):
                 return self.slot(number)
             case Device():
@@ -187,9 +190,9 @@ class _Signature:
 
     def __init__(self, operator: str, overload: torch._ops.OpOverload) -> None:
         schema = overload._schema
-        self.run = guarded(operator, overload)
+        self.run = _DIRECT.get(operator) or guarded(operator, overload)
+        self.parameters = {argument.name: Parameter(operator, argument) for argument in schema.arguments}
         self.positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-        self.names = {argument.name for argument in schema.arguments}
         self.needed = {argument.name for argument in schema.arguments if not argument.has_default_value()}
         self.is_list = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType)
         self.results = len(schema.returns)
@@ -201,7 +204,7 @@ class _Signature:
                 f"PyTorch {torch.__version__} and the operator table differ on what {operator} writes to"
             )
 
-    def check(self, call: Call) -> None:
+    def check(self, call: Call, program: Program) -> None:
         """ProgramError unless the call's arguments and results are these."""
         if len(call.args) > len(self.positional):
             raise ProgramError(
@@ -209,10 +212,20 @@ class _Signature:
             )
         given = self.positional[: len(call.args)]
         for key in call.kwargs:
-            if key not in self.names or key in given:
+            if key not in self.parameters or key in given:
                 raise ProgramError(f"{call.operator} takes no further argument {key!r}")
         missing = self.needed.difference(given, call.kwargs)
         if missing:
             raise ProgramError(f"{call.operator} lacks its argument {sorted(missing)[0]!r}")
+        for name, argument in (*zip(given, call.args, strict=True), *call.kwargs.items()):
+            if not self.parameters[name].takes(argument, program):
+                raise ProgramError(f"{call.operator} takes no such argument for its {name!r}: {argument!r:.200}")
         if not self.is_list and len(call.outputs) != self.results:
             raise ProgramError(f"{call.operator} gives {self.results} results, not {len(call.outputs)}")
+
+    def bounds(self, call: Call) -> dict[int | str, Bounds]:
+        """What each argument that is a whole number, or several, may be, by its place or name."""
+        names: dict[int | str, str] = dict(enumerate(self.positional[: len(call.args)]))
+        names.update((key, key) for key in call.kwargs)
+        found = {key: self.parameters[name].bounds for key, name in names.items()}
+        return {key: bounds for key, bounds in found.items() if bounds is not None}

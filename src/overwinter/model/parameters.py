@@ -1,0 +1,137 @@
+"""Which arguments may a program give for each parameter of an operator?
+
+PyTorch itself takes more than its schemas say: a number for an element type or a layout (which makes sparse and
+quantized tensors), nothing for a tensor, the number in a tensor for a number. A program has no use for these. Nor has
+it for whole numbers so large that their products leave 64 bits: kernels multiply them without a look.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from overwinter.model.dtypes import SYMBOLIC_KINDS
+from overwinter.model.operators import CHECKS
+from overwinter.model.structure import Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
+
+MOST = (1 << 31) - 1
+"""Largest whole number, up or down from zero, of most parameters."""
+MOST_OF_WINDOW = 1 << 20
+"""The same of a window and its steps."""
+MOST_OF_CONVOLUTION = 1 << 16
+"""The same of what surrounds a convolution: some of its kernels count places in 32 bits."""
+MOST_OF_STRIDE = 1 << 12
+"""The same of its stride."""
+
+_UNBOUNDED = CHECKS | {"aten.slice.Tensor", "aten.slice_scatter.default"}
+"""Operators that clamp whole numbers, or do no more than compare them."""
+_STEPS = {"stride", "padding", "dilation", "output_padding"}
+
+
+class Bounds(NamedTuple):
+    """What a whole number may be."""
+
+    least: int
+    most: int
+
+    def hold(self, number: Any) -> bool:
+        """Whether a number is within them; NaN is not."""
+        return bool(self.least <= number <= self.most)
+
+
+class Parameter:
+    """What one parameter of an operator takes."""
+
+    def __init__(self, operator: str, argument: Any) -> None:
+        """`argument` is a part of the operator's schema."""
+        kind = argument.real_type
+        # A number stands for a tensor only where no result could be the tensor itself.
+        self._is_kept = argument.alias_info is not None
+        self._may_lack = isinstance(kind, torch.OptionalType)
+        if self._may_lack:
+            kind = kind.getElementType()
+        self._is_list = isinstance(kind, torch.ListType)
+        self._part_may_lack = False
+        if self._is_list:
+            kind = kind.getElementType()
+            self._part_may_lack = isinstance(kind, torch.OptionalType)
+            kind = kind.getElementType() if self._part_may_lack else kind
+        self.kind = str(kind)
+        self.bounds = _bounds(operator, argument.name) if self.kind in ("int", "SymInt") else None
+
+    def takes(self, argument: Argument, program: Program) -> bool:
+        """Whether a call may have this argument for the parameter."""
+        if argument is None:
+            return self._may_lack
+        if not self._is_list:
+            return not isinstance(argument, tuple) and self._takes_part(argument, program, self._is_kept)
+        if not isinstance(argument, tuple):
+            # One number stands for a list of equal ones.
+            return self.kind != "Tensor" and self._takes_part(argument, program, True)
+        return all(self._part_may_lack if part is None else self._takes_part(part, program, True) for part in argument)
+
+    def _takes_part(self, part: Scalar, program: Program, tensors_only: bool) -> bool:
+        if self.kind == "Tensor" and tensors_only and is_number(part, program):
+            return False
+        if self.bounds is not None and isinstance(part, int) and not self.bounds.hold(part):
+            return False
+        return _takes(self.kind, part, program)
+
+
+def _bounds(operator: str, name: str) -> Bounds | None:
+    if operator in _UNBOUNDED:
+        return None
+    if name == "output_size":
+        return Bounds(0, MOST)
+    if "conv" in operator and name in _STEPS:
+        most = MOST_OF_STRIDE if name == "stride" else MOST_OF_CONVOLUTION
+    else:
+        most = MOST_OF_WINDOW if name in _STEPS or name == "kernel_size" else MOST
+    return Bounds(-most, most)
+
+
+def bounded(bounds: Bounds) -> Callable[[Any], Any]:
+    """What gives back a number that is worked out while a program runs; ValueError if it is out of bounds."""
+
+    def check(number: Any) -> Any:
+        if not bounds.hold(number):
+            raise ValueError(f"a size or a place of {number} is beyond {bounds.least} to {bounds.most}")
+        return number
+
+    return check
+
+
+def _takes(kind: str, argument: Scalar, program: Program) -> bool:
+    known = _KINDS.get(kind)
+    return known is not None and known(argument, program)
+
+
+def is_number(argument: Scalar, program: Program) -> bool:
+    """Whether an argument is a number, written out or worked out."""
+    if isinstance(argument, Slot):
+        return not _is_tensor(argument, program)
+    return isinstance(argument, bool | int | float)
+
+
+def _is_tensor(argument: Slot, program: Program) -> bool:
+    at = argument.number - program.first_value
+    return at < 0 or program.values[at].dtype not in SYMBOLIC_KINDS
+
+
+def _is_whole(argument: Scalar, program: Program) -> bool:
+    return not isinstance(argument, float) and is_number(argument, program)
+
+
+_KINDS: dict[str, Callable[[Any, Program], bool]] = {
+    # A number for a tensor is one without dimensions.
+    "Tensor": lambda argument, program: isinstance(argument, Slot) or is_number(argument, program),
+    "number": is_number,
+    "float": is_number,
+    "int": _is_whole,
+    "SymInt": _is_whole,
+    "bool": _is_whole,
+    "str": lambda argument, _: isinstance(argument, str),
+    "ScalarType": lambda argument, _: isinstance(argument, Dtype),
+    "MemoryFormat": lambda argument, _: isinstance(argument, MemoryFormat),
+    "Device": lambda argument, _: isinstance(argument, Device),
+}
