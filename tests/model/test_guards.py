@@ -82,9 +82,161 @@ def test_groups_outside_the_rows_are_refused(offsets):
 def test_rows_of_no_group_are_zero():
     given = run(GROUPS, ROWS, MATRICES, torch.tensor([2, 4], dtype=torch.int32))
     assert torch.equal(given, torch.cat([16 * torch.ones(4, 16), torch.zeros(2, 16)]))
+    assert not run(GROUPS, ROWS, MATRICES[:0], torch.zeros(0, dtype=torch.int32)).any()
 
 
 def test_programs_run_behind_the_guards():
     run_program = compile_program(make_program([Call(HISTC, (Slot(1),), {"bins": 4}, (2,))]))
     with pytest.raises(ValueError, match="histc takes"):
         run_program([VALUES], [VALUES])
+
+
+def lstm(params, states=None, bidirectional=False):
+    states = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)) if states is None else states
+    return run(
+        "aten.lstm.input", torch.ones(5, 2, 3), states, params, len(params) > 2, 1, 0.0, False, bidirectional, False
+    )
+
+
+def test_a_recurrent_layer_may_give_out_less_than_it_keeps():
+    layer = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2).requires_grad_(False)
+    states = (torch.zeros(4, 2, 2), torch.zeros(4, 2, 4))
+    parameters = tuple(layer._flat_weights)
+    given = run("aten.lstm.input", ROWS.view(2, 2, 24)[..., :3], states, parameters, True, 2, 0.0, False, True, False)
+    assert torch.equal(given[0], layer(ROWS.view(2, 2, 24)[..., :3], states)[0])
+
+
+GATES = (torch.ones(16, 3), torch.ones(16, 4))
+
+
+def test_a_recurrent_layer_takes_states_and_parameters_of_its_sizes():
+    assert lstm(GATES)[0].shape == (5, 2, 4)
+    short = (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
+    for broken in (
+        {"params": (torch.ones(16, 3), torch.ones(12, 4))},
+        {"params": (torch.ones(16, 2), torch.ones(16, 4))},
+        {"params": (*GATES, torch.ones(16), torch.ones(4))},
+        {"params": GATES, "bidirectional": True},
+        {"params": GATES, "states": short},
+        {"params": GATES, "states": short[:1]},
+        {"params": tuple(part.double() for part in GATES)},
+    ):
+        with pytest.raises(ValueError, match="recurrent layer"):
+            lstm(**broken)
+
+
+def test_batch_norm_takes_a_statistic_for_each_channel():
+    norm = "aten._native_batch_norm_legit_no_training.default"
+    values, right, short = torch.ones(2, 3, 4), torch.ones(3), torch.ones(2)
+    assert torch.allclose(run(norm, values, None, None, right, right, 0.1, 1e-5)[0], torch.zeros(2, 3, 4))
+    for at in range(4):
+        lists = [short if at == place else right for place in range(4)]
+        with pytest.raises(ValueError, match="batch norm"):
+            run(norm, values, *lists, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("norms", [torch.ones(1, 1), torch.ones(4), torch.ones(1, 3), torch.ones(4, 1).double()])
+def test_weight_norm_takes_a_norm_for_each_row(norms):
+    assert run("aten._weight_norm.default", torch.ones(4, 3), torch.ones(4, 1), 0).shape == (4, 3)
+    with pytest.raises(ValueError, match="one norm"):
+        run("aten._weight_norm.default", torch.ones(4, 3), norms, 0)
+
+
+@pytest.mark.parametrize("mode", ["grid_sampler", "grid_sampler_2d"])
+@pytest.mark.parametrize("modes", [(3, 0), (-1, 0), (0, 7), (0, -1)])
+def test_a_grid_is_sampled_in_known_modes(mode, modes):
+    with pytest.raises(ValueError, match="modes"):
+        run(f"aten.{mode}.default", torch.ones(1, 1, 2, 2), torch.ones(1, 2, 2, 2), *modes, False)
+
+
+def test_images_are_not_resized_by_next_to_nothing():
+    image = torch.ones(1, 1, 4, 4)
+    with pytest.raises(ValueError, match="scale"):
+        run("aten.upsample_bicubic2d.default", image, (8, 8), False, 1e-30, 2.0)
+    assert run("aten.upsample_bicubic2d.default", image, (8, 8), False, 2.0, 2.0).shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["div.Tensor_mode", "divide.Tensor_mode", "div.Scalar_mode"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_smallest_integer_is_not_divided_by_minus_one(name, dtype):
+    lowest = torch.full((5, 2), torch.iinfo(dtype).min, dtype=dtype).t()
+    other = -1 if "Scalar" in name else torch.full((5,), -1, dtype=dtype)
+    with pytest.raises(ValueError, match="smallest integer"):
+        run(f"aten.{name}", lowest, other, rounding_mode="trunc")
+    assert run(f"aten.{name}", lowest + 1, other, rounding_mode="trunc").max() == torch.iinfo(dtype).max
+
+
+def test_eigenvalues_are_those_of_finite_numbers():
+    with pytest.raises(ValueError, match="finite"):
+        run("aten.linalg_eigvals.default", torch.full((5, 5), float("nan")))
+    assert run("aten.linalg_eigvals.default", torch.eye(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["median.dim", "nanmedian.dim"])
+def test_the_median_of_one_number_many_times_is_that_number(name):
+    assert run(f"aten.{name}", torch.tensor([1.5]).expand(2), 0)[0] == 1.5
+
+
+def test_attention_over_a_query_of_overlapping_rows_is_written_whole():
+    overlapping = torch.arange(200.0).as_strided((2, 4, 4, 8), (1, 32, 8, 1)) / 200
+    keys = torch.ones(2, 2, 4, 8)
+    options = {"is_causal": True, "enable_gqa": True}
+    attention = "aten.scaled_dot_product_attention.default"
+    expected = run(attention, overlapping.clone(memory_format=torch.contiguous_format), keys, keys, None, **options)
+    assert torch.equal(run(attention, overlapping, keys, keys, None, **options), expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "shared"),
+    [((0, 3), (0, 3), True), ((2, 4), (2, 12), True), ((4, 4), (4, 12), False), ((2, 4), (1, 4), True)],
+)
+def test_attention_takes_a_value_for_each_key(keys, values, shared):
+    query, key, value = (torch.ones(2, heads, length, 8) for heads, length in ((4, 4), keys, values))
+    with pytest.raises(ValueError, match="attention"):
+        run("aten.scaled_dot_product_attention.default", query, key, value, enable_gqa=shared)
+
+
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "soft_margin_loss"])
+def test_a_loss_takes_a_target_for_each_value(name):
+    with pytest.raises(ValueError, match="target"):
+        run(f"aten.{name}.default", torch.tensor(0.5), torch.ones(0), reduction=2)
+    with pytest.raises(ValueError, match="reductions"):
+        run(f"aten.{name}.default", torch.ones(2), torch.ones(2), reduction=-1)
+
+
+def test_bags_need_offsets_for_their_indices():
+    with pytest.raises(ValueError, match="offsets"):
+        bag([0, 1], [])
+
+
+@pytest.mark.parametrize(("name", "target"), [("multi_margin_loss", (0,)), ("multilabel_margin_loss", (0, 4))])
+def test_a_loss_of_no_rows_is_refused(name, target):
+    with pytest.raises(ValueError, match="at least one value"):
+        run(f"aten.{name}.default", torch.ones(0, 4), torch.ones(target, dtype=torch.int64))
+
+
+def test_weight_norm_takes_at_least_one_value():
+    with pytest.raises(ValueError, match="at least one"):
+        run("aten._weight_norm.default", torch.ones(0, 3), torch.ones(0, 1), 0)
+
+
+@pytest.mark.parametrize(("dim", "norms"), [(1, (1, 3, 1)), (-1, ())])
+def test_weights_have_norms_along_any_dimension(dim, norms):
+    given = run("aten._weight_norm.default", torch.ones(4, 3, 2), torch.ones(norms), dim)
+    assert torch.allclose(given, torch._weight_norm(torch.ones(4, 3, 2), torch.ones(norms), dim))
+
+
+@pytest.mark.parametrize(
+    ("weight", "sizes"),
+    [(torch.ones(1).expand(4), (2, 4, 9)), (torch.ones(2), (2, 4, 9)), (torch.ones(8), (1, 8, 9)), (None, (2, 2, 18))],
+)
+def test_group_norm_takes_the_sizes_of_its_input(weight, sizes):
+    norm, values = "aten.native_group_norm.default", torch.ones(2, 4, 3, 3)
+    assert not run(norm, values, None, None, 2, 4, 9, 2, 1e-5)[0].any()
+    with pytest.raises(ValueError, match="native_group_norm"):
+        run(norm, values, weight, None, *sizes, 2, 1e-5)
+
+
+def test_truth_values_are_not_negated_when_they_are_read():
+    with pytest.raises(ValueError, match="truth"):
+        run("aten._neg_view.default", torch.tensor([True]))

@@ -5,10 +5,12 @@ its tensors for some of them, or give back memory that nobody wrote. A check her
 """
 
 from collections.abc import Callable, Mapping
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import torch
+
+from overwinter.model.operators import TENSOR_OPERATORS
 
 Arguments = Mapping[str, Any]
 """A call's arguments by the names of the operator's schema, defaults included."""
@@ -17,6 +19,8 @@ MOST_BINS = 1 << 20
 WIDEST_RANGE = 1e30
 FINEST_RANGE = 1e-6
 """Smallest width of a histogram's range, relative to its ends: below it float32 has no numbers left in between."""
+SMALLEST_SCALE = 1e-6
+"""Smallest scale of a resized image: a place is divided by it, and turned into a whole number."""
 
 
 class Guard(NamedTuple):
@@ -32,6 +36,8 @@ def guarded(operator: str, overload: torch._ops.OpOverload) -> Callable[..., Any
     These raise ValueError, naming the operator.
     """
     run: Callable[..., Any] = getattr(overload, "_op", overload)
+    if operator in _COPYING:
+        return _COPYING[operator](run)
     guard = _GUARDS.get(operator)
     if guard is None:
         return run
@@ -69,6 +75,7 @@ def _bags(given: Arguments) -> None:
     table, indices, offsets = given["weight"], given["indices"], given["offsets"]
     _require(given["mode"] in _BAG_MODES, f"embedding_bag knows the modes {_BAG_MODES}")
     _require((table.dim(), indices.dim(), offsets.dim()) == (2, 1, 1), "embedding_bag takes a table and two lists")
+    _require(offsets.numel() > 0 or indices.numel() == 0, "embedding_bag takes offsets for its indices")
     _require_ascending("embedding_bag", offsets, indices.numel())
 
 
@@ -94,9 +101,152 @@ def _groups(given: Arguments) -> None:
 def _written_groups(given: Arguments, result: torch.Tensor) -> torch.Tensor:
     """The result, with zeros in the rows that belong to no group."""
     offsets = given["offs"]
-    if offsets.numel():
-        result[int(offsets[-1]) :].zero_()
+    result[int(offsets[-1]) if offsets.numel() else 0 :].zero_()
     return result
+
+
+def _attention(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel gives its result the order of the query in memory, and takes the last dimension for the innermost.
+
+    It reads as many values as there are keys, and where heads share keys divides by how many heads these have.
+    """
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        *outer, inner = query.stride() or (1,)
+        if inner != 1 or (outer and min(outer) < query.size(-1)):
+            query = query.contiguous()
+        _require(key.size(-2) == value.size(-2), "attention takes a value for each key")
+        if kwargs.get("enable_gqa"):
+            known = key.shape[:-1] == value.shape[:-1] and 0 not in key.shape
+            _require(known, "attention with shared keys takes at least one key, and as many values")
+        return run(query, key, value, *args, **kwargs)
+
+    return attend
+
+
+def _median(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel finds the median in a copy, and its value by the strides of the original."""
+
+    def find(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return run(self.contiguous(), *args, **kwargs)
+
+    return find
+
+
+def _batch_norm(given: Arguments) -> None:
+    """The kernel reads as many statistics as the input has channels."""
+    values = given["input"]
+    _require(values.dim() >= 2, "batch norm takes an input of at least two dimensions")
+    lists = [given[name] for name in ("weight", "bias", "running_mean", "running_var") if given[name] is not None]
+    fit = all(each.shape == values.shape[1:2] for each in lists)
+    _require(fit, "batch norm takes one mean, variance, weight and bias for each channel")
+
+
+def _group_norm(given: Arguments) -> None:
+    """The kernel takes weight and bias to lie without gaps, and the sizes that it is told for those of its input."""
+    values, channels = given["input"], given["C"]
+    sizes = (given["N"], channels, given["HxW"])
+    known = values.dim() >= 2 and (*values.shape[:2], prod(values.shape[2:])) == sizes
+    _require(known, "native_group_norm takes the sizes of its input")
+    lists = [given[name] for name in ("weight", "bias") if given[name] is not None]
+    fit = all(each.shape == (channels,) and each.is_contiguous() for each in lists)
+    _require(fit, "native_group_norm takes one weight and bias for each channel, without gaps")
+
+
+def _weight_norm(given: Arguments) -> None:
+    """The kernel for the first or last dimension reads as many norms as that is long, and divides by its size."""
+    values, norms, dim = given["v"], given["g"], given["dim"]
+    _require(values.numel() > 0, "_weight_norm takes at least one value")
+    if dim in (0, values.dim() - 1):
+        shape = [size if at == dim else 1 for at, size in enumerate(values.shape)]
+        fit = values.dim() > 0 and list(norms.shape) == shape and norms.dtype == values.dtype
+        _require(fit, "_weight_norm takes one norm of the values' type for each place of the dimension")
+
+
+def _eigenvalues(given: Arguments) -> None:
+    """The LAPACK routine does not come back whole from numbers that are not finite."""
+    _require(bool(given["self"].isfinite().all()), "linalg_eigvals takes finite numbers")
+
+
+def _grid(given: Arguments) -> None:
+    """A kernel for no mode writes nothing."""
+    known = given["interpolation_mode"] in range(3) and given["padding_mode"] in range(3)
+    _require(known, "grid_sampler takes the modes 0 to 2")
+
+
+def _grid_3d(given: Arguments) -> None:
+    _grid(given)
+    _require(given["interpolation_mode"] < _BICUBIC, "grid_sampler_3d takes the interpolation modes 0 and 1")
+
+
+def _resizing(given: Arguments) -> None:
+    """A place in the result is divided by the scale."""
+    scales = [given[name] for name in ("scale_factor", "scales", "scales_d", "scales_h", "scales_w") if name in given]
+    for scale in [*scales, *(given.get("scale_factors") or ())]:
+        large_enough = scale is None or not 0 < scale < SMALLEST_SCALE
+        _require(large_enough, f"a tensor is resized by a scale of at least {SMALLEST_SCALE}")
+
+
+def _loss(given: Arguments) -> None:
+    """The kernel takes for granted that there is a target for each value, and that it knows the reduction."""
+    alike = given["self"].shape == given["target"].shape
+    _require(alike, "a loss takes a target of the shape of its input")
+    _require(given["reduction"] in range(3), "a loss takes the reductions 0 to 2")
+
+
+def _loss_of_rows(given: Arguments) -> None:
+    """The kernel writes no result for no rows."""
+    _require(given["self"].numel() > 0, "a margin loss takes at least one value")
+
+
+def _division(given: Arguments) -> None:
+    """The processor stops at the smallest integer divided by -1, whose quotient no integer type holds."""
+    top, bottom = given["self"], given["other"]
+    if given["rounding_mode"] == "trunc":
+        integers = [part.dtype for part in (top, bottom) if isinstance(part, torch.Tensor)]
+        if all(not (dtype.is_floating_point or dtype.is_complex) for dtype in integers) and _any_is(bottom, -1):
+            lowest = torch.iinfo(torch.int64).min
+            smallest = [lowest, torch.iinfo(torch.int32).min]
+            _require(not any(_any_is(top, each) for each in smallest), "div takes no smallest integer to divide by -1")
+
+
+def _negation(given: Arguments) -> None:
+    _require(given["self"].dtype != torch.bool, "_neg_view takes numbers, not truth values")
+
+
+def _any_is(numbers: object, number: int) -> bool:
+    return bool((numbers == number).any()) if isinstance(numbers, torch.Tensor) else numbers == number
+
+
+def _recurrent(gates: int) -> Callable[[Arguments], None]:
+    """A check of a recurrent layer with so many gates: the kernels trust the sizes of its states and parameters."""
+
+    def check(given: Arguments) -> None:
+        values, states, parameters = given["input"], given["hx"], given["params"]
+        states = [states] if isinstance(states, torch.Tensor) else states
+        _require(len(states) == (2 if gates == _LSTM_GATES else 1), "a recurrent layer takes its states")
+        ranks = {part.dim() for part in (values, *states)}
+        _require(ranks == {3}, "a recurrent layer takes an input and states of three dimensions")
+        layers, ways = given["num_layers"], 2 if given["bidirectional"] else 1
+        batch, width = values.shape[0 if given["batch_first"] else 1], values.shape[2]
+        given_out, hidden = states[0].shape[2], states[-1].shape[2]
+        for state in states:
+            fit = tuple(state.shape[:2]) == (layers * ways, batch) and 0 < given_out <= hidden
+            _require(fit, f"a recurrent layer takes {layers * ways} states for each of {batch} rows")
+        wanted: list[tuple[int, ...]] = []
+        for layer in range(min(layers, len(parameters))):
+            read = width if layer == 0 else given_out * ways
+            each: list[tuple[int, ...]] = [(gates * hidden, read), (gates * hidden, given_out)]
+            each += [(gates * hidden,)] * 2 if given["has_biases"] else []
+            # An LSTM may give out fewer numbers than it keeps, by one more matrix.
+            each += [(given_out, hidden)] if given_out != hidden else []
+            wanted += each * ways
+        fit = layers >= 1 and [tuple(part.shape) for part in parameters] == wanted
+        _require(fit, f"a recurrent layer takes parameters of the shapes {wanted[:8]}")
+        alike = {part.dtype for part in (values, *states, *parameters)}
+        _require(len(alike) == 1 and values.is_floating_point(), "a recurrent layer takes tensors of one real type")
+
+    return check
 
 
 def _require_ascending(operator: str, offsets: torch.Tensor, length: int) -> None:
@@ -109,10 +259,40 @@ def _require_ascending(operator: str, offsets: torch.Tensor, length: int) -> Non
 _SUM = 0
 _LARGEST = 2
 _BAG_MODES = (_SUM, 1, _LARGEST)
+_BICUBIC = 2
+_LSTM_GATES = 4
+
+_COPYING: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "aten.median.dim": _median,
+    "aten.nanmedian.dim": _median,
+    "aten.scaled_dot_product_attention.default": _attention,
+}
+"""Operators that need an argument copied first, if it lies strangely in memory."""
+
+_DIVISIONS = "div.Scalar_mode div.Tensor_mode div_.Scalar_mode div_.Tensor_mode divide.Scalar_mode "
+_MORE_DIVISIONS = "divide.Tensor_mode divide_.Scalar_mode divide_.Tensor_mode"
 
 _GUARDS: dict[str, Guard] = {
     "aten._grouped_mm.default": Guard(_groups, _written_groups),
+    "aten._native_batch_norm_legit_no_training.default": Guard(_batch_norm),
+    "aten._weight_norm.default": Guard(_weight_norm),
+    "aten._neg_view.default": Guard(_negation),
+    "aten.binary_cross_entropy.default": Guard(_loss),
     "aten.embedding_bag.default": Guard(_bags, _written_bags),
     "aten.embedding_bag.padding_idx": Guard(_bags, _written_bags),
+    "aten.grid_sampler.default": Guard(_grid),
+    "aten.grid_sampler_2d.default": Guard(_grid),
+    "aten.grid_sampler_3d.default": Guard(_grid_3d),
+    "aten.gru.input": Guard(_recurrent(3)),
     "aten.histc.default": Guard(_histogram),
+    "aten.linalg_eigvals.default": Guard(_eigenvalues),
+    "aten.lstm.input": Guard(_recurrent(_LSTM_GATES)),
+    "aten.multi_margin_loss.default": Guard(_loss_of_rows),
+    "aten.multilabel_margin_loss.default": Guard(_loss_of_rows),
+    "aten.native_group_norm.default": Guard(_group_norm),
+    "aten.rnn_relu.input": Guard(_recurrent(1)),
+    "aten.rnn_tanh.input": Guard(_recurrent(1)),
+    "aten.soft_margin_loss.default": Guard(_loss),
+    **{f"aten.{name}": Guard(_division) for name in (_DIVISIONS + _MORE_DIVISIONS).split()},
+    **{name: Guard(_resizing) for name in TENSOR_OPERATORS if "upsample" in name},
 }
