@@ -1,0 +1,71 @@
+"""Where do a try's tensors lie? In pages of their own, between two that nobody may touch.
+
+A read or write before or behind a tensor ends the process. One that stays within the tensor's last page is told by the
+byte that fills the rest of that page.
+"""
+
+import ctypes
+import mmap
+from typing import NamedTuple, Self
+
+import torch
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+_PAGE = mmap.PAGESIZE
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+class _Place(NamedTuple):
+    """A tensor's first byte and its bytes, and the pages around it."""
+
+    address: int
+    nbytes: int
+    pages: int
+    room: int
+
+
+class GuardedMemory:
+    """Memory for the tensors of one try, freed together."""
+
+    def __init__(self, byte: int, at_end: bool) -> None:
+        """With `at_end` a tensor's last byte lies before the guard, else its first byte behind one."""
+        self._byte = byte
+        self._at_end = at_end
+        self._places: list[_Place] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in self._places:
+            _libc.munmap(place.pages - _PAGE, place.room + 2 * _PAGE)
+
+    def flat(self, content: torch.Tensor, *, writable: bool) -> torch.Tensor:
+        """A copy of a flat tensor, which has elements; as the weights of a worker, unless it is `writable`."""
+        nbytes = content.numel() * content.element_size()
+        room = -(-nbytes // _PAGE) * _PAGE
+        start = _libc.mmap(None, room + 2 * _PAGE, 0, _PRIVATE, -1, 0)
+        if start == ctypes.c_void_p(-1).value:
+            raise MemoryError
+        pages = start + _PAGE
+        _libc.mprotect(pages, room, mmap.PROT_READ | mmap.PROT_WRITE)
+        ctypes.memset(pages, self._byte, room)
+        address = pages + (room - nbytes if self._at_end else 0)
+        ctypes.memmove(address, content.data_ptr(), nbytes)
+        if not writable:
+            _libc.mprotect(pages, room, mmap.PROT_READ)
+        self._places.append(_Place(address, nbytes, pages, room))
+        return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=content.dtype)
+
+    def is_whole(self) -> bool:
+        """Whether nobody wrote beside a tensor within its pages."""
+        return all(self._beside(place).count(self._byte) == place.room - place.nbytes for place in self._places)
+
+    def _beside(self, place: _Place) -> bytes:
+        start = place.pages if self._at_end else place.address + place.nbytes
+        return ctypes.string_at(start, place.room - place.nbytes)

@@ -1,0 +1,68 @@
+"""No listed operator leaves its tensors, shows memory that nobody wrote or ends its process; the fuzz would see it."""
+
+import ctypes
+import faulthandler
+import os
+import signal
+
+import pytest
+import torch
+
+from benchmarks.guard_pages import GuardedMemory
+from benchmarks.operator_calls import valid_calls
+from benchmarks.operator_fuzz import attempt, fuzz, operators
+from overwinter.model import guards
+
+
+def test_each_operator_has_a_call_that_succeeds():
+    calls = valid_calls()
+    assert sorted(calls) == operators()
+    # How many results a list has is drawn, so a call that gives one needs several tries.
+    tries = {name: (attempt(call, str(chance)) for call in calls[name] for chance in range(40)) for name in calls}
+    assert [name for name, outcomes in tries.items() if "ok" not in outcomes] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_extreme_arguments_do_no_harm(seed):
+    outcome = fuzz(seed, 3)
+    assert outcome.findings == ()
+    assert outcome.tries == 3 * len(operators())
+    assert outcome.counts["ok"] > outcome.counts["refused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("operator", "tries", "kinds"),
+    [
+        ("aten._native_batch_norm_legit_no_training.default", 60, {"outside", "unwritten"}),
+        ("aten._weight_norm.default", 60, {"outside", "unwritten"}),
+        ("aten.grid_sampler_2d.default", 20, {"unwritten"}),
+        ("aten.lstm.input", 60, {"outside", "crash"}),
+    ],
+)
+def test_without_the_guards_it_finds_what_they_are_for(monkeypatch, operator, tries, kinds):
+    assert not fuzz(1, tries, [operator]).findings
+    monkeypatch.setattr(guards, "_GUARDS", {})
+    assert kinds & {finding.kind for finding in fuzz(1, tries, [operator]).findings}
+
+
+@pytest.mark.parametrize(("at_end", "place"), [(True, 400), (False, -1)])
+def test_what_is_beside_a_tensor_cannot_be_read(at_end, place):
+    with GuardedMemory(0x5A, at_end=at_end) as memory:
+        tensor = memory.flat(torch.zeros(100), writable=False)
+        pid = os.fork()
+        if pid == 0:
+            faulthandler.disable()
+            ctypes.string_at(tensor.data_ptr() + place, 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(("at_end", "place"), [(True, -1), (False, 400)])
+def test_a_write_beside_a_tensor_within_its_pages_is_seen(at_end, place):
+    with GuardedMemory(0x5A, at_end=at_end) as memory:
+        tensor = memory.flat(torch.zeros(100), writable=True)
+        tensor.fill_(1)
+        assert memory.is_whole()
+        ctypes.memset(tensor.data_ptr() + place, 0, 1)
+        assert not memory.is_whole()
