@@ -47,6 +47,21 @@ def test_a_weight_cannot_be_stretched_over_its_neighbour(mapped):
         first.as_strided((100,), (1,))
 
 
+@pytest.mark.parametrize(("shape", "offset"), [((1 << 20,), 0), ((4,), 1 << 20), ((4,), -16), ((1 << 40,), 0)])
+def test_a_weight_outside_its_block_is_refused(mapped, shape, offset):
+    _, _, block = mapped
+    with pytest.raises(ValueError, match=r"buffer|offset"):
+        weight_tensors([Weight("w", "float32", shape)], [(0, offset)], [block])
+
+
+def test_an_order_in_memory_stays_within_the_weight(mapped):
+    _, _, block = mapped
+    [turned] = weight_tensors([Weight("a", "float32", (4, 3), (1, 0))], [(0, 0)], [block])
+    assert turned.stride() == (1, 4)
+    assert turned.untyped_storage().nbytes() == turned.nbytes
+    assert turned[3, 2] == 11
+
+
 def test_a_write_is_a_crash_and_changes_nothing(mapped):
     _, (first, *_), _ = mapped
     pid = os.fork()
