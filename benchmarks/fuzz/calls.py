@@ -50,7 +50,10 @@ class Calls:
     def prepare(self) -> None:
         """An empty node is where the model begins."""
         for name in list(self._versions):
-            judged(self._arena, ask(self._arena.port, "DELETE", f"/overwinter/v1/functions/{name}"))
+            judged(
+                self._arena,
+                ask(self._arena.port, "DELETE", f"/overwinter/v1/functions/{name}", tenant=name.partition("-")[0]),
+            )
         self._versions, self._unloaded, self._maybe = {}, set(), set()
 
     def run(self, case: str, rng: Random) -> None:
@@ -131,7 +134,7 @@ class Calls:
         there = self._versions.get(name, {})
         version = rng.choice(sorted(there)) if there and rng.random() < 0.5 else None
         path = f"/overwinter/v1/functions/{name}" + (f"/versions/{version}" if version else "")
-        reply = judged(self._arena, ask(self._arena.port, "DELETE", path, patience_s=PATIENCE_S))
+        reply = judged(self._arena, ask(self._arena.port, "DELETE", path, patience_s=PATIENCE_S, tenant=tenant))
         if reply is None:
             self._maybe.add(name)
         elif reply.status == 200:
@@ -146,14 +149,16 @@ class Calls:
 
     def _load(self, tenant: str, name: str, rng: Random) -> None:
         reply = judged(
-            self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/load", b"", PATIENCE_S)
+            self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/load", b"", PATIENCE_S, tenant)
         )
         if reply is not None and reply.status == 200:
             self._unloaded.discard(name)
         self._expected(name, reply)
 
     def _unload(self, tenant: str, name: str, rng: Random) -> None:
-        reply = judged(self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/unload"))
+        reply = judged(
+            self._arena, ask(self._arena.port, "POST", f"/v2/repository/models/{name}/unload", tenant=tenant)
+        )
         if reply is not None and reply.status == 200:
             self._unloaded.add(name)
         self._expected(name, reply)
@@ -161,7 +166,7 @@ class Calls:
     def _profile(self, tenant: str, name: str, rng: Random) -> None:
         body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
         path = f"/overwinter/v1/functions/{name}/profile"
-        self._expected(name, judged(self._arena, ask(self._arena.port, "POST", path, body, PATIENCE_S)))
+        self._expected(name, judged(self._arena, ask(self._arena.port, "POST", path, body, PATIENCE_S, tenant)))
 
     def _expected(self, name: str, reply: Reply | None) -> None:
         """A function that is there is found, one that is not there is not."""

@@ -106,7 +106,7 @@ class Crafted:
             return b""
         asked = zeros_request(NAME, program.inputs, program.dimensions)
         reply = judged(self._arena, exchange(port, asked, DEPLOY_S))
-        judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}"))
+        judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}", tenant="crafters"))
         return reply.tensors[:64] if reply is not None and reply.status == 200 else b""
 
 

@@ -9,7 +9,7 @@ import msgspec
 from benchmarks.fuzz.kind import judged, quietly
 from benchmarks.hostile import mutation
 from benchmarks.hostile.arena import Arena
-from benchmarks.hostile.exchange import Reply, ask, connect, exchange, receive, request
+from benchmarks.hostile.exchange import Reply, ask, connect, exchange, of, receive, request
 from benchmarks.hostile.functions import DEPLOY_S, Functions, infer_request, source, stage
 from overwinter.core.function import Settings
 from overwinter.core.profiling import Wanted
@@ -85,10 +85,10 @@ class Manifests:
         block = manifest["blocks"][0]
         data = bytes(block[1]) + text + len(text).to_bytes(4, "little")
         block[0], block[1] = address_of(data), len(data)
-        exchange(self._arena.port, request("PUT", f"/overwinter/v1/blocks/{block[0]}", data))
+        exchange(self._arena.port, request("PUT", f"/overwinter/v1/blocks/{block[0]}", data, of("mutants")))
 
     def _register(self, name: str, body: bytes, kind: str, rng: Random) -> None:
-        sent = request("POST", "/overwinter/v1/functions", body, f"content-type: {kind}\r\n")
+        sent = request("POST", "/overwinter/v1/functions", body, f"content-type: {kind}\r\n{of('mutants')}")
         reply = judged(self._arena, exchange(self._arena.port, sent, DEPLOY_S))
         if reply is None or reply.status != 201:
             return
@@ -102,7 +102,7 @@ class Manifests:
         port = self._arena.port
         self._burst(name)
         body = msgspec.json.encode(Wanted(cores=(1,), batches=(1,), concurrency=(1,), layers=False))
-        judged(self._arena, ask(port, "POST", f"/overwinter/v1/functions/{name}/profile", body, DEPLOY_S))
+        judged(self._arena, ask(port, "POST", f"/overwinter/v1/functions/{name}/profile", body, DEPLOY_S, "mutants"))
         self._burst(name)
         for path in ("", "/explain"):
             judged(self._arena, ask(port, "GET", f"/overwinter/v1/functions/{name}{path}"))
@@ -120,7 +120,7 @@ class Manifests:
 
     def _remove(self, name: str) -> None:
         port = self._arena.port
-        reply = judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{name}"))
+        reply = judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{name}", tenant="mutants"))
         if reply is None or reply.status != 200:
             self._arena.tally.add("wrong", f"{name} was deployed and cannot be removed: {_told(reply)}")
             return
@@ -149,11 +149,11 @@ class Manifests:
             pipeline = mutation.tree(pipeline, rng)
         port = self._arena.port
         body = json.dumps(pipeline).encode()
-        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/pipelines", body))
+        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/pipelines", body, tenant="pipes"))
         if reply is not None and reply.status == 201:
             name = json.loads(reply.body)["name"]
             judged(self._arena, exchange(port, infer_request(name), DEPLOY_S))
-            quietly(lambda: self._arena.node.client.remove(name))
+            quietly(lambda: self._arena.node.client.speaking_for("pipes").remove(name))
 
 
 def _told(reply: Reply | None) -> str:

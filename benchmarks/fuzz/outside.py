@@ -75,7 +75,7 @@ class Outside:
             handler = source(name, "told")
             self._functions.deploy(self._arena.node.client, name, handler=handler, tenant="spies", **settings)
         for name in (self._victim.PLAIN, self._victim.HANDLED):
-            self._arena.node.client.load(name)
+            self._arena.node.client.speaking_for(self._victim.TENANT).load(name)
 
     def run(self, case: str, rng: Random) -> None:
         if case in TAKEN:
@@ -89,8 +89,8 @@ class Outside:
         tally = self._arena.tally
         if way.startswith("own_"):
             # What earlier ways found is in the memory of their worker.
-            self._arena.node.client.unload("spy")
-            self._arena.node.client.load("spy")
+            self._arena.node.client.speaking_for("spies").unload("spy")
+            self._arena.node.client.speaking_for("spies").load("spy")
         name = "kernel" if way in KERNEL else "spy"
         reply = judged(self._arena, order(self._arena.port, name, json.dumps({"way": way, **self._outside()}), SPY_S))
         if reply is None or reply.status != 200:
@@ -155,12 +155,12 @@ class Outside:
             self._arena.examine()
             if not any(word.encode() in line for line in self._arena.said):
                 self._arena.tally.add("outside_writes", "log_pipe: another's handler is no longer heard in the log")
-            quietly(lambda: self._arena.node.client.remove("talker"))
+            quietly(lambda: self._arena.node.client.speaking_for("talkers").remove("talker"))
 
     # What is another tenant's
 
     def _sent(self, path: str, body: bytes) -> Reply | None:
-        return judged(self._arena, ask(self._arena.port, "POST", path, body, SPY_S))
+        return judged(self._arena, ask(self._arena.port, "POST", path, body, SPY_S, "intruder"))
 
     def _anothers_name(self) -> None:
         """A next version of the victim's function, by a tenant that is not it."""
@@ -170,7 +170,7 @@ class Outside:
         if reply is not None and reply.status == 201:
             self._arena.tally.add("outside_writes", "another tenant's version answers for the victim's function")
             version = json.loads(reply.body)["version"]
-            quietly(lambda: self._arena.node.client.remove(self._victim.PLAIN, version))
+            quietly(lambda: self._arena.node.client.speaking_for("intruder").remove(self._victim.PLAIN, version))
 
     def _anothers_asset(self) -> None:
         """The victim's blobs, named as assets of a handler that gives back what is in them."""
@@ -200,7 +200,7 @@ class Outside:
         given = {"name": "what", "datatype": "BYTES", "shape": [1], "data": ["x"]}
         body = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
         self._sent("/v2/models/taker/infer", body)
-        quietly(lambda: self._arena.node.client.remove("taker"))
+        quietly(lambda: self._arena.node.client.speaking_for("intruder").remove("taker"))
 
     def _anothers_pipeline(self) -> None:
         """A pipeline over the victim's function, which then can no longer be removed by its owner."""
@@ -213,7 +213,7 @@ class Outside:
         reply = self._sent("/overwinter/v1/pipelines", json.dumps(pipeline).encode())
         if reply is not None and reply.status == 201:
             self._arena.tally.note("a pipeline may be made over another tenant's function")
-            quietly(lambda: self._arena.node.client.remove("intruder-pipe"))
+            quietly(lambda: self._arena.node.client.speaking_for("intruder").remove("intruder-pipe"))
 
     def _outliving_the_daemon(self) -> None:
         """The daemon is killed; nothing of it may stay, whatever its workers did before."""
@@ -249,7 +249,7 @@ class Outside:
         )
         order(self._arena.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
         before = set(self._arena.node.body_pids())
-        client.remove("guest")
+        client.speaking_for("guests").remove("guest")
         until = time.monotonic() + 10.0
         while before <= set(self._arena.node.body_pids()) and time.monotonic() < until:
             time.sleep(0.05)

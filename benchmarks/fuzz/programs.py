@@ -79,17 +79,17 @@ class Programs:
         return program
 
     def _deploy(self, mutant: bytes, program: Program, manifest: Manifest) -> None:
-        client, port = self._arena.node.client, self._arena.port
+        client, port = self._arena.node.client.speaking_for(manifest.tenant), self._arena.port
         blob = Blob(address_of(mutant), len(mutant))
         client.put_block(blob.address, mutant)
         changed = msgspec.structs.replace(
             manifest, program=blob, inputs=program.inputs, outputs=program.outputs, agreement=None
         )
         body = encode_manifest(changed)
-        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/functions", body, DEPLOY_S))
+        reply = judged(self._arena, ask(port, "POST", "/overwinter/v1/functions", body, DEPLOY_S, manifest.tenant))
         if reply is not None and reply.status == 201:
             judged(self._arena, exchange(port, zeros_request(NAME, program.inputs, program.dimensions), DEPLOY_S))
-            judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}"))
+            judged(self._arena, ask(port, "DELETE", f"/overwinter/v1/functions/{NAME}", tenant=manifest.tenant))
 
 
 def zeros_request(name: str, specs: tuple[TensorSpec, ...], dimensions: dict[str, tuple[int, int]]) -> bytes:

@@ -88,9 +88,16 @@ def request(method: str, path: str, body: bytes = b"", headers: str = "") -> byt
     return head.encode("latin-1", "replace") + body
 
 
-def ask(port: int, method: str, path: str, body: bytes = b"", patience_s: float = PATIENCE_S) -> Reply | None:
-    """One request that is as it should be."""
-    return exchange(port, request(method, path, body, "content-type: application/json\r\n"), patience_s)
+def of(tenant: str) -> str:
+    """The header of a request that speaks for a tenant."""
+    return f"overwinter-tenant: {tenant}\r\n"
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes = b"", patience_s: float = PATIENCE_S, tenant: str = "default"
+) -> Reply | None:
+    """One request that is as it should be, for a tenant."""
+    return exchange(port, request(method, path, body, f"content-type: application/json\r\n{of(tenant)}"), patience_s)
 
 
 def _whole_size(received: bytearray) -> int:

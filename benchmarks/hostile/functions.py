@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.families import as_tensors
-from benchmarks.hostile.exchange import PATIENCE_S, Reply, ask, exchange, request
+from benchmarks.hostile.exchange import PATIENCE_S, Reply, ask, exchange, of, request
 from benchmarks.wire import binary_request
 from overwinter.api.client import Client
 from overwinter.api.deployer import Package, package, settings_of
@@ -100,12 +100,13 @@ def stage(port: int, made: Package) -> None:
     """Put all blobs of a package, as whoever attacks."""
     for blob in made.manifest.blobs():
         content = bytes(made.contents[blob.address]())
-        exchange(port, request("PUT", f"/overwinter/v1/blocks/{blob.address}", content))
+        exchange(port, request("PUT", f"/overwinter/v1/blocks/{blob.address}", content, of(made.manifest.tenant)))
 
 
 def register(port: int, made: Package, patience_s: float = DEPLOY_S) -> Reply | None:
     """Send a package's manifest, whose blobs are there; a trial may take a minute."""
-    return ask(port, "POST", "/overwinter/v1/functions", encode_manifest(made.manifest), patience_s)
+    manifest = made.manifest
+    return ask(port, "POST", "/overwinter/v1/functions", encode_manifest(manifest), patience_s, manifest.tenant)
 
 
 def order_request(name: str, text: str) -> bytes:

@@ -115,10 +115,11 @@ class Besiegers:
 
     def _clear(self) -> None:
         with suppress(OSError, HungError):
-            reply = ask(self._found.port, "GET", "/v2/models", patience_s=END_S)
-            names = [] if reply is None or reply.status != 200 else json.loads(reply.body)["models"]
-            for name in set(names) - self._keep:
-                ask(self._found.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=END_S)
+            reply = ask(self._found.port, "GET", "/overwinter/v1/functions", patience_s=END_S)
+            there = [] if reply is None or reply.status != 200 else json.loads(reply.body)
+            for name, tenant in {each["name"]: each["tenant"] for each in there}.items():
+                if name not in self._keep:
+                    ask(self._found.port, "DELETE", f"/overwinter/v1/functions/{name}", b"", END_S, tenant)
 
     def stop(self) -> None:
         """End the process."""

@@ -16,7 +16,7 @@ from benchmarks.fuzz.manifests import NUMERIC
 from benchmarks.fuzz.uploads import begun
 from benchmarks.hostile import wires
 from benchmarks.hostile.bodies import HEAVY
-from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, receive, request
+from benchmarks.hostile.exchange import HungError, Reply, ask, connect, exchange, of, receive, request
 from benchmarks.hostile.functions import Functions, infer_request, order_request, register, source, stage
 from benchmarks.hostile.mutation import LARGE
 from overwinter.api.deployer import Package, package, settings_of
@@ -46,13 +46,14 @@ class Attackers:
         self.port = port
         self.rng = Random(seed)
         self.functions = Functions()
-        self._deployed: list[str] = []
+        self._deployed: dict[str, str] = {}
+        """Whose each is, by name."""
         self._ends: list[socket.socket] = []
 
     def deploy(self, made: Package) -> bool:
         """Deploy as far as the node lets; whether it did."""
         name = made.manifest.name
-        self._deployed.append(name)
+        self._deployed[name] = made.manifest.tenant
         with suppress(OSError, HungError):
             stage(self.port, made)
             reply = register(self.port, made, STEP_S)
@@ -75,15 +76,15 @@ class Attackers:
     def remove(self, name: str) -> None:
         """Take away a function."""
         with suppress(OSError, HungError):
-            ask(self.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=STEP_S)
+            ask(self.port, "DELETE", f"/overwinter/v1/functions/{name}", patience_s=STEP_S, tenant=self._deployed[name])
 
     def leave(self) -> None:
         """Hang up, and take away everything."""
         for end in self._ends:
             end.close()
-        for name in dict.fromkeys(self._deployed):
+        for name in self._deployed:
             self.remove(name)
-        self._ends, self._deployed = [], []
+        self._ends, self._deployed = [], {}
 
     def hog(self, number: int, **settings: float) -> str:
         """Deploy a function that takes what it can; its name."""
@@ -104,7 +105,7 @@ def settings(others: Attackers) -> Steps:
                 if others.deploy(manifest):
                     path = "/overwinter/v1/functions/extreme/profile"
                     with suppress(OSError, HungError):
-                        ask(others.port, "POST", path, b'{"cores":[1],"batches":[1],"layers":false}', STEP_S)
+                        ask(others.port, "POST", path, b'{"cores":[1],"batches":[1],"layers":false}', STEP_S, "siege-0")
                     for _ in range(CALLS):
                         others.call(infer_request("extreme"))
                 others.leave()
@@ -200,7 +201,11 @@ def hanging_trials(others: Attackers) -> Steps:
             with suppress(OSError, HungError):
                 stage(others.port, made)
             if number <= TRIALS:
-                others.call(request("POST", "/overwinter/v1/functions", encode_manifest(made.manifest)))
+                others.call(
+                    request(
+                        "POST", "/overwinter/v1/functions", encode_manifest(made.manifest), of(made.manifest.tenant)
+                    )
+                )
             yield
 
 

@@ -166,8 +166,7 @@ def deploy(node: NodeProcess, name: str, module=None, handler=None, assets=None,
     agreed = agree(export(module or Scale(2.0), {"x": torch.zeros(2, 4)}))
     chosen = settings_of(None, settings)
     made = package(name, *agreed, handler=handler, assets=assets, tenant=tenant, settings=chosen)
-    with Client(node.url, tenant=tenant) as client:
-        return made.upload(client)
+    return made.upload(node.client)
 
 
 def ask(node: NodeProcess, name: str, value: float = 1.0, **options) -> list[float]:

@@ -58,11 +58,10 @@ class Package(msgspec.Struct):
     contents: dict[Address, Callable[[], Buffer]]
 
     def upload(self, client: Client, progress: Progress | None = None) -> Uploaded:
-        """Send what the node lacks and register; raises the node's own words when it refuses. CallerError when the
-        client speaks for another tenant than the function's.
+        """Send what the node lacks and register, for the function's tenant; raises the node's own words when it
+        refuses.
         """
-        if client.tenant != (tenant := self.manifest.tenant):
-            raise CallerError(f"{self.manifest.name!r} is of tenant {tenant!r}, the client of {client.tenant!r}")
+        client = client.speaking_for(self.manifest.tenant)
         blobs = self.manifest.blobs()
         lacking = set(client.missing([blob.address for blob in blobs]))
         total = sum(blob.nbytes for blob in blobs if blob.address in lacking)
@@ -173,7 +172,7 @@ def deploy_exported(exported: "Exported", url: str, *, name: str, settings: Sett
     for note in agreed.agreement.notes:
         warnings.warn(note, stacklevel=3)
     ready = package(name, *agreed, settings=settings, **function)
-    with Client(url, tenant=ready.manifest.tenant) as client:
+    with Client(url) as client:
         made = ready.upload(client)
     if made.warning:
         warnings.warn(made.warning, stacklevel=3)
