@@ -192,7 +192,10 @@ class Outside:
         made = self._functions.package("taker", 1.0, handler=handler, tenant="intruder")
         stage(self._arena.port, made)
         manifest = json.loads(encode_manifest(made.manifest))
-        manifest["handler"]["assets"] = {f"a{at}": blob for at, blob in enumerate(self._victim.blobs[:count])}
+        # The program of both is the same, and what the intruder has sent itself is its own.
+        own = {blob.address for blob in made.manifest.blobs()}
+        theirs = [blob for blob in self._victim.blobs if blob[0] not in own]
+        manifest["handler"]["assets"] = {f"a{at}": blob for at, blob in enumerate(theirs[:count])}
         reply = self._sent("/overwinter/v1/functions", json.dumps(manifest).encode())
         if reply is None or reply.status != 201:
             return
