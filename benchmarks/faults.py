@@ -90,8 +90,16 @@ class Subject:
         self.replaced: list[Span] = []
         self.damaged = False
 
-    def deploy(self, client: Client) -> None:
+    def client(self, url: str) -> Client:
+        """Its author's."""
+        return Client(url, TIMEOUT_S, tenant=self.package.manifest.tenant)
+
+    def deploy(self, url: str) -> None:
         """As the next version; the one before goes, and with it whoever waits for it."""
+        with self.client(url) as client:
+            self._replace(client)
+
+    def _replace(self, client: Client) -> None:
         made = self.package.upload(client)
         self.replaced.append(Span(time.monotonic(), time.monotonic() + TIMEOUT_S))
         for each in client.functions():
@@ -178,7 +186,7 @@ class Storm:
     def unload(self, subject: Subject) -> Fault:
         """Let a function's blocks leave memory."""
         try:
-            with Client(self.site.node.url, TIMEOUT_S) as client:
+            with subject.client(self.site.node.url) as client:
                 client.unload(subject.name)
                 client.load(subject.name)
         except OverwinterError as error:
@@ -214,8 +222,7 @@ class Storm:
     def mend(self, subject: Subject) -> None:
         """Deploy a function again; later, if the node refuses that now."""
         try:
-            with Client(self.site.node.url, TIMEOUT_S) as client:
-                subject.deploy(client)
+            subject.deploy(self.site.node.url)
         except OverwinterError as error:
             self.told[f"deploy: {_shape(str(error))}"] += 1
 
@@ -267,7 +274,7 @@ def places() -> Iterator[Site]:
         (root / "temporary").mkdir()
         os.environ["TMPDIR"] = str(root / "temporary")
         memory = mounts.get("memory") or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        node = Node(mounts.get("disk", root / "data"), memory, (), log=root / "node.log")
+        node = Node(mounts.get("disk", root / "data"), memory, ("--disk-free-min-bytes", "4MiB"), log=root / "node.log")
         stack.callback(node.stop)
         yield Site(node, mounts)
 
@@ -289,7 +296,7 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
     subjects = [Subject(family, variant, tenant) for family in families for variant, tenant in enumerate(TENANTS, 1)]
     site.node.start()
     for subject in subjects:
-        subject.deploy(site.node.client)
+        subject.deploy(site.node.url)
     storm = Storm(site, subjects, seed)
     held = _at_rest(site)
     storm.run(seconds)
