@@ -7,7 +7,7 @@ deploy-and-remove cycle deploys a function, asks it, and removes it; by turns a 
 a handler, and a program that the node has never seen. In every tenth a deploy is refused besides, since its handler
 fails. Every answer is compared with plain PyTorch's, bit for bit.
 
-A warm-up comes first, which fills what is bounded and kept: 256 programs prepared in the zygote, 4096 steps in the
+A warm-up comes first, which fills what is bounded and kept: 256 programs prepared in a zygote, 4096 steps in the
 journal's ring, sqlite's pages, threads of the daemon's pools, primitives of PyTorch, and what allocators keep. Then
 the node's anonymous and shared PSS, its descriptors, its processes and the files of its host store are read while
 nothing runs and nobody is connected, at the start line and after each part of the cycles. In the end the node is
@@ -32,7 +32,7 @@ from overwinter.core.errors import CallerError
 
 MODELS = ("mlp", "textcnn", "mobilenet-v2", "minilm")
 PROGRAMS_KEPT = 256
-"""That the zygote keeps prepared (`PREPARED_MAX` of worker/zygote.py)."""
+"""That the zygote keeps prepared (`prepared_max`)."""
 STEPS_KEPT = 4096
 """That the journal keeps (`journal_ring` of core/config.py)."""
 UNLOADED_EVERY = 4
@@ -57,8 +57,8 @@ class Standing(NamedTuple):
     """What a node at rest holds."""
 
     daemon: int
-    first_zygote: int
-    second_zygote: int
+    base_zygote: int
+    tenant_zygote: int
     """Anonymous PSS."""
     shared: int
     """PSS of memory files and mapped blocks."""
@@ -72,7 +72,7 @@ class Standing(NamedTuple):
     @property
     def nbytes(self) -> int:
         """All memory that is the node's own."""
-        return self.daemon + self.first_zygote + self.second_zygote + self.shared + self.store
+        return self.daemon + self.base_zygote + self.tenant_zygote + self.shared + self.store
 
 
 class Subject:
@@ -169,7 +169,7 @@ class Churn:
         pids = self.node.pids()
         own = [memory([pid]).anonymous for pid in pids[:3]]
         if len(pids) < len(own) or self.node.body_pids():
-            raise RuntimeError(f"a node at rest is a daemon and two zygotes, not {len(pids)} processes")
+            raise RuntimeError(f"a node at rest is a daemon, its base zygote and a tenant's, not {len(pids)} processes")
         files = sum(path.is_file() for path in self.node.host_store.rglob("*"))
         return Standing(
             *own,
@@ -207,7 +207,7 @@ def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str
     churn = Churn(node, models)
     churn.warm_up()
     start = end = churn.standing()
-    names = ("daemon", "zygote 1", "zygote 2", "shared", "store", "sum", "RSS")
+    names = ("daemon", "base", "zygote", "shared", "store", "sum", "RSS")
     print(f"{'MiB at rest':26}" + "".join(f"{name:>10}" for name in names), end="")
     print(f"{'descriptors':>13}{'processes':>11}{'files':>7}{'s':>9}")
     print(row("start line", start, None), flush=True)

@@ -55,7 +55,7 @@ async def serve_node(
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, stop.set)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
-        node.processes.on_ready = lambda: ready(node)
+        node.processes.zygotes.on_ready = lambda: ready(node)
         app = create_app(node, config.requests, budget_of(config.requests, available_bytes()))
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests))

@@ -17,6 +17,7 @@ from overwinter.node.bodies import BodyProcess
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
+from overwinter.node.watching import Bounds
 from overwinter.store.manifest import Deployment
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from overwinter.worker.messages import ForkBody
@@ -35,15 +36,18 @@ class Same(torch.nn.Module):
 class Function:
     """A packaged module, and descriptors of its files as a host store would give them."""
 
-    def __init__(self, module, inputs, handler: str | None = None, memory_mib: int = 4096) -> None:
+    def __init__(
+        self, module, inputs, handler: str | None = None, memory_mib: int = 4096, name="f", tenant="default"
+    ) -> None:
         made = export(module.eval(), inputs, {name: {0: "batch"} for name in inputs})
-        packed = package("f", made.program, made.weights, handler=handler, settings=Settings(memory_mib=memory_mib))
+        settings = Settings(memory_mib=memory_mib)
+        packed = package(name, made.program, made.weights, handler=handler, tenant=tenant, settings=settings)
         self.deployed = DeployedFunction(Deployment(packed.manifest.name, 1, packed.manifest, 0.0))
         self._files = {address: bytes(content()) for address, content in packed.contents.items()}
 
-    def open(self) -> list[int]:
+    def open(self, bare: bool = False) -> list[int]:
         fds = []
-        for address in self.deployed.files():
+        for address in self.deployed.program_files() if bare else self.deployed.files():
             fds.append(os.memfd_create("test"))
             os.write(fds[-1], self._files[address])
         return fds
@@ -52,7 +56,8 @@ class Function:
 class Rig:
     """One node's processes. `run` drives its loop until a coroutine is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
         self.said: list[str] = []
@@ -62,7 +67,8 @@ class Rig:
     async def _start(self) -> None:
         self.effects = NodeEffects(None, asyncio.TaskGroup(), lambda text: None)
         self.effects.post = self.events.append
-        self.processes = self.effects.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said.append)
+        self.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said.append, self._bounds)
+        self.effects.processes = self.processes
         self.processes.start()
         await until(self.processes.is_up)
 
@@ -77,11 +83,19 @@ class Rig:
         self._last += 1
         return self._last
 
+    def deploy(self, *functions: Function) -> None:
+        """Let the effects know them, as if their blocks lay in a host store."""
+        self.effects.functions |= {function.deployed.id: function.deployed for function in functions}
+        known = {function.deployed.id: function for function in functions}
+        self.effects.rehearsal_of = lambda id_: (
+            None if known[id_].deployed.too_slow else (known[id_].deployed.bare_load(), known[id_].open(bare=True))
+        )
+
     async def start_body(self, function: Function, cores: int = 1, concurrency: int = 1) -> BodyProcess:
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
         order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, deployed.mapped_bytes())
-        self.processes.fork(order, deployed.load(cores=cores, concurrency=concurrency), fds)
+        self.processes.fork(deployed.manifest.tenant, order, deployed.load(cores=cores, concurrency=concurrency), fds)
         for fd in fds:
             os.close(fd)
         await until(lambda: BodyReady(worker) in self.events or self.exits(worker))

@@ -11,8 +11,6 @@ import torch
 
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.effects import TRAYS_IDLE_S
-from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import FromZygote
 from overwinter.worker.tray import KEPT_BYTES
 
 from .rig import Function, Rig, until
@@ -351,7 +349,6 @@ def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
 
 def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
     async def scene():
-        here, there = pair()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = os.listdir("/proc/self/fd")
         load = wide.deployed.load(concurrency=3)
@@ -360,7 +357,7 @@ def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    body = BodyProcess(1, load, Channel(here, FromZygote), [].append)
+                    body = BodyProcess(1, load, [].append)
                 except OSError:
                     failures += 1
                     continue
@@ -371,7 +368,5 @@ def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert os.listdir("/proc/self/fd") == held
         assert failures > 2 * 3
-        here.close()
-        there.close()
 
     asyncio.run(scene())

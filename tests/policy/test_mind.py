@@ -305,9 +305,29 @@ def test_the_zygote_prepares_each_program_once_a_life():
     assert sum(isinstance(a, Prepare) for a in world.log) == 2
 
 
-def test_own_code_is_never_prepared_in_the_zygote():
-    world = awake(sandboxed=True)
-    assert not any(isinstance(a, Prepare) for a in world.log)
+def test_each_tenants_zygote_prepares_for_itself():
+    world = World()
+    for name, tenant in (("f", "ada"), ("g", "bob")):
+        world.deploy(msgspec.structs.replace(spec(name, tenant=tenant, keep_alive_s=0.0), program="the same"))
+    for name in ("f", "g", "f", "g"):
+        world.arrive(name)
+        world.settle()
+        world.ring()
+        world.settle()
+    assert [action.function for action in world.log if isinstance(action, Prepare)] == ["f@1", "g@1"]
+    world.send(ZygoteLost("bob"))
+    for name in ("f", "g"):
+        world.arrive(name)
+        world.settle()
+    assert [action.function for action in world.log if isinstance(action, Prepare)][2:] == ["g@1"]
+
+
+def test_the_program_of_a_function_with_code_of_its_own_is_prepared_too():
+    world = World()
+    world.deploy(spec(sandboxed=True))
+    world.arrive()
+    world.settle()
+    assert any(isinstance(a, Prepare) for a in world.log)
 
 
 def test_late_and_foreign_news_change_nothing():

@@ -69,13 +69,13 @@ class NodeProcess:
         return found
 
     def zygotes(self) -> list[int]:
-        """The two zygotes, the first first. In namespaces of its own it has a parent that waits for it."""
+        """The base zygote, then the tenants'. In namespaces of its own the base has a parent that waits for it."""
         members = set(self.body_pids())
         found = [pid for pid in self.children() if pid not in members]
         return [pid for pid in found if is_nested(pid)] or found
 
     def body_pids(self) -> list[int]:
-        """Bodies lead process groups of their own, as does the first zygote; they are no children of the daemon."""
+        """Bodies lead process groups of their own, as does the base zygote; they are no children of the daemon."""
         table = parents_of_all()
         return [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
 

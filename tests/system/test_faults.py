@@ -49,6 +49,8 @@ def test_a_request_survives_the_death_of_either_zygote(make_node, which):
     node = make_node()
     deploy(node, "plain", keep_alive_s=0.0)
     deploy(node, "slow", handler=SLOW, max_bodies=1)
+    assert ask(node, "plain") == [3.0] * 4
+    wait_until(lambda: len(node.zygotes()) == 2)
     zygotes = node.zygotes()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answer, _ = start_slow_request(pool, node, 0.3) if which == 0 else (None, None)
@@ -56,7 +58,7 @@ def test_a_request_survives_the_death_of_either_zygote(make_node, which):
         assert ask(node, "plain") == [3.0] * 4
         assert wait_for_answer(node, "slow", 0.0) == 3.0
         assert answer is None or answer.result() == 3.0
-    wait_until(lambda: node.client.ready() and len(node.zygotes()) == 2)
+    wait_until(node.client.ready)
     assert zygotes[which] not in node.zygotes()
 
 

@@ -6,7 +6,7 @@ import socket
 import msgspec
 import pytest
 
-from overwinter.worker.channel import FDS_A_PACKET, Channel, ChannelClosedError, pair
+from overwinter.worker.channel import FDS_A_PACKET, MORE, Channel, ChannelClosedError, pair
 
 
 class Note(msgspec.Struct, tag=True):
@@ -77,3 +77,66 @@ def test_nothing_to_read_does_not_wait():
     left.close()
     right.close()
     assert isinstance(left, socket.socket)
+
+
+def test_a_fork_does_not_share_what_is_received(ends):
+    left, right = ends
+    left.send(Note(1, "of the parent"))
+    assert right.receive()[0] == Note(1, "of the parent")
+    pid = os.fork()
+    if pid == 0:
+        right._view[:] = bytes(len(right._view))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert bytes(right._view).startswith(msgspec.msgpack.encode(Note(1, "of the parent")))
+
+
+def test_who_sent_a_message_is_told_by_the_kernel():
+    left, right = pair()
+    sending, receiving = Channel(left, Note), Channel(right, Note, fds_max=1, names_sender=True)
+    pid = os.fork()
+    if pid == 0:
+        sending.send(Note(1), [0])
+        os._exit(0)
+    os.waitpid(pid, 0)
+    message, fds = receiving.receive()
+    assert (message, receiving.sender, len(fds)) == (Note(1), pid, 1)
+    sending.send(Note(2))
+    assert receiving.receive() == (Note(2), [])
+    assert receiving.sender == os.getpid()
+    for fd in fds:
+        os.close(fd)
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("fds_max", [0, 1])
+def test_of_the_untrusted_no_more_descriptors_are_kept_than_they_may_send(fds_max):
+    left, right = pair()
+    receiving = Channel(right, Note, fds_max=fds_max, names_sender=True)
+    before = len(os.listdir("/proc/self/fd"))
+    socket.send_fds(left, [msgspec.msgpack.encode(Note(1))], [0] * 50)
+    message, fds = receiving.receive()
+    assert (message, len(fds)) == (Note(1), fds_max)
+    assert len(os.listdir("/proc/self/fd")) == before + fds_max
+    socket.send_fds(left, [b"\xc1 nonsense"], [0] * 50)
+    with pytest.raises(msgspec.DecodeError):
+        receiving.receive()
+    assert len(os.listdir("/proc/self/fd")) == before + fds_max
+    for fd in fds:
+        os.close(fd)
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("fds_max", [0, 1])
+def test_of_the_untrusted_a_packet_that_announces_more_is_nonsense(fds_max):
+    left, right = pair()
+    right.setblocking(False)
+    left.send(MORE)
+    left.send(MORE)
+    with pytest.raises(msgspec.DecodeError):
+        Channel(right, Note, fds_max=fds_max).receive()
+    assert right.recv(10) == MORE
+    left.close()
+    right.close()

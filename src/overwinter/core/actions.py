@@ -44,7 +44,7 @@ class StartBody(_Action, frozen=True):
 
 
 class Prepare(_Action, frozen=True):
-    """Let the zygote compile this function's program and build its primitives before the next fork."""
+    """Let its tenant's zygote compile this function's program and build its primitives before a later fork."""
 
     function: FunctionId
     forget: Address | None = None

@@ -20,7 +20,7 @@ MIND_BOUNDS = {
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
     "stop_timeout_s": seconds(0.01, 3600, "a worker must hear of it, and its memory is wanted"),
     "drain_timeout_s": seconds(0, 86_400, "0 ends a run at once, and what goes on for a day holds what others need"),
-    "rehearsal_max_s": seconds(0, 60, "the zygote forks nothing meanwhile"),
+    "rehearsal_max_s": seconds(0, 60, "the tenant's zygote forks nothing meanwhile"),
     "prepared_max": Bound(1, 100_000, "programs", "each takes memory of the zygote"),
     "backoff_first_s": seconds(0.001, 3600, "a function that fails at once would be tried without an end"),
     "backoff_max_s": seconds(0.001, 86_400, "a function that was mended should be tried again"),
@@ -38,6 +38,9 @@ NODE_BOUNDS = {
     "pipelines_max": Bound(1, 1_000_000, "pipelines", "each is kept in memory"),
     "memory_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
+    "zygotes_max": Bound(0, 4096, "zygotes", "each is a process; with 0 the base zygote forks all workers"),
+    "zygote_timeout_s": seconds(0.5, 3600, "a fork on a busy machine takes its time, and a zygote that hangs stops wakes"),
+    "rehearsal_timeout_s": seconds(0.1, 3600, "a program must be compiled and run, and others wait for it"),
     "verify_share": Bound(0, 1, "of a core", "it is a share", whole=False),
     "disk_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
     "tenant_disk_bytes": Bound(1, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
@@ -93,9 +96,9 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     drain_timeout_s: float = 30.0
     """Longest that a run may go on when its function is removed or unloaded, or its worker is another tenant's turn."""
     rehearsal_max_s: float = 0.5
-    """Only programs that run within this are prepared in the zygote, which forks nothing meanwhile."""
+    """Only programs that run within this are prepared in their tenant's zygote, which forks nothing meanwhile."""
     prepared_max: int = 256
-    """Programs that the zygote holds prepared; the one used longest ago makes room."""
+    """Programs that a tenant's zygote holds prepared; the one used longest ago makes room."""
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     retry_after_min_s: float = 1.0
@@ -180,6 +183,12 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pipelines_max: int = 10_000
     memory_free_min_bytes: int = 512 << 20
     """When the machine has less memory than this left, blocks that nothing uses leave the host store."""
+    zygotes_max: int = 32
+    """Tenants that have a zygote of their own at once; one that nobody needs makes room."""
+    zygote_timeout_s: float = 5.0
+    """Longest a zygote may take to answer or to fork before it is killed and replaced."""
+    rehearsal_timeout_s: float = 10.0
+    """Longest a tenant's zygote may take to prepare one program; one that takes longer is not prepared again."""
     accounting_s: float = 10.0
     """Time between two comparisons of the mind's bytes with the kernel's."""
     mind: MindConfig = MindConfig()

@@ -13,6 +13,7 @@ from overwinter.core.ids import (
     RunId,
     Seconds,
     StoreName,
+    TenantId,
     WorkerId,
 )
 from overwinter.core.profile import Profile
@@ -126,7 +127,10 @@ class BodyExited(_Event, frozen=True):
 
 
 class ZygoteLost(_Event, frozen=True):
-    """The zygote died; what it had prepared is gone."""
+    """A zygote died or made room; what it had prepared is gone."""
+
+    tenant: TenantId | None = None
+    """Whose it was; None: everybody's is gone."""
 
 
 class Profiled(_Event, frozen=True):

@@ -1,7 +1,6 @@
 """What does the node hold of one body? Its channel, where its runs lie, and what is known of its end."""
 
 import os
-import select
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,12 +9,11 @@ from typing import NamedTuple
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import Promise
+from overwinter.node.proofs import kill
 from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import Answer, Failure, FromBody, FromZygote, Load
+from overwinter.worker.messages import Answer, Failure, FromBody, Load
 from overwinter.worker.tray import KEPT_BYTES, Slot, Tray, offsets
-
-GONE_S = 5.0
 
 
 class Flight(NamedTuple):
@@ -28,16 +26,18 @@ class Flight(NamedTuple):
 class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
-    def __init__(self, worker: WorkerId, load: Load, zygote: Channel[FromZygote], log: Callable[[str], None]) -> None:
-        """`zygote` is asked to kill it; `log` takes what it prints. OSError when the system has no descriptors left."""
+    def __init__(self, worker: WorkerId, load: Load, log: Callable[[str], None]) -> None:
+        """`log` takes what it prints. OSError when the system has no descriptors left."""
         self.worker = worker
         self.function = load.function
         self.promise = Promise(load.outputs)
         self.trying = False
         """Whether it says that it tries its function, and nothing else was done to it."""
         self._handled = load.source_bytes is not None
-        self.zygote = zygote
         self.pid: int | None = None
+        self.pidfd: int | None = None
+        """Its process, whoever gets its number later; None before it said that it lives."""
+        self._doomed = False
         self.smaps: int | None = None
         """The file in which the kernel counts its memory."""
         self.failure: Failure | None = None
@@ -56,7 +56,7 @@ class BodyProcess:
             here, self.there = pair()
             undo.pop_all()
         here.setblocking(False)
-        self.channel: Channel[FromBody] = Channel(here, FromBody, takes_fds=False)  # type: ignore[arg-type]
+        self.channel: Channel[FromBody] = Channel(here, FromBody, fds_max=0)  # type: ignore[arg-type]
 
     def tray_fds(self) -> list[int]:
         """The descriptors of its trays, slot by slot."""
@@ -90,13 +90,13 @@ class BodyProcess:
         """Whether nothing runs, and this run was the last one that began."""
         return not self._flights and self.last_run == run
 
-    def ended(self, status: int) -> Failure:
+    def ended(self, how: str) -> Failure:
         """Why its process is over, where it did not say so. On trial nothing runs in it but what its author gave."""
         if self.ready or not self.trying:
-            return Failure("WorkerError", ending(status))
+            return Failure("WorkerError", how)
         return Failure(
             "HandlerError" if self._handled else "ProgramError",
-            f"{self.function} was tried, and {ending(status)}. If its handler ends it where a request is made up, give "
+            f"{self.function} was tried, and {how}. If its handler ends it where a request is made up, give "
             "one that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
             "memory_mib",
         )
@@ -111,13 +111,26 @@ class BodyProcess:
             slot.inputs.give_back()
             slot.outputs.give_back()
 
+    def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
+        """Its process lives, unless it was to be killed before."""
+        self.pid, self.pidfd, self.smaps = pid, pidfd, smaps
+        if self._doomed:
+            self.kill()
+
+    def kill(self) -> None:
+        """End its process, as soon as there is one."""
+        self._doomed = True
+        if self.pidfd is not None:
+            kill(self.pidfd)
+
     def close(self) -> None:
         """Close what the node holds of it."""
         self.last_run = None
         self.channel.close()
         self.words.close()
-        if self.smaps is not None:
-            os.close(self.smaps)
+        for fd in (self.smaps, self.pidfd):
+            if fd is not None:
+                os.close(fd)
         for slot in self.slots:
             slot.inputs.close()
             slot.outputs.close()
@@ -125,22 +138,11 @@ class BodyProcess:
 
 def ending(status: int) -> str:
     """How a process ended, for people."""
-    if status >= 0:
+    if -status not in set(signal.Signals):
         return f"its process exited with status {status}"
     name = signal.Signals(-status).name
     hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
     return f"its process was killed by signal {-status} ({name}){hint}"
-
-
-def wait_gone(pids: Sequence[int]) -> None:
-    """Wait, at most GONE_S for each, until these processes are gone."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        select.select([fd], [], [], GONE_S)
-        os.close(fd)
 
 
 def _tray(name: str, undo: ExitStack) -> Tray:

@@ -40,6 +40,7 @@ from overwinter.core.ids import (
     RunId,
     Seconds,
     StoreName,
+    TenantId,
     WorkerId,
     split_id,
 )
@@ -49,10 +50,11 @@ from overwinter.node.answers import TOLD_MOST
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
+from overwinter.node.zygotes import Room
 from overwinter.store.blocks import without_addresses
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
-from overwinter.worker.messages import Answer, Failure, ForkBody, Measured, Ready, RunBatch
+from overwinter.worker.messages import Answer, Failure, ForkBody, Load, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 
 TRAYS_IDLE_S = 1.0
@@ -200,7 +202,7 @@ class NodeEffects:
             order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
             load = function.load(action.on_trial, action.cores, action.concurrency)
             samples = [tensor for sample in function.samples() for tensor in sample]
-            self.processes.fork(order, load, fds, samples=samples)
+            self.processes.fork(function.manifest.tenant, order, load, fds, samples=samples)
         except WorkerError as error:
             self.post(BodyExited(action.worker, "WorkerError", str(error)))
         finally:
@@ -209,16 +211,29 @@ class NodeEffects:
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self.functions.get(id_)
-        if function is None:
-            return
+        if function is not None:
+            self.processes.prepare(function.manifest.tenant, id_, forget)
+
+    def tenants(self) -> set[TenantId]:
+        """Those that have functions."""
+        return {function.manifest.tenant for function in self.functions.values()}
+
+    def room_of(self, tenant: TenantId) -> Room:
+        """What the tenant's largest body may have."""
+        its = [function for function in self.functions.values() if function.manifest.tenant == tenant]
+        memory_bytes = [function.memory_bytes for function in its]
+        return Room(max(Room().memory_bytes, *memory_bytes), max(Room().mapped_bytes, *(f.mapped_bytes() for f in its)))
+
+    def rehearsal_of(self, id_: FunctionId) -> tuple[Load, list[int]] | None:
+        """A function's program and weights, and their descriptors; None when it is not to be prepared."""
+        function = self.functions.get(id_)
+        if function is None or function.too_slow:
+            return None
         try:
-            fds = self._hosts.store(function.store).open(function.files())
+            return function.bare_load(), self._hosts.store(function.store).open(function.program_files())
         except StoreError:
             # Its blocks left again; the next body of this program asks anew after a restart of the zygote.
-            return
-        self.processes.prepare(function.load(), fds, forget)
-        for fd in fds:
-            os.close(fd)
+            return None
 
     def body_ready(self, body: BodyProcess, ready: Ready) -> None:
         """A body is loaded."""
@@ -237,9 +252,14 @@ class NodeEffects:
         self._bereft.discard(worker)
         self.post(BodyExited(worker, error, reason, lost_blocks=bereft))
 
-    def zygote_lost(self) -> None:
-        """What the zygote had prepared is gone."""
-        self.post(ZygoteLost())
+    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None) -> None:
+        """What was prepared for a tenant is gone, with None for all; `culprit` did not end in its rehearsal."""
+        slow = None if culprit is None else self.functions.get(culprit)
+        if slow is not None:
+            for function in self.functions.values():
+                same = function.manifest.tenant == tenant and function.manifest.program == slow.manifest.program
+                function.too_slow = function.too_slow or same
+        self.post(ZygoteLost(tenant))
 
     # Runs
 

@@ -29,6 +29,8 @@ class DeployedFunction:
         """What is known of its speed on this machine."""
         self.on_trial = False
         """Whether its bodies have to answer requests before they are ready."""
+        self.too_slow = False
+        """Whether its program did not end when it was to be prepared: it is not tried again."""
         self._memory_max_bytes = total_bytes()
         self.doubts = ""
         """What its author should know of its trial."""
@@ -102,10 +104,14 @@ class DeployedFunction:
         return [[tensor.given() for tensor in sample] for sample in self.manifest.samples] if self.on_trial else []
 
     def program_load(self, cores: int, concurrency: int) -> Load:
-        """As `load` for a body that is measured, without the handler; its descriptors are those of `program_files`."""
+        """As `bare_load` for a body that is measured."""
+        return msgspec.structs.replace(self.bare_load(cores, concurrency), measured=True)
+
+    def bare_load(self, cores: int = 1, concurrency: int = 1) -> Load:
+        """As `load` without the handler; its descriptors are those of `program_files`."""
         load = self.load(cores=cores, concurrency=concurrency)
         bare = {"source_bytes": None, "assets": (), "inputs": (), "outputs": (), "samples": ()}
-        return msgspec.structs.replace(load, measured=True, **bare)
+        return msgspec.structs.replace(load, **bare)
 
     def program_files(self) -> list[Address]:
         """The blobs of the program and its weights."""

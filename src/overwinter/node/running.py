@@ -25,6 +25,7 @@ from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
+from overwinter.node.watching import Bounds
 from overwinter.policy.mind import Mind
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
@@ -56,7 +57,7 @@ async def running(
         async with asyncio.TaskGroup() as tasks:
             node._effects = NodeEffects(hosts, tasks, log)
             node._quotas = Quotas(config, node._effects.functions)
-            node.processes = node._effects.processes = Processes(node._effects, environment, log)
+            node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
             node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             with repository.reserve.spent():
                 node.insight = Insight(node, node._mind.state, node._deployed, log)
@@ -119,6 +120,12 @@ def _bounded(config: NodeConfig, hosts: HostStores) -> MindConfig:
         cores=mind.cores or len(os.sched_getaffinity(0)),
         host_bytes=room if mind.host_bytes is None else min(room, mind.host_bytes),
     )
+
+
+def _bounds(config: NodeConfig) -> Bounds:
+    """What the zygotes may take."""
+    timeout_s, rehearsal_s = config.zygote_timeout_s, config.rehearsal_timeout_s
+    return Bounds(config.zygotes_max, timeout_s, rehearsal_s, config.mind.start_timeout_s)
 
 
 def _owned(path: Path) -> int:

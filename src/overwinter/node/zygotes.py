@@ -2,29 +2,83 @@
 
 import os
 import subprocess
+from typing import Literal, NamedTuple
 
-from overwinter.core.ids import WorkerId
+from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.bodies import BodyProcess
+from overwinter.node.proofs import kill
 from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import FromZygote, Up
+from overwinter.worker.messages import ForkBody, FromZygote
+
+Debt = WorkerId | Literal["up", "pong", "program"]
+"""What a zygote was asked for and did not give yet: a body, that it is there, an answer, a prepared program."""
+SLOW: frozenset[Debt] = frozenset(("up", "program"))
+"""What it may take longer for. It does nothing else meanwhile."""
+
+
+class Room(NamedTuple):
+    """Private memory and address space of the largest body that a zygote may fork.
+
+    At least as much as most functions need, so that a larger one that is deployed later seldom needs another zygote.
+    """
+
+    memory_bytes: int = 4 << 30
+    mapped_bytes: int = 8 << 30
+
+    def holds(self, order: ForkBody) -> bool:
+        """Whether the body is no larger."""
+        return order.memory_bytes <= self.memory_bytes and order.mapped_bytes <= self.mapped_bytes
 
 
 class ZygoteProcess:
-    """One zygote: its channel, its bodies, and the process if the node itself started it."""
+    """What the node holds of one zygote: its channel, its bodies, what it owes."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
-        self.process = process
-        self.up: Up | None = None
+    def __init__(self, tenant: TenantId | None, room: Room | None) -> None:
+        """The base has neither. OSError when the system has no descriptors left."""
+        self.tenant = tenant
+        self.room = room
+        self.number = 0
+        """Of the order that the base forked it for."""
+        self.process: subprocess.Popen[bytes] | None = None
+        """If the node itself started it."""
+        self.pid: int | None = None
+        self.pidfd: int | None = None
         self.smaps: int | None = None
         self.bodies: dict[WorkerId, BodyProcess] = {}
+        self.owed: dict[Debt, int] = {}
+        """How many looks ago it was asked."""
+        self.unused_looks = 0
+        """Looks since it had something to do."""
+        self.small = False
+        """Whether a body that it was to fork needed more room."""
+        self.full = False
+        """Whether it could not fork when it was asked last, and none of its bodies ended since."""
         here, self.there = pair()
         here.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(here, FromZygote)  # type: ignore[arg-type]
-        # Bodies speak here too when they begin, and know no process id by which the node could find them.
-        self.channel.ask_who_sends()
+        self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether a fork that it is asked for now need not wait, as far as is known."""
+        late = any(looks > 1 for debt, looks in self.owed.items())
+        return self.pid is not None and not self.full and not late and not self.owed.keys() & SLOW
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody would miss it but for its speed."""
+        return not self.bodies and not self.owed.keys() - {"pong"}
+
+    def kill(self) -> None:
+        """End it and its bodies."""
+        if self.pidfd is not None:
+            kill(self.pidfd)
+        for body in self.bodies.values():
+            body.kill()
 
     def close(self) -> None:
         """Close what the node holds of it."""
         self.channel.close()
-        if self.smaps is not None:
-            os.close(self.smaps)
+        self.there.close()
+        for fd in (self.smaps, self.pidfd):
+            if fd is not None:
+                os.close(fd)

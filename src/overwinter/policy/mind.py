@@ -83,6 +83,8 @@ class Mind(Deploying):
                 self._load(function, now)
             case UnloadAsked(function):
                 self._unload(function, now)
+            case ZygoteLost(tenant) if tenant is not None:
+                self.state.prepared.pop(tenant, None)
             case ZygoteLost():
                 self.state.prepared.clear()
             case Profiled():

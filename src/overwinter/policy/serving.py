@@ -218,11 +218,11 @@ class Serving(Sizing):
         self._rest(body, function, now)
 
     def _prepare(self, function: Function, spent_s: float) -> None:
-        """Let the zygote rehearse a program that has run, unless that would keep others' wakes waiting."""
+        """Let the tenant's zygote rehearse a program that has run, unless that would take it long."""
         spec = function.spec
-        prepared = self.state.prepared
-        if spec.sandboxed or spec.program in prepared or spent_s > self.config.rehearsal_max_s:
+        if spec.program in self.state.prepared.get(spec.tenant, {}) or spent_s > self.config.rehearsal_max_s:
             return
+        prepared = self.state.prepared.setdefault(spec.tenant, {})
         forget = next(iter(prepared)) if len(prepared) >= self.config.prepared_max else None
         if forget is not None:
             del prepared[forget]

@@ -219,8 +219,8 @@ class State(msgspec.Struct):
     stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
     kept: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Functions whose blocks are in a host store, the one used longest ago first."""
-    prepared: dict[Address, None] = msgspec.field(default_factory=dict)
-    """Programs that the zygote holds compiled, the one used longest ago first."""
+    prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)
+    """Programs that each tenant's zygote holds compiled, the one used longest ago first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
     """How many functions of each tenant's programs have passed their trial."""
     wants_room: dict[FunctionId, None] = msgspec.field(default_factory=dict)

@@ -213,12 +213,12 @@ class Waking(Room):
             if function.turn_at is None:
                 function.turn_at = now
             self._alarms.watch(body.id, Seconds(now + self.config.start_timeout_s))
-            program = spec.program
-            if program in self.state.prepared:
-                del self.state.prepared[program]
-                self.state.prepared[program] = None
+            prepared = self.state.prepared.get(spec.tenant, {})
+            if spec.program in prepared:
+                del prepared[spec.program]
+                prepared[spec.program] = None
             # Zeros through a program that has run before tell nothing new; what others have run is not told.
-            rehearse = function.on_trial and not self.state.proven[function.spec.tenant, program]
+            rehearse = function.on_trial and not self.state.proven[spec.tenant, spec.program]
             self._actions.append(StartBody(body.id, body.function, rehearse, point.cores, point.concurrency))
         return len(shapes)
 

@@ -43,7 +43,16 @@ from overwinter.core.events import (
     StageFailed,
     ZygoteLost,
 )
-from overwinter.core.ids import Address, FunctionId, FunctionName, OperationId, RequestId, Seconds, WorkerId
+from overwinter.core.ids import (
+    Address,
+    FunctionId,
+    FunctionName,
+    OperationId,
+    RequestId,
+    Seconds,
+    TenantId,
+    WorkerId,
+)
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
 from overwinter.policy.integrity import check_integrity
@@ -100,7 +109,7 @@ class World:
         self._cores = Cores(self._machine.cores, self._timeline)
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
         self._disk, self._zygote = Queue(), Queue()
-        self._prepared: set[Address] = set()
+        self._prepared: set[tuple[TenantId, Address]] = set()
         self._bodies: dict[WorkerId, ModelledBody] = {}
         self._alarm_at = inf
         self._chance = Chance(scenario.faults, self._stream("faults"))
@@ -232,10 +241,10 @@ class World:
                 assert_never(action)
 
     def _prepare(self, action: Prepare) -> None:
-        function = self._by_id[action.function]
-        self._prepared -= {action.forget}
-        self._prepared.add(function.spec.program)
-        self._zygote.take(self._timeline.now, function.model.prepare_s)
+        spec = self._by_id[action.function].spec
+        if action.forget is not None:
+            self._prepared.discard((spec.tenant, action.forget))
+        self._prepared.add((spec.tenant, spec.program))
 
     def _go_on(self, action: Reply | Refuse) -> None:
         """A stage of an application's request may have ended: what follows comes next."""
@@ -286,7 +295,7 @@ class World:
         if body.worker not in self._bodies:
             return
         model, spec = body.function.model, body.function.spec
-        seconds = model.start_s + (0.0 if spec.program in self._prepared else model.prepare_s)
+        seconds = model.start_s + (0.0 if (spec.tenant, spec.program) in self._prepared else model.prepare_s)
         if not self._policy.shares and spec.profile is not None:
             seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
         seconds *= self._chance.slowness()

@@ -2,6 +2,7 @@
 
 import array
 import mmap
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ PACKET_BYTES_MAX = 1 << 20
 FDS_A_PACKET = 200
 """The kernel takes 253 descriptors a packet; what goes beyond travels in packets of its own before the message."""
 MORE = b"+"
-CREDENTIALS = struct.Struct("iII")
-"""Process, user and group, as the kernel tells them."""
+FDS_MAX = 1 << 16
+_CREDENTIALS = struct.Struct("iII")
+"""Process, user and group of who sent a packet."""
 
 In = TypeVar("In")
 
@@ -34,22 +36,25 @@ def pair() -> tuple[socket.socket, socket.socket]:
 class Channel(Generic[In]):
     """Sends any msgspec struct; receives messages of the union `incoming`."""
 
-    def __init__(self, end: socket.socket, incoming: type[In], takes_fds: bool = True) -> None:
-        """Without `takes_fds` the kernel drops the descriptors that the other side sends: it may not be trusted."""
+    def __init__(
+        self, end: socket.socket, incoming: type[In], fds_max: int = FDS_MAX, names_sender: bool = False
+    ) -> None:
+        """Of a side that may not be trusted `fds_max` descriptors are taken with a message, and what goes beyond is
+        closed. With `names_sender` the kernel tells which process sent each message.
+        """
         self._end = end
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
-        # Mapped, not allocated: pages that no message ever reached are never made.
-        self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX, flags=mmap.MAP_PRIVATE)
+        # Mapped, not allocated: pages that no message ever reached are never made. Private: a fork has its own.
+        self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._view = memoryview(self._buffer)
         self._fds: list[int] = []
-        self._takes_fds = takes_fds
-        self.sender: int | None = None
-        """The process that sent what was received last, as the kernel says; None: nobody asked who."""
-
-    def ask_who_sends(self) -> None:
-        """Let the kernel say of each message whose it is."""
-        self._end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._fds_max = fds_max
+        self._names_sender = names_sender
+        if names_sender:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.sender = 0
+        """The process that sent the last message, as the kernel knows it; 0 without `names_sender`."""
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -71,23 +76,37 @@ class Channel(Generic[In]):
             raise ChannelClosedError("the other process is gone") from error
 
     def receive(self) -> tuple[In, list[int]]:
-        """The next message and its descriptors; ChannelClosedError at the end; BlockingIOError if none is there."""
+        """The next message and its descriptors; ChannelClosedError at the end; BlockingIOError if none is there.
+
+        A decoder's ValueError for what is no message; its descriptors are closed.
+        """
         while True:
             nbytes, fds = self._receive_packet()
             self._fds += fds
             if nbytes == 0:
                 raise ChannelClosedError("the other process closed its end")
-            if self._view[:nbytes] == MORE:
+            # Of who may send few there are no such packets: one after another, they would hold whoever receives.
+            if self._fds_max > FDS_A_PACKET and self._view[:nbytes] == MORE:
                 continue
             taken, self._fds = self._fds, []
-            return self._decoder.decode(self._view[:nbytes]), taken
+            close_all(taken[self._fds_max :])
+            del taken[self._fds_max :]
+            try:
+                return self._decoder.decode(self._view[:nbytes]), taken
+            except ValueError:
+                close_all(taken)
+                raise
 
     def _receive_packet(self) -> tuple[int, list[int]]:
         fds = array.array("i")
-        try:
-            if not self._takes_fds:
+        if not self._fds_max and not self._names_sender:
+            try:
                 return self._end.recv_into(self._buffer), []
-            room = socket.CMSG_SPACE(CREDENTIALS.size) + socket.CMSG_SPACE(FDS_A_PACKET * fds.itemsize)
+            except ConnectionResetError:
+                return 0, []
+        room = socket.CMSG_SPACE(min(self._fds_max, FDS_A_PACKET) * fds.itemsize)
+        room += socket.CMSG_SPACE(_CREDENTIALS.size) if self._names_sender else 0
+        try:
             nbytes, ancillary, _, _ = self._end.recvmsg_into([self._buffer], room, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return 0, []
@@ -95,9 +114,15 @@ class Channel(Generic[In]):
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                self.sender, _, _ = CREDENTIALS.unpack(data)
+                self.sender, _, _ = _CREDENTIALS.unpack(data)
         return nbytes, list(fds)
 
     def close(self) -> None:
         """Close this end."""
         self._end.close()
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors that nobody wants."""
+    for fd in fds:
+        os.close(fd)

@@ -10,7 +10,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of the tagged unions."""
 
 
-# node -> zygote
+# node -> zygotes
 
 
 class ForkBody(_Message, frozen=True):
@@ -29,14 +29,29 @@ class ForkBody(_Message, frozen=True):
     """It is to be measured, bound to so many cores; None: it serves."""
 
 
+class Ping(_Message, frozen=True):
+    """Answer, so that the node knows that orders are heard."""
+
+
+# node -> base zygote
+
+
 class ForkZygote(_Message, frozen=True):
-    """Fork a second zygote that may hold programs; descriptor: its end of a channel."""
+    """Fork a tenant's zygote; descriptor: its end of a channel."""
+
+    number: int
+    """Of this fork."""
+    uid: int | None
+    """The user it and its bodies become; None: it stays who it is."""
+    memory_bytes: int
+    """As of the largest body that it may fork."""
+    mapped_bytes: int
 
 
-class Kill(_Message, frozen=True):
-    """Kill a body that does not listen."""
+class KillZygote(_Message, frozen=True):
+    """Kill a tenant's zygote that has not said yet that it lives, so that nobody else knows its process."""
 
-    worker: WorkerId
+    number: int
 
 
 class Load(_Message, frozen=True):
@@ -67,17 +82,27 @@ class Load(_Message, frozen=True):
     """Requests that it has to answer to prove itself; they lie in the first slot's tray in this order."""
 
 
+# node -> a tenant's zygote
+
+
 class Prepare(_Message, frozen=True):
-    """Compile this program and build its primitives, so that the next fork has both."""
+    """Compile this program and build its primitives, so that the next fork has both; descriptors: those of `load`,
+    which has no handler.
+    """
 
     load: Load
-    forget: Address | None = None
-    """A program to hold no longer."""
 
 
-ToZygote = ForkBody | ForkZygote | Kill | Prepare
+class Forget(_Message, frozen=True):
+    """Hold this program ready no longer."""
 
-# zygote -> node
+    program: Address
+
+
+ToBase = ForkBody | ForkZygote | KillZygote | Ping
+ToZygote = ForkBody | Prepare | Forget | Ping
+
+# zygotes -> node. Who sent what is told by the kernel; a tenant's zygote and its children are believed nothing else.
 
 
 class Up(_Message, frozen=True):
@@ -85,15 +110,20 @@ class Up(_Message, frozen=True):
     smaps.
     """
 
-    uncontained: tuple[str, ...]
+    uncontained: tuple[str, ...] = ()
 
 
 class Forked(_Message, frozen=True):
-    """A body lives, as it says itself before it is contained; descriptor: its own smaps. The kernel says which process
-    it is.
-    """
+    """A body lives, as it says itself before anything of its function is there; descriptor: its own smaps."""
 
     worker: WorkerId
+
+
+class Unforked(_Message, frozen=True):
+    """The system has no room for one more process."""
+
+    worker: WorkerId
+    reason: str
 
 
 class Exited(_Message, frozen=True):
@@ -103,7 +133,15 @@ class Exited(_Message, frozen=True):
     status: int
 
 
-FromZygote = Up | Forked | Exited
+class ProgramReady(_Message, frozen=True):
+    """What was to be prepared is done, as far as it can be."""
+
+
+class Pong(_Message, frozen=True):
+    """The answer to a ping."""
+
+
+FromZygote = Up | Forked | Unforked | Exited | ProgramReady | Pong
 
 # node -> body
 

@@ -32,10 +32,14 @@ _NETWORK_ABI, _SCOPE_ABI = 4, 6
 PROC = "/proc"
 """A tenant's zygote may open files here whose names it knows: its workers read of themselves what the node may see."""
 FIRST_UID = 0x70000000
-"""Bodies of a node that runs as root get users from here on: one each, known to nobody."""
+"""Bodies and tenants' zygotes of a node that runs as root get users from here on, known to nobody: each its own, but
+for bodies that a tenant's zygote forks, which share its user."""
 UIDS = 1 << 20
 THREADS_MAX = 1024
 """Of a worker that has a user of its own."""
+ZYGOTE_THREADS_MAX = 8192
+"""Of all workers of a tenant's zygote together; it can fork FORKS_MAX more when they have taken all."""
+FORKS_MAX = 1024
 DESCRIPTORS_MAX = 4096
 
 _PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
@@ -44,6 +48,11 @@ _PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
 def uid_of(worker: int) -> int | None:
     """The user that a body becomes, or None where the node may not choose."""
     return FIRST_UID + worker % UIDS if os.geteuid() == 0 else None
+
+
+def zygote_uid_of(number: int) -> int | None:
+    """The same for a tenant's zygote; no body has it by `uid_of`."""
+    return FIRST_UID + UIDS + number % UIDS if os.geteuid() == 0 else None
 
 
 def die_with_parent(parent: int) -> None:
@@ -71,6 +80,7 @@ class Shelter:
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._data_bytes = _held().data
         self._threads_max = threads_max
 
     def fds(self) -> list[int]:
@@ -102,7 +112,7 @@ class Shelter:
             signal.signal(signal_, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._limit(limits)
-        missing = self._become(uid)
+        missing = self._become(stage, uid)
         die_with_parent(parent)
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
@@ -120,9 +130,13 @@ class Shelter:
         _, status = os.waitpid(pid, 0)
         return missing if status == 0 else ["bodies cannot be contained at all: the trial failed"]
 
-    def _become(self, uid: int | None) -> list[str]:
+    def _become(self, stage: Stage, uid: int | None) -> list[str]:
         """Somebody who may nothing."""
         threads_max = self._threads_max if uid is None else THREADS_MAX
+        if uid is not None and stage == "zygote":
+            threads_max = ZYGOTE_THREADS_MAX + FORKS_MAX
+        elif uid is None and os.getuid() >= FIRST_UID:
+            threads_max = ZYGOTE_THREADS_MAX
         if threads_max is not None:
             _limit(resource.RLIMIT_NPROC, threads_max)
         if uid is not None:
@@ -135,18 +149,28 @@ class Shelter:
         return ["no user of its own: the node does not run as root"] if uid is None else []
 
     def _limit(self, limits: Limits) -> None:
-        memory_bytes = min(limits.memory_bytes, self._memory_bytes)
+        held = _held()
+        # What a zygote holds ready is not its body's doing.
+        memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_NOFILE, DESCRIPTORS_MAX)
         _limit(resource.RLIMIT_FSIZE, limits.tray_bytes)
         _limit(resource.RLIMIT_DATA, memory_bytes)
         # Memory that was written and is not writable any more is no data; what the zygote had mapped is not its doing.
-        _limit(resource.RLIMIT_AS, _mapped_bytes() + memory_bytes + limits.mapped_bytes)
+        _limit(resource.RLIMIT_AS, held.mapped + memory_bytes + limits.mapped_bytes)
 
 
-def _mapped_bytes() -> int:
-    with open("/proc/self/statm") as pages:
-        return int(pages.read().split()[0]) * resource.getpagesize()
+class _Held(NamedTuple):
+    """Bytes of this process: all its address space, and of it what counts as its data."""
+
+    mapped: int
+    data: int
+
+
+def _held() -> _Held:
+    with open("/proc/self/statm") as file:
+        mapped, _, _, _, _, data, _ = (int(pages) * resource.getpagesize() for pages in file.read().split())
+    return _Held(mapped, data)
 
 
 def _limit(kind: int, most: int) -> None:

@@ -1,13 +1,14 @@
-"""The zygote: imports PyTorch once, stays single-threaded, and forks bodies in milliseconds.
+"""How are processes forked in milliseconds? A zygote imports PyTorch once, stays single-threaded, and forks.
 
-There are two. The first holds nothing of anybody's; bodies with code of their own are forked from it. From
-it the node forks the second, which compiles programs, builds their primitives, and forks the bodies that
-run nothing but a program. Neither ever runs a function's own code.
+There is one base zygote. It holds nothing of any tenant's: it imports, and forks bodies and tenants' zygotes. A
+tenant's zygote is contained as that tenant's bodies are; it holds its programs ready (`programs.py`) and forks its
+bodies. No zygote ever runs a function's own code, and none but the base has rights that a body lacks, but to fork.
 
-Started by launch.py.
+The base is started by launch.py.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -16,95 +17,142 @@ import signal
 import socket
 import sys
 import traceback
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
-from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import namespaces, sandbox
 from overwinter.worker.body import STACK_BYTES, Body, give_back_code, give_back_heap
-from overwinter.worker.channel import Channel, ChannelClosedError
+from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.measure import Gauge
-from overwinter.worker.messages import Exited, ForkBody, Forked, ForkZygote, Kill, Load, Prepare, ToZygote, Up
+from overwinter.worker.messages import (
+    Exited,
+    Forget,
+    ForkBody,
+    Forked,
+    ForkZygote,
+    KillZygote,
+    Ping,
+    Pong,
+    Prepare,
+    ProgramReady,
+    ToBase,
+    ToZygote,
+    Unforked,
+    Up,
+)
 from overwinter.worker.places import python_places
-from overwinter.worker.runner import Prepared, load
+from overwinter.worker.programs import Programs
+from overwinter.worker.runner import Prepared
 from overwinter.worker.tray import Slot, Tray
-from overwinter.worker.weights import MappedBlock, read_all
 
 THREADS_MAX = 1 << 13
 """Of all bodies together, where they are one user."""
 TRAY_BYTES_MAX = 2 << 30
 """Most bytes of the answers that a body may give at once."""
+PROGRAMS_BYTES = 1 << 30
+"""Memory that a tenant's zygote may have for programs beside what one of its bodies may have."""
+
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Becoming = Callable[[], None]
+"""What a fork goes on as; it never returns."""
+Order = ToBase | ToZygote
+
+
+class Means(NamedTuple):
+    """What a zygote works with."""
+
+    channel: Channel[Order]
+    wakeup: socket.socket
+    """Readable when a child ended."""
+    shelter: sandbox.Shelter
+    programs: Programs | None
+    """None: it is the base, and holds none."""
 
 
 class Zygote:
-    """Serves one channel: forks, reaps, and prepares programs when nobody waits for a fork."""
+    """Serves one channel: forks and reaps; a tenant's prepares programs too."""
 
-    def __init__(self, channel: Channel[ToZygote], wakeup: socket.socket, shelter: sandbox.Shelter) -> None:
-        self._channel = channel
-        self._wakeup = wakeup
-        self._shelter = shelter
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._channel = means.channel
         self._children: dict[int, WorkerId | None] = {}
-        self._prepared: OrderedDict[Address, Prepared] = OrderedDict()
-        self._rehearsals: deque[tuple[Load, list[int]]] = deque()
-        self._become: Callable[[], None] | None = None
+        """Each child, and which body it is; None: a tenant's zygote."""
+        self._zygotes: dict[int, int] = {}
+        """The tenants', by the numbers of their orders."""
+        self._become: Becoming | None = None
 
-    def serve(self) -> Callable[[], None]:
+    def serve(self) -> Becoming:
         """Serve until the node is gone (then exit), or until this process is a fork: returns what it is to become."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._means.wakeup, select.POLLIN)
         while self._become is None:
-            ready = {fd for fd, _ in poll.poll(0 if self._rehearsals else None)}
-            if self._wakeup.fileno() in ready:
-                self._wakeup.recv(4096)
+            ready = {fd for fd, _ in poll.poll()}
+            if self._means.wakeup.fileno() in ready:
+                self._means.wakeup.recv(4096)
                 self._reap()
             if self._channel.fileno() in ready:
                 try:
                     self._obey(*self._channel.receive())
                 except ChannelClosedError:
                     os._exit(0)
-            elif not ready and self._rehearsals:
-                self._rehearse(*self._rehearsals.popleft())
         return self._become
 
-    def _obey(self, message: ToZygote, fds: list[int]) -> None:
+    def _obey(self, message: Order, fds: list[int]) -> None:
         match message:
             case ForkBody():
                 self._fork_body(message, fds)
             case ForkZygote():
-                self._fork_zygote(fds[0])
-            case Kill(worker):
-                for pid, child in self._children.items():
-                    if child == worker:
-                        os.kill(pid, signal.SIGKILL)
-            case Prepare(wanted, forget):
-                if forget is not None:
-                    self._prepared.pop(forget, None)
-                self._prepare(wanted, fds)
+                self._fork_zygote(message, fds)
+            case KillZygote(number):
+                pid = self._zygotes.get(number)
+                if pid in self._children:
+                    os.kill(pid, signal.SIGKILL)
+            case Prepare(wanted):
+                assert self._means.programs is not None, "the base holds no program"
+                self._means.programs.prepare(wanted, fds)
+                self._tell(ProgramReady())
+            case Forget(program):
+                assert self._means.programs is not None, "the base holds no program"
+                self._means.programs.forget(program)
+            case Ping():
+                self._tell(Pong())
 
     def _fork_body(self, message: ForkBody, fds: list[int]) -> None:
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become = lambda: _be_body(message, fds, parent, self._channel, self._shelter, self._prepared)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            close_all(fds)
+            self._tell(Unforked(message.worker, f"{error}"))
             return
-        _close(fds)
+        if pid == 0:
+            self._become = lambda: _be_body(message, fds, parent, self._means)
+            return
+        close_all(fds)
         self._children[pid] = message.worker
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)
 
-    def _fork_zygote(self, fd: int) -> None:
+    def _fork_zygote(self, message: ForkZygote, fds: list[int]) -> None:
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._channel.close()
-            self._become = lambda: _be_zygote(fd, parent, self._shelter)
+        try:
+            pid = os.fork()
+        except OSError:
+            # The node sees that nobody holds the other end of its channel.
+            close_all(fds)
             return
-        os.close(fd)
+        if pid == 0:
+            self._become = lambda: _be_zygote(message, fds[0], parent, self._means)
+            return
+        close_all(fds)
         self._children[pid] = None
+        self._zygotes[message.number] = pid
 
     def _reap(self) -> None:
         while True:
@@ -115,85 +163,66 @@ class Zygote:
             if ended is None:
                 return
             pid = ended.si_pid
-            if pid in self._children:
+            worker = self._children.get(pid)
+            if worker is not None:
                 # What it forked goes with it; as long as it is not reaped, the group is surely its own.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            worker = self._children.pop(pid, None)
-            if worker is not None:
+            if worker is None:
+                self._kill_strays(pid)
+            else:
                 self._tell(Exited(worker, os.waitstatus_to_exitcode(status)))
+            self._children.pop(pid, None)
+            self._zygotes = {number: child for number, child in self._zygotes.items() if child != pid}
 
-    def _tell(self, message: Exited) -> None:
+    def _kill_strays(self, gone: int) -> None:
+        """What a tenant's zygote left behind is the base's now. It dies with its parent, unless it took care not to."""
+        for pid in _children_of(os.getpid()):
+            if pid not in self._children and pid != gone:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _tell(self, message: Exited | Unforked | ProgramReady | Pong) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:
             os._exit(0)
 
-    def _prepare(self, wanted: Load, fds: list[int]) -> None:
-        """Compile now; run once, for the primitives, when nobody waits. The program has proved itself in a body."""
-        if wanted.program in self._prepared:
-            _close(fds)
-            return
-        try:
-            self._prepared[wanted.program] = Prepared(read_all(fds[0], wanted.program_bytes))
-        except OverwinterError as error:
-            _say(f"{wanted.function} is not prepared: {error}")
-            _close(fds)
-            return
-        self._rehearsals.append((wanted, fds))
 
-    def _rehearse(self, wanted: Load, fds: list[int]) -> None:
-        blocks: list[MappedBlock] = []
-        try:
-            runner, blocks = load(wanted, fds, self._prepared)
-            runner.rehearse()
-            del runner
-        except Exception as error:  # noqa: BLE001 - the border to a program: what it raises must not end all bodies
-            _say(f"{wanted.function} was not rehearsed: {type(error).__name__}: {error}")
-        finally:
-            _close(fds)
-        gc.collect()
-        for block in blocks:
-            block.close()
-        # What the forks share must not be written to by their collectors.
-        gc.freeze()
-        give_back_heap()
+def _children_of(parent: int) -> list[int]:
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children") as children:
+            return [int(pid) for pid in children.read().split()]
+    except OSError:
+        # A kernel without them.
+        return []
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"overwinter zygote: {text}\n")
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _introduce(channel: Channel[ToZygote], message: Forked | Up) -> None:
-    """Tell the node that this process lives, and hand it the file in which the kernel counts its memory.
+def _own_smaps() -> int:
+    """The file in which the kernel counts this process' memory.
 
     The kernel asks who may look when the file is opened, and what it then shows is of this process alone: the node may
     look from now on, whoever runs it and whatever the process becomes.
     """
-    smaps = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
-    channel.send(message, [smaps])
-    os.close(smaps)
+    return os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _be_body(
-    message: ForkBody,
-    fds: list[int],
-    parent: int,
-    channel: Channel[ToZygote],
-    shelter: sandbox.Shelter,
-    prepared: Mapping[Address, Prepared],
-) -> None:
+def _call_itself(name: str) -> None:
+    """For people who look at processes; 15 characters at most."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> None:
     """Never returns: contained, the process serves as a body and exits."""
     status = 1
     try:
+        # Its user may change, which forgets this, and it is contained once more: until then it must not stay either.
+        sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        _introduce(channel, Forked(message.worker))
+        _call_itself("ow-worker")
+        smaps = _own_smaps()
+        means.channel.send(Forked(message.worker), [smaps])
         end, said, *trays = fds
         for stream in (sys.stdout, sys.stderr):
             os.dup2(said, stream.fileno())
@@ -202,9 +231,10 @@ def _be_body(
         tray_bytes = min(TRAY_BYTES_MAX, (memory_bytes + message.mapped_bytes) // 2) // len(slots)
         limits = sandbox.Limits(memory_bytes, message.mapped_bytes, tray_bytes)
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        shelter.close_in(message.uid, limits, [end, *trays] if gauge is None else [end, *trays, gauge.fd])
+        means.shelter.close_in(message.uid, limits, [end, *trays] if gauge is None else [end, *trays, gauge.fd])
         # A zygote that died before this was not there to be told from any other parent.
         sandbox.die_with_parent(parent)
+        prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Body(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
     except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
@@ -214,20 +244,50 @@ def _be_body(
         os._exit(status)
 
 
-def _be_zygote(end: int, parent: int, shelter: sandbox.Shelter) -> None:
-    """A second zygote, born from the first: serves its own channel."""
-    sandbox.die_with_parent(parent)
-    _serve(socket.socket(fileno=end), [], shelter)
+def _be_zygote(message: ForkZygote, end: int, parent: int, means: Means) -> None:
+    """A tenant's zygote, forked from the base: contained, it serves its own channel, as long as the base lives."""
+    try:
+        sandbox.die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        _call_itself("ow-zygote")
+        smaps = _own_smaps()
+        # Its bodies count what it holds on top of their own.
+        mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
+        limits = sandbox.Limits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, TRAY_BYTES_MAX)
+        bell = _bell()
+        means.shelter.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in bell)])
+        sandbox.die_with_parent(parent)
+        _serve(end, Up(), smaps, bell, means.shelter, Programs())
+    except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
 
 
-def _serve(end: socket.socket, uncontained: list[str], shelter: sandbox.Shelter) -> None:
+def _bell() -> tuple[socket.socket, socket.socket]:
+    """What is readable when a child ended, and what makes it so."""
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
+    return wakeup, alarm
+
+
+def _serve(
+    end: int,
+    up: Up,
+    smaps: int,
+    bell: tuple[socket.socket, socket.socket],
+    shelter: sandbox.Shelter,
+    programs: Programs | None = None,
+) -> None:
+    wakeup, alarm = bell
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
-    channel: Channel[ToZygote] = Channel(end, ToZygote)  # type: ignore[arg-type]
-    _introduce(channel, Up(tuple(uncontained)))
-    Zygote(channel, wakeup, shelter).serve()()
+    incoming = ToBase if programs is None else ToZygote
+    channel: Channel[Order] = Channel(socket.socket(fileno=end), incoming)  # type: ignore[arg-type]
+    channel.send(up, [smaps])
+    os.close(smaps)
+    Zygote(Means(channel, wakeup, shelter, programs)).serve()()
 
 
 def main(end: int, unshared: list[str], lacking: list[str]) -> None:
@@ -235,6 +295,9 @@ def main(end: int, unshared: list[str], lacking: list[str]) -> None:
     is empty if it has; `lacking` names what else is missing already.
     """
     faulthandler.enable()
+    _call_itself("ow-base-zygote")
+    # What tenants' zygotes leave behind when they die is this process's to end.
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
     lacking = [*lacking, *unshared]
@@ -247,8 +310,9 @@ def main(end: int, unshared: list[str], lacking: list[str]) -> None:
             threads_max = THREADS_MAX
     shelter = sandbox.Shelter(threads_max)
     lacking += shelter.try_out()
+    smaps = _own_smaps()
     gc.collect()
     gc.freeze()
     give_back_heap()
     give_back_code()
-    _serve(socket.socket(fileno=end), lacking, shelter)
+    _serve(end, Up(tuple(lacking)), smaps, _bell(), shelter)

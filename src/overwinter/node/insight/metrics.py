@@ -193,7 +193,7 @@ def _bodies(statistics: Statistics, state: State, seen: Sequence[FunctionStatist
         (((start,), times) for start, times in statistics.wake_times.items()),
     )
     yield counter("body_crashes", "Bodies that died unasked.", ["function"], _named(seen, "crashes"))
-    yield counter("zygote_losses", "Zygotes that died.", [], [((), statistics.zygotes_lost)])
+    yield counter("zygote_losses", "Zygotes that died or made room.", [], [((), statistics.zygotes_lost)])
 
 
 def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:

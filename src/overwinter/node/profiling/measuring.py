@@ -90,7 +90,8 @@ class MeasuredBody:
         order = ForkBody(self.worker, uid_of(self.worker), memory_bytes, function.mapped_bytes(), shape.cores)
         begun = self._now()
         try:
-            self._processes.fork(order, function.program_load(shape.cores, shape.concurrency), fds, self)
+            load = function.program_load(shape.cores, shape.concurrency)
+            self._processes.fork(function.manifest.tenant, order, load, fds, self)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -1,0 +1,94 @@
+"""Which program does each tenant's zygote make ready next? One at a time, and only those that are short.
+
+A zygote that rehearses forks nothing, so the node knows what it works on, and lets the base fork meanwhile. A tenant
+without a zygote waits until there is room for one more; its bodies compile for themselves.
+"""
+
+from contextlib import suppress
+from typing import Protocol
+
+from overwinter.core.ids import Address, FunctionId, TenantId
+from overwinter.node.watching import Zygotes
+from overwinter.node.zygotes import Room
+from overwinter.worker.channel import ChannelClosedError, close_all
+from overwinter.worker.messages import Forget, Load, Prepare
+
+
+class Source(Protocol):
+    """Who has the functions and their blocks."""
+
+    def tenants(self) -> set[TenantId]:
+        """Those that have functions."""
+        ...
+
+    def room_of(self, tenant: TenantId) -> Room:
+        """What the tenant's largest body may have."""
+        ...
+
+    def rehearsal_of(self, function: FunctionId) -> tuple[Load, list[int]] | None:
+        """The function's program and weights, without a handler, and their descriptors; None when it is not to be."""
+        ...
+
+
+WANTED_MAX = 256
+"""Functions of one tenant that wait to be prepared; the one that waits longest leaves."""
+
+
+class Preparing:
+    """What each tenant wants prepared, in the order in which it was asked for."""
+
+    def __init__(self, zygotes: Zygotes, source: Source) -> None:
+        self._zygotes = zygotes
+        self._source = source
+        self._wanted: dict[TenantId, dict[FunctionId, None]] = {}
+        self._under_way: dict[TenantId, FunctionId] = {}
+
+    def prepare(self, tenant: TenantId, function: FunctionId, forget: Address | None = None) -> None:
+        """Let the tenant's zygote prepare a function's program as soon as it can, and forget another."""
+        zygote = self._zygotes.tenants.get(tenant)
+        if forget is not None and zygote is not None:
+            # Its end is on the way, or is found out by the watch.
+            with suppress(ChannelClosedError, OSError):
+                zygote.channel.send(Forget(forget))
+        wanted = self._wanted.setdefault(tenant, {})
+        wanted[function] = None
+        if len(wanted) > WANTED_MAX:
+            del wanted[next(iter(wanted))]
+        self.advance(tenant)
+
+    def look(self) -> None:
+        """Let go of zygotes that nobody can use, or that are to be larger; begin what there is room for now."""
+        tenants = self._source.tenants()
+        for tenant, zygote in list(self._zygotes.tenants.items()):
+            if zygote.is_idle and (zygote.small or tenant not in tenants):
+                self._zygotes.end(zygote)
+        for tenant in list(self._wanted):
+            if tenant in tenants:
+                self.advance(tenant)
+            else:
+                del self._wanted[tenant]
+
+    def advance(self, tenant: TenantId) -> None:
+        """Begin what the tenant wants next, if it can begin."""
+        if not self._wanted.get(tenant):
+            self._wanted.pop(tenant, None)
+            return
+        zygote = self._zygotes.tenants.get(tenant)
+        if zygote is None and self._zygotes.has_room():
+            zygote = self._zygotes.begin(tenant, self._source.room_of(tenant))
+        while zygote is not None and zygote.can_fork and self._wanted.get(tenant):
+            function = next(iter(self._wanted[tenant]))
+            del self._wanted[tenant][function]
+            found = self._source.rehearsal_of(function)
+            if found is not None:
+                load, fds = found
+                self._under_way[tenant] = function
+                self._zygotes.prepare(zygote, Prepare(load), fds)
+                close_all(fds)
+
+    def lost(self, tenant: TenantId | None) -> FunctionId | None:
+        """A zygote is gone; what it worked on last. What is wanted is asked for anew."""
+        if tenant is None:
+            return None
+        self._wanted.pop(tenant, None)
+        return self._under_way.pop(tenant, None)

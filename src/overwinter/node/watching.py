@@ -1,0 +1,387 @@
+"""Which zygotes live, and do they answer? One base, and some tenants', each watched.
+
+A zygote owes an answer for each thing that it was asked for. One that does not give it in time is killed with all that
+it forked, and replaced: the base at once, a tenant's when a program is to be prepared again. Whoever says what it was
+not asked for is not believed again, and killed too.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from overwinter.core.ids import TenantId, WorkerId
+from overwinter.node.cgroups import Groups
+from overwinter.node.proofs import child_of, is_smaps_of
+from overwinter.node.words import Words
+from overwinter.node.zygotes import SLOW, Debt, Room, ZygoteProcess
+from overwinter.worker.channel import ChannelClosedError, close_all
+from overwinter.worker.messages import (
+    Exited,
+    Forked,
+    ForkZygote,
+    FromZygote,
+    KillZygote,
+    Ping,
+    Pong,
+    Prepare,
+    ProgramReady,
+    Unforked,
+    Up,
+)
+from overwinter.worker.sandbox import zygote_uid_of
+
+GONE_S = 5.0
+RESTART_FIRST_S = 0.1
+RESTART_MAX_S = 10.0
+TICKS = 4
+"""Looks at whether a zygote answers, in the time that it has for that."""
+UNUSED_LOOKS = 2 * TICKS
+"""A tenant's zygote that nobody needed for so long makes room for another's."""
+UNREADABLE = (ValueError, TypeError)
+"""What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
+
+
+class Bounds(NamedTuple):
+    """How many zygotes there may be, and how long they may take."""
+
+    zygotes_max: int = 32
+    zygote_timeout_s: float = 5.0
+    rehearsal_timeout_s: float = 10.0
+    start_timeout_s: float = 120.0
+
+
+class Keeper(Protocol):
+    """Who has the bodies."""
+
+    def body_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
+        """A body that was asked for lives; without a descriptor it has ended already."""
+        ...
+
+    def body_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
+        """A body is gone, or never was."""
+        ...
+
+    def zygote_idle(self, zygote: ZygoteProcess) -> None:
+        """A tenant's zygote has come up, or has prepared what it was to."""
+        ...
+
+    def zygote_lost(self, zygote: ZygoteProcess, in_rehearsal: bool) -> None:
+        """The zygote is gone, and what it held; its bodies are dead, and are still to be told of."""
+        ...
+
+    def looked(self) -> None:
+        """All zygotes were looked at."""
+        ...
+
+
+class Zygotes:
+    """Starts, watches and ends them."""
+
+    def __init__(
+        self, keeper: Keeper, environment: Mapping[str, str], log: Callable[[str], None], bounds: Bounds
+    ) -> None:
+        """`environment` is all that zygotes and bodies see of it."""
+        self._keeper = keeper
+        self._environment = dict(environment)
+        self._log = log
+        self._words = Words("zygote", log)
+        self._groups = Groups()
+        self._bounds = bounds
+        self._loop = asyncio.get_running_loop()
+        self._failures = 0
+        self._closing = False
+        self._last = 0
+        self._told: set[str] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self.base: ZygoteProcess | None = None
+        self.tenants: dict[TenantId, ZygoteProcess] = {}
+        """The one used longest ago first."""
+        self.on_ready: Callable[[], None] | None = None
+
+    def every(self) -> list[ZygoteProcess]:
+        """The base and the tenants'."""
+        return [zygote for zygote in (self.base, *self.tenants.values()) if zygote is not None]
+
+    def is_up(self) -> bool:
+        """Whether bodies can be forked, as far as is known."""
+        return self.base is not None and self.base.can_fork
+
+    # Start
+
+    def start(self) -> None:
+        """Start the base and the watch; `is_up` tells when it can fork. Orders sent before wait for it."""
+        zygote = ZygoteProcess(None, None)
+        command = [sys.executable, "-m", "overwinter.worker.launch", str(zygote.there.fileno()), str(os.getpid())]
+        command += self._groups.make()
+        self._tell_lacks(self._groups.missing)
+        zygote.process = subprocess.Popen(
+            command,
+            pass_fds=[zygote.there.fileno()],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._words.there,
+            stderr=self._words.there,
+            cwd=Path(sys.prefix),
+            # No terminal: what a function's code prints reaches it through the node's log alone.
+            start_new_session=True,
+        )
+        zygote.owed["up"] = 0
+        self.base = zygote
+        self.hear(zygote)
+        if self._looking is None:
+            self._look_later()
+
+    def has_room(self) -> bool:
+        """Whether one more tenant can have a zygote."""
+        return self.is_up() and (len(self.tenants) < self._bounds.zygotes_max or self._unused() is not None)
+
+    def _unused(self) -> ZygoteProcess | None:
+        """One that makes room, the one used longest ago."""
+        return next((zygote for zygote in self.tenants.values() if zygote.unused_looks >= UNUSED_LOOKS), None)
+
+    def begin(self, tenant: TenantId, room: Room) -> ZygoteProcess | None:
+        """Start a tenant's zygote, for which there must be room; None when the system has none."""
+        unused = self._unused()
+        if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
+            self.end(unused)
+        assert self.base is not None, "there is no room without a base"
+        self._last += 1
+        try:
+            zygote = ZygoteProcess(tenant, room)
+        except OSError as error:
+            self._log(f"no zygote for {tenant}: {error}")
+            return None
+        zygote.owed["up"] = 0
+        zygote.number = self._last
+        order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), room.memory_bytes, room.mapped_bytes)
+        try:
+            self.base.channel.send(order, [zygote.there.fileno()])
+        except (ChannelClosedError, OSError):
+            zygote.close()
+            return None
+        self.tenants[tenant] = zygote
+        self.hear(zygote)
+        return zygote
+
+    def hear(self, zygote: ZygoteProcess) -> None:
+        """From now on; the other end is another process' alone."""
+        zygote.there.close()
+        self._loop.add_reader(zygote.channel.fileno(), self._hear, zygote)
+
+    def used(self, zygote: ZygoteProcess) -> None:
+        """Others make room before this one."""
+        zygote.unused_looks = 0
+        if zygote.tenant is not None:
+            self.tenants[zygote.tenant] = self.tenants.pop(zygote.tenant)
+
+    # Watch
+
+    def _look_later(self) -> None:
+        self._looking = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._look)
+
+    def _look(self) -> None:
+        """Looks are counted, not seconds: a node that was stopped itself must not take others for hung."""
+        for zygote in self.every():
+            for debt in zygote.owed:
+                # What waits behind a rehearsal is not late.
+                if debt in SLOW or not zygote.owed.keys() & SLOW:
+                    zygote.owed[debt] += 1
+            zygote.unused_looks = zygote.unused_looks + 1 if zygote.is_idle else 0
+            late = [debt for debt, looks in zygote.owed.items() if looks > self._looks(zygote, debt)]
+            if late:
+                self.lose(zygote, f"it did not answer in time ({late[0]})")
+            elif not zygote.owed:
+                self._ask(zygote, Ping(), "pong")
+        self._keeper.looked()
+        self._look_later()
+
+    def _looks(self, zygote: ZygoteProcess, debt: Debt) -> int:
+        """How often it may be looked at in vain."""
+        allowed = self._bounds.zygote_timeout_s
+        if debt == "program":
+            allowed = self._bounds.rehearsal_timeout_s
+        elif debt == "up" and zygote is self.base:
+            # It imports.
+            allowed = self._bounds.start_timeout_s
+        return ceil(TICKS * allowed / self._bounds.zygote_timeout_s)
+
+    def prepare(self, zygote: ZygoteProcess, order: Prepare, fds: list[int]) -> None:
+        """Let a tenant's zygote prepare a program; it forks nothing meanwhile."""
+        self.used(zygote)
+        self._ask(zygote, order, "program", fds)
+
+    def _ask(
+        self,
+        zygote: ZygoteProcess,
+        order: Ping | Prepare | KillZygote,
+        debt: Debt | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        if debt is not None:
+            zygote.owed[debt] = 0
+        try:
+            zygote.channel.send(order, fds)
+        except ChannelClosedError:
+            # Its end is on the way.
+            pass
+        except OSError as error:
+            self.lose(zygote, f"it hears nothing: {error}")
+
+    # What they say
+
+    def _hear(self, zygote: ZygoteProcess) -> None:
+        """One message at a time, each of them asked for: a zygote that talks much cannot hold the loop."""
+        try:
+            message, fds = zygote.channel.receive()
+        except BlockingIOError:
+            return
+        except ChannelClosedError:
+            self.lose(zygote, "it died")
+            return
+        except UNREADABLE as error:
+            self.lose(zygote, f"it talks nonsense: {error}")
+            return
+        try:
+            self._heed(zygote, message, fds)
+        except ValueError as error:
+            self.lose(zygote, f"it is not believed: {error}")
+        finally:
+            # What was wanted of them was taken out.
+            close_all(fds)
+
+    def _heed(self, zygote: ZygoteProcess, message: FromZygote, fds: list[int]) -> None:
+        """ValueError if nobody asked for it, or if it cannot be true."""
+        match message:
+            case Up():
+                self._settle(zygote, "up")
+                self._came_up(zygote, message, fds)
+            case Pong():
+                self._settle(zygote, "pong")
+            case ProgramReady():
+                self._settle(zygote, "program")
+                self._keeper.zygote_idle(zygote)
+            case Forked(worker):
+                self._settle(zygote, worker)
+                pid = zygote.channel.sender
+                pidfd = child_of(zygote.pid or 0, pid)
+                self._keeper.body_forked(zygote, message, pidfd, _taken(fds, pid))
+            case Unforked(worker, reason):
+                self._settle(zygote, worker)
+                zygote.full = zygote.tenant is not None
+                self._keeper.body_ended(zygote, worker, None, reason)
+            case Exited(worker, status):
+                zygote.owed.pop(worker, None)
+                zygote.full = False
+                if worker not in zygote.bodies:
+                    raise ValueError(f"body {worker} is none of its own")
+                self._keeper.body_ended(zygote, worker, status)
+
+    def _settle(self, zygote: ZygoteProcess, debt: Debt) -> None:
+        if zygote.owed.pop(debt, None) is None:
+            raise ValueError(f"nobody asked for that ({debt})")
+
+    def _came_up(self, zygote: ZygoteProcess, message: Up, fds: list[int]) -> None:
+        zygote.pid = zygote.channel.sender
+        if zygote.process is None:
+            base = self.base.pid if self.base is not None else None
+            zygote.pidfd = child_of(base or 0, zygote.pid)
+        else:
+            # In namespaces of its own it has a parent, which waits for it.
+            zygote.pidfd = os.pidfd_open(zygote.pid)
+        # None when the node had no room for a descriptor: what is not seen does not count.
+        zygote.smaps = _taken(fds, zygote.pid)
+        if zygote.tenant is not None:
+            self._keeper.zygote_idle(zygote)
+            return
+        self._tell_lacks(message.uncontained)
+        self._failures = 0
+        if self.on_ready is not None:
+            self.on_ready()
+
+    def _tell_lacks(self, lacks: Iterable[str]) -> None:
+        for lack in set(lacks) - self._told:
+            self._told.add(lack)
+            self._log(f"bodies are not fully contained here: {lack}")
+
+    # End
+
+    def end(self, zygote: ZygoteProcess) -> None:
+        """A tenant's zygote is needed no longer."""
+        self._drop(zygote)
+        self._keeper.zygote_lost(zygote, in_rehearsal=False)
+
+    def lose(self, zygote: ZygoteProcess, why: str) -> None:
+        """A zygote is gone or goes now, and its bodies with it; the base takes all others along."""
+        if zygote not in self.every():
+            return
+        whose = "the base zygote" if zygote is self.base else f"the zygote of {zygote.tenant}"
+        self._log(f"{whose} is lost: {why}")
+        others = list(self.tenants.values()) if zygote is self.base else []
+        for each in (zygote, *others):
+            self._drop(each)
+        if zygote.tenant is None:
+            self._failures += "up" in zygote.owed
+            # Before anybody hears of it, so that there is one to ask for what has to be forked anew.
+            self._restart()
+        self._keeper.zygote_lost(zygote, in_rehearsal="program" in zygote.owed)
+        for other in others:
+            self._keeper.zygote_lost(other, in_rehearsal=False)
+
+    def _drop(self, zygote: ZygoteProcess) -> None:
+        self._loop.remove_reader(zygote.channel.fileno())
+        zygote.kill()
+        if zygote.process is not None:
+            # The zygote dies with whoever waits for it.
+            zygote.process.kill()
+            zygote.process.wait()
+        if zygote.tenant is None:
+            self.base = None
+        else:
+            del self.tenants[zygote.tenant]
+            if zygote.pidfd is None and self.base is not None:
+                self._ask(self.base, KillZygote(zygote.number))
+        zygote.close()
+
+    def _restart(self) -> None:
+        """At once, so that bodies can be asked for without a gap; later and later if it fails to come up."""
+        if self._closing:
+            return
+        if self._failures == 0:
+            self.start()
+        else:
+            delay = min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S)
+            self._loop.call_later(delay, lambda: None if self._closing or self.base else self.start())
+
+    async def close(self) -> None:
+        """Kill all, and wait until the base is gone."""
+        self._closing = True
+        if self._looking is not None:
+            self._looking.cancel()
+        processes = [zygote.process for zygote in self.every() if zygote.process is not None]
+        for zygote in self.every():
+            self._loop.remove_reader(zygote.channel.fileno())
+            zygote.kill()
+            zygote.close()
+        for process in processes:
+            await asyncio.to_thread(_wait_or_kill, process)
+        self._words.close()
+        self._groups.close()
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    """Until all that a zygote forked has ended."""
+    try:
+        process.wait(GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _taken(fds: list[int], pid: int) -> int | None:
+    """The smaps of the process, if that is what came; what stays in the list is closed by whoever received it."""
+    return fds.pop() if fds and is_smaps_of(fds[0], pid) else None

@@ -1,0 +1,342 @@
+"""Zygotes that hang, lie, flood or die: real processes, the node's real hands, and other tenants' bodies beside."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.nodes import parents_of_all
+from overwinter.core.actions import Prepare
+from overwinter.core.events import ZygoteLost
+from overwinter.core.ids import WorkerId
+from overwinter.node.watching import UNUSED_LOOKS, Bounds
+from overwinter.node.zygotes import Room, ZygoteProcess
+from overwinter.worker.messages import ForkBody
+from overwinter.worker.sandbox import uid_of
+
+from .rig import Function, Rig, until
+
+TIMEOUT_S = 1.0
+HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
+
+
+class Same(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x + 1.0}
+
+
+def function(name: str, tenant: str, handler: str | None = None) -> Function:
+    return Function(Same(), {"x": torch.zeros(2, 4)}, handler, name=name, tenant=tenant)
+
+
+@pytest.fixture(scope="module")
+def one_rig():
+    made = Rig(Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, rehearsal_timeout_s=600.0))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(one_rig):
+    yield one_rig
+    one_rig.run(ended(one_rig))
+
+
+async def ended(rig: Rig) -> None:
+    """Nothing is left of a test."""
+    await until(rig.processes.is_up)
+    for zygote in list(rig.processes.zygotes.tenants.values()):
+        rig.processes.zygotes.end(zygote)
+    for worker in list(rig.processes.body_pids()):
+        rig.processes.stop(worker, kill=True)
+    await until(lambda: not rig.processes.body_pids())
+    rig.effects.functions.clear()
+    rig.events.clear()
+
+
+@pytest.fixture(scope="module")
+def calm():
+    """A rig that no test breaks, with a body of a tenant that does nothing wrong."""
+    made = Rig(Bounds(zygote_timeout_s=TIMEOUT_S))
+    made.victim = made.run(made.start_body(function("victim", "ada")))
+    yield made
+    made.close()
+
+
+async def answers(rig: Rig, body) -> None:
+    run = rig.begin(body, x=torch.ones(1, 4))
+    await rig.ended(run)
+    assert rig.failures(run) == []
+    assert rig.output(run).tolist() == [[2.0] * 4]
+
+
+async def prepared(rig: Rig, which: Function) -> ZygoteProcess:
+    """The zygote of the function's tenant, once it holds the program."""
+    tenant = which.deployed.manifest.tenant
+    rig.effects.carry_out(Prepare(which.deployed.id))
+    await until(lambda: tenant in rig.processes.zygotes.tenants)
+    zygote = rig.processes.zygotes.tenants[tenant]
+    await until(lambda: zygote.pid is not None and not zygote.owed.keys() & {"up", "program"})
+    return zygote
+
+
+async def gone(pid: int) -> None:
+    await until(lambda: pid not in parents_of_all())
+
+
+def parent_of(body) -> int | None:
+    return parents_of_all().get(body.pid)
+
+
+def test_bodies_are_forked_from_their_tenants_zygote_and_others_from_the_base(rig):
+    ada, handled, bob = function("a", "ada"), function("h", "ada", HANDLER), function("b", "bob")
+
+    async def scene():
+        rig.deploy(ada, handled, bob)
+        zygote = await prepared(rig, ada)
+        own = [await rig.start_body(ada), await rig.start_body(handled)]
+        other = await rig.start_body(bob)
+        assert {parent_of(body) for body in own} == {zygote.pid}
+        assert parent_of(other) == rig.processes.zygotes.base.pid
+        assert len(rig.processes.zygote_smaps()) == 2
+        assert len(rig.processes.body_smaps()) == 3
+        for body in (*own, other):
+            await answers(rig, body)
+        os.kill(zygote.pid, signal.SIGKILL)
+        await until(lambda: all(rig.exits(body.worker) for body in own))
+        await answers(rig, other)
+        assert ZygoteLost("ada") in rig.events
+
+    rig.run(scene())
+
+
+def test_a_rehearsal_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again(rig):
+    quick, bob = function("quick", "ada"), function("b", "bob")
+    slow, sibling = (Function(Same(), {"x": torch.zeros(2, 5)}, name=name, tenant="ada") for name in ("slow", "same"))
+
+    async def scene():
+        rig.deploy(quick, slow, sibling, bob)
+        zygote = await prepared(rig, quick)
+        os.kill(zygote.pid, signal.SIGSTOP)
+        rig.effects.carry_out(Prepare(slow.deployed.id))
+        assert "program" in zygote.owed
+        bodies = [await rig.start_body(which) for which in (quick, bob)]
+        # They are ready, and it is still at it.
+        assert "program" in zygote.owed
+        assert {parent_of(body) for body in bodies} == {rig.processes.zygotes.base.pid}
+        # As if that had taken long.
+        zygote.owed["program"] = 1 << 20
+        await until(lambda: ZygoteLost("ada") in rig.events)
+        await gone(zygote.pid)
+        for body in bodies:
+            await answers(rig, body)
+        assert (slow.deployed.too_slow, sibling.deployed.too_slow, quick.deployed.too_slow) == (True, True, False)
+        again = await prepared(rig, quick)
+        for which in (slow, sibling):
+            rig.effects.carry_out(Prepare(which.deployed.id))
+        assert "program" not in again.owed
+
+    rig.run(scene())
+
+
+@pytest.mark.parametrize("whose", ["base", "tenant"])
+def test_a_hung_zygote_is_replaced_and_its_bodies_are_told_dead(rig, whose):
+    ada = function("a", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        zygote = await prepared(rig, ada)
+        hung = rig.processes.zygotes.base if whose == "base" else zygote
+        body = await rig.start_body(ada)
+        os.kill(hung.pid, signal.SIGSTOP)
+        await until(lambda: rig.exits(body.worker))
+        await gone(hung.pid)
+        await until(rig.processes.is_up)
+        assert (await prepared(rig, ada)).pid not in (hung.pid, zygote.pid)
+        await answers(rig, await rig.start_body(ada))
+
+    rig.run(scene())
+
+
+def test_there_are_no_more_zygotes_than_there_may_be_and_the_one_that_nobody_needs_makes_room(rig):
+    ada, bob, eve = (function(name, name) for name in ("ada", "bob", "eve"))
+
+    async def scene():
+        rig.deploy(ada, bob, eve)
+        first, second = await prepared(rig, ada), await prepared(rig, bob)
+        body = await rig.start_body(bob)
+        first.unused_looks = 0
+        rig.effects.carry_out(Prepare(eve.deployed.id))
+        assert set(rig.processes.zygotes.tenants) == {"ada", "bob"}
+        third = await prepared(rig, eve)
+        assert first.unused_looks == UNUSED_LOOKS
+        assert set(rig.processes.zygotes.tenants) == {"bob", "eve"}
+        await gone(first.pid)
+        assert rig.events.count(ZygoteLost("ada")) == 1
+        await answers(rig, body)
+        assert {second.pid, third.pid} <= parents_of_all().keys()
+
+    rig.run(scene())
+
+
+def test_a_zygote_that_is_too_small_for_a_body_is_replaced_once_it_is_idle(rig):
+    ada = function("a", "ada")
+    large = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=8192, name="large", tenant="ada")
+
+    async def scene():
+        rig.deploy(ada)
+        zygote = await prepared(rig, ada)
+        rig.deploy(large)
+        bodies = [await rig.start_body(which) for which in (ada, large)]
+        assert [parent_of(body) for body in bodies] == [zygote.pid, rig.processes.zygotes.base.pid]
+        rig.processes.stop(bodies[0].worker, kill=False)
+        await until(lambda: ZygoteLost("ada") in rig.events)
+        await answers(rig, bodies[1])
+        again = await prepared(rig, large)
+        assert parent_of(await rig.start_body(large)) == again.pid
+
+    rig.run(scene())
+
+
+def test_a_tenant_without_functions_has_no_zygote(rig):
+    ada = function("a", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        zygote = await prepared(rig, ada)
+        rig.effects.functions.clear()
+        await until(lambda: not rig.processes.zygotes.tenants)
+        await gone(zygote.pid)
+
+    rig.run(scene())
+
+
+DOUBLE = """
+import os, socket, sys, time
+from overwinter.worker.channel import Channel
+from overwinter.worker.messages import *
+
+end = socket.socket(fileno=int(sys.argv[1]))
+channel = Channel(end, ToZygote)
+victim = int(sys.argv[2])
+
+def child(step):
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        step()
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        os._exit(0)
+    return pid
+
+def smaps():
+    return os.open("/proc/self/smaps", os.O_RDONLY)
+
+"""
+
+
+class Double:
+    """A process in the place of a tenant's zygote, which does as it likes."""
+
+    def __init__(self, rig: Rig, code: str, victim: int) -> None:
+        self.zygote = ZygoteProcess("eve", Room(1 << 50, 1 << 50))
+        fd = self.zygote.there.fileno()
+        command = [sys.executable, "-c", DOUBLE + code + "\ntime.sleep(600)", str(fd), str(victim)]
+        self.process = subprocess.Popen(command, pass_fds=[fd])
+        self.zygote.pid = self.process.pid
+        self.zygote.pidfd = os.pidfd_open(self.process.pid)
+        rig.processes.zygotes.tenants["eve"] = self.zygote
+        rig.processes.zygotes.hear(self.zygote)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+FORGED = {
+    "nonsense": "end.send(b'\\xc1')",
+    "an answer to no question": "channel.send(Pong())",
+    "a program that nobody wanted": "channel.send(ProgramReady())",
+    "up again": "channel.send(Up(('x' * 100_000,)), [smaps()])",
+    "a fork of another's": "channel.send(Forked(victim), [smaps()])",
+    "an end of another's": "channel.send(Exited(victim, 0))",
+    "no fork of another's": "channel.send(Unforked(victim, ''))",
+    "many descriptors": "socket.send_fds(end, [b'\\x91\\xa4Pong'], [0] * 100)",
+    "more to come": "[end.send(b'+') for _ in range(100_000)]",
+    "a flood": "[channel.send(Pong()) for _ in range(1_000_000)]",
+    "a message for another": "channel.send(Ready())",
+}
+
+
+@pytest.mark.parametrize("code", FORGED.values(), ids=FORGED.keys())
+def test_a_zygote_that_says_what_nobody_asked_for_ends_alone(calm, code):
+    async def scene():
+        held = len(os.listdir("/proc/self/fd"))
+        double = Double(calm, code, calm.victim.worker)
+        await until(lambda: "eve" not in calm.processes.zygotes.tenants)
+        # It was killed, and does not only sleep.
+        assert double.process.wait() == -signal.SIGKILL
+        assert len(os.listdir("/proc/self/fd")) == held
+        assert calm.exits(calm.victim.worker) == []
+        await answers(calm, calm.victim)
+        await answers(calm, await calm.start_body(function("another", "bob")))
+
+    calm.run(scene())
+
+
+ORDERED = "order, fds = channel.receive()\n"
+LIES = {
+    "itself": ("channel.send(Forked(order.worker), [smaps()])", True),
+    "a grandchild": ("child(lambda: child(lambda: channel.send(Forked(order.worker), [smaps()])))", True),
+    "an end of one that lives": (
+        "child(lambda: channel.send(Forked(order.worker), [smaps()]))\n"
+        "time.sleep(0.3)\n"
+        "channel.send(Exited(order.worker, -999_999))",
+        False,
+    ),
+    "an end that it keeps for itself": (
+        "pid = child(lambda: (channel.send(Forked(order.worker), [smaps()]), os._exit(3)))\nos.waitpid(pid, 0)",
+        False,
+    ),
+    "a false file": (
+        "child(lambda: channel.send(Forked(order.worker), [os.open('/dev/zero', os.O_RDONLY)]))\n"
+        "time.sleep(0.3)\n"
+        "channel.send(Exited(order.worker, 0))",
+        False,
+    ),
+    "nothing": ("pass", True),
+}
+
+
+@pytest.mark.parametrize(("code", "ends_it"), LIES.values(), ids=LIES.keys())
+def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code, ends_it):
+    async def scene():
+        held = len(os.listdir("/proc/self/fd"))
+        double = Double(calm, ORDERED + code, calm.victim.worker)
+        which = function("evil", "eve")
+        worker, fds = WorkerId(calm.number()), which.open()
+        order = ForkBody(worker, uid_of(worker), 1 << 30, which.deployed.mapped_bytes())
+        calm.processes.fork("eve", order, which.deployed.load(), fds)
+        assert worker in double.zygote.bodies
+        for fd in fds:
+            os.close(fd)
+        body = calm.processes.body(worker)
+        seen = set()
+        while not calm.exits(worker):
+            seen |= {body.smaps is not None and os.readlink(f"/proc/self/fd/{body.smaps}")} - {False}
+            await asyncio.sleep(0.002)
+        assert "/dev/zero" not in seen
+        await gone(body.pid)
+        assert ("eve" not in calm.processes.zygotes.tenants) == ends_it
+        if not ends_it:
+            calm.processes.zygotes.lose(double.zygote, "the test is over")
+        assert double.process.wait() == -signal.SIGKILL
+        assert len(os.listdir("/proc/self/fd")) == held
+        await answers(calm, calm.victim)
+
+    calm.run(scene())

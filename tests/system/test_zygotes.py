@@ -1,0 +1,200 @@
+"""Who may hold what is a tenant's, and what follows when a zygote hangs: seen from outside, in real processes."""
+
+import concurrent.futures
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.nodes import parents_of_all
+from overwinter.api.deployer import package
+from overwinter.core.errors import OverwinterError
+from overwinter.model.export import export
+
+from .nodes import NodeProcess, Scale, ask, deploy
+from .test_serving import wait_until
+
+TENANTS = ("ada", "bob")
+HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
+
+
+class Shift(torch.nn.Module):
+    """A function whose program has a name that nothing else has, and a weight of a block of its own."""
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__()
+        self.tenant = tenant
+        self.shift = torch.nn.Parameter(torch.full((16384,), 2.0 + len(tenant)), requires_grad=False)
+
+    def forward(self, x):
+        return {marker(self.tenant): x + self.shift[:4]}
+
+
+def marker(tenant: str) -> str:
+    """The output of a tenant's programs: found wherever such a program lies, in its bytes or decoded."""
+    return f"quokka_of_{tenant}_7f3a91"
+
+
+def deploy_marked(node: NodeProcess, name: str, tenant: str, handler: str | None = None) -> None:
+    made = export(Shift(tenant), {"x": torch.zeros(2, 4)})
+    packed = package(name, made.program, made.weights, handler=handler, tenant=tenant)
+    packed.upload(node.client)
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, value in (line.split(":", 1) for line in lines)}
+
+
+def found_in(pid: int, words: list[bytes]) -> list[bytes]:
+    """Which words lie in memory that the process wrote; PermissionError when it may not be looked into."""
+    found = set()
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+            if bounds is None or "[vvar]" in line:
+                continue
+            at, stop = (int(bound, 16) for bound in bounds.groups())
+            while at < stop:
+                memory.seek(at)
+                part = memory.read(min(stop - at, 16 << 20))
+                if not part:
+                    break
+                found |= {word for word in words if word in part}
+                at += len(part)
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def zygotes(node: NodeProcess) -> list[int]:
+    """The zygotes of a node on which two tenants' functions have been woken, one of each with a handler."""
+    before = set(node.zygotes())
+    for tenant in TENANTS:
+        deploy_marked(node, f"{tenant}-plain", tenant)
+        deploy_marked(node, f"{tenant}-handled", tenant, HANDLER)
+        for name in (f"{tenant}-plain", f"{tenant}-handled"):
+            [answer] = node.client.infer(name, {"x": torch.ones(1, 4)}).values()
+            assert answer.tolist() == [[6.0] * 4]
+    wait_until(lambda: len(set(node.zygotes()) - before) == len(TENANTS))
+    wait_until(lambda: rehearsed(node, before))
+    return node.zygotes()
+
+
+def rehearsed(node: NodeProcess, before: set[int]) -> bool:
+    """Whether the new zygotes hold a program each, or are contained where one may not look."""
+    new = [pid for pid in node.zygotes() if pid not in before]
+    try:
+        return all(found_in(pid, words()) for pid in new)
+    except PermissionError:
+        return all(status(pid)["Seccomp"] == "2" for pid in new)
+
+
+def words() -> list[bytes]:
+    return [marker(tenant).encode() for tenant in TENANTS]
+
+
+def test_no_process_with_rights_holds_a_program_or_a_weight(node: NodeProcess, zygotes):
+    uncontained = [pid for pid in (node.process.pid, *zygotes) if status(pid)["Seccomp"] == "0"]
+    assert uncontained == [node.process.pid, zygotes[0]]
+    base = zygotes[0]
+    assert found_in(base, words()) == []
+    assert str(node.shm) not in Path(f"/proc/{base}/maps").read_text()
+    links = [os.readlink(entry) for entry in Path(f"/proc/{base}/fd").iterdir()]
+    assert [link for link in links if "memfd" in link or str(node.shm) in link] == []
+
+
+def test_a_tenants_zygote_is_contained_as_its_bodies_are(node: NodeProcess, zygotes):
+    for pid in zygotes[1:]:
+        its = status(pid)
+        assert (its["Seccomp"], its["NoNewPrivs"]) == ("2", "1")
+        assert int(its["CapEff"], 16) == 0 or os.geteuid() != 0
+        assert int(its["Uid"].split()[0]) >= 0x70000000 or os.geteuid() != 0
+    owners = {status(pid)["Uid"].split()[0] for pid in zygotes}
+    assert len(owners) == len(zygotes) or os.geteuid() != 0
+
+
+def test_two_tenants_never_share_a_zygote_that_holds_programs(node: NodeProcess, zygotes):
+    try:
+        held = [found_in(pid, words()) for pid in zygotes]
+    except PermissionError:
+        pytest.skip("nobody but root may look into a contained zygote")
+    assert sorted(each for each in held if each) == [[word] for word in words()]
+
+
+def test_bodies_with_and_without_a_handler_wake_from_their_tenants_zygote(node: NodeProcess, zygotes):
+    for tenant in TENANTS:
+        for name in (f"{tenant}-again", f"{tenant}-again-handled"):
+            deploy_marked(node, name, tenant, HANDLER if "handled" in name else None)
+            asked = set(node.body_pids())
+            node.client.infer(name, {"x": torch.ones(1, 4)})
+            new = set(node.body_pids()) - asked
+            table = parents_of_all()
+            assert {table[pid] for pid in new} <= set(zygotes[1:])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_zygote_that_hangs_is_replaced_and_requests_are_answered(make_node, which):
+    node = make_node("--zygote-timeout-s", "0.6")
+    deploy(node, "plain", keep_alive_s=0.0)
+    assert ask(node, "plain") == [3.0] * 4
+    wait_until(lambda: len(node.zygotes()) == 2)
+    zygotes = node.zygotes()
+    os.kill(zygotes[which], signal.SIGSTOP)
+    assert ask(node, "plain", 2.0) == [5.0] * 4
+    wait_until(lambda: zygotes[which] not in parents_of_all())
+    wait_until(node.client.ready)
+    assert ask(node, "plain", 3.0) == [7.0] * 4
+    assert len([line for line in node.said if "lost" in line]) >= 1
+
+
+def test_a_node_is_not_ready_while_its_base_zygote_hangs(make_node):
+    node = make_node("--zygote-timeout-s", "0.6")
+    [base] = node.zygotes()
+    assert node.client.ready()
+    os.kill(base, signal.SIGSTOP)
+    wait_until(lambda: not node.client.ready())
+    wait_until(node.client.ready)
+    assert base not in node.zygotes()
+
+
+HANGS = {
+    "in its module": "while True:\n    pass\n",
+    "in native code": "import ctypes\ndef preprocess(inputs, state):\n    ctypes.PyDLL(None).sleep(10**6)\n",
+}
+
+
+@pytest.mark.parametrize("handler", HANGS.values(), ids=HANGS.keys())
+def test_a_trial_that_hangs_ends_and_others_deploy_and_wake_meanwhile(make_node, handler):
+    node = make_node("--start-timeout-s", "3", "--cores", "2")
+    deploy(node, "calm", tenant="ada", keep_alive_s=0.0)
+    wait_until(lambda: not node.body_pids())
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        trial = pool.submit(deploy, node, "hanging", handler=handler, tenant="bob")
+        wait_until(lambda: len(node.body_pids()) == 1)
+        [hung] = node.body_pids()
+        assert ask(node, "calm") == [3.0] * 4
+        deploy(node, "another", Scale(4.0), tenant="ada")
+        assert ask(node, "another") == [5.0] * 4
+        assert not trial.done()
+        with pytest.raises(OverwinterError, match="hanging"):
+            trial.result()
+    wait_until(lambda: hung not in parents_of_all())
+    assert [function["name"] for function in node.client.functions()] == ["another", "calm"]
+
+
+def test_removing_a_function_ends_its_trial(make_node):
+    node = make_node()
+    deploy(node, "f", Scale(3.0), keep_alive_s=0.0)
+    wait_until(lambda: not node.body_pids())
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        trial = pool.submit(deploy, node, "f", handler=HANGS["in its module"])
+        wait_until(lambda: len(node.body_pids()) == 1 and len(node.client.functions()) == 2)
+        [hung] = node.body_pids()
+        node.client.remove("f")
+        with pytest.raises(OverwinterError):
+            trial.result()
+    wait_until(lambda: hung not in parents_of_all())
+    assert node.client.functions() == []
