@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.guard_pages import GuardedMemory
-from benchmarks.operator_calls import valid_calls
+from benchmarks.operator_calls import Asked, Tensor, valid_calls
 from benchmarks.operator_fuzz import attempt, fuzz, operators
 from overwinter.model import guards
 
@@ -44,6 +44,22 @@ def test_without_the_guards_it_finds_what_they_are_for(monkeypatch, operator, tr
     assert not fuzz(1, tries, [operator]).findings
     monkeypatch.setattr(guards, "_GUARDS", {})
     assert kinds & {finding.kind for finding in fuzz(1, tries, [operator]).findings}
+
+
+QUERY = Tensor("float32", (2, 4, 4, 8), layout="overlapping")
+KEYS = Tensor("float32", (2, 2, 4, 8))
+NO_GROUPS = (Tensor("float32", (6, 16)), Tensor("float32", (0, 16, 16)), Tensor("int32", (0,)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Asked("aten.scaled_dot_product_attention.default", (QUERY, KEYS, KEYS), {"enable_gqa": True}),
+        Asked("aten._grouped_mm.default", NO_GROUPS, {}),
+    ],
+)
+def test_results_that_kernels_leave_unwritten_are_written(call):
+    assert attempt(call, "0") == "ok"
 
 
 @pytest.mark.parametrize(("at_end", "place"), [(True, 400), (False, -1)])
