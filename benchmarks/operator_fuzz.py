@@ -22,6 +22,7 @@ import torch
 from benchmarks.guard_pages import GuardedMemory
 from benchmarks.operator_calls import Asked, changed, valid_calls
 from benchmarks.operator_programs import program_of
+from overwinter.core.errors import ProgramError
 from overwinter.model.compile import compile_program
 from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.model.operators import TENSOR_OPERATORS
@@ -41,6 +42,9 @@ KINDS = ("ok", "refused", "slow", "outside", "crash", "unwritten", "strange", "h
 """What can become of a try. ok: gave results; refused: raised a Python exception, before or while it ran; slow: see
 `CPU_S`. The others are findings. outside: touched memory beside its tensors; crash: ended its process; unwritten: gave
 memory that nobody wrote; strange: gave what is no plain tensor within its storage; hung: waited for ever."""
+
+ANSWERED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, MemoryError)
+"""What operators raise, and the checks before them; anything else is a fault of a check, and told as a crash."""
 
 _DEATHS = {signal.SIGSEGV: "outside", signal.SIGBUS: "outside", signal.SIGPROF: "slow", signal.SIGALRM: "hung"}
 _FRESH_BYTES = (0x5A, 0xA5)
@@ -127,8 +131,7 @@ def _contents(call: Asked, byte: int, rng: Random) -> list[tuple[object, ...]]:
     with GuardedMemory(byte, at_end=rng.random() < 0.5) as memory, torch.inference_mode():
         tried = program_of(call, memory, rng)
         results: tuple[object, ...] | None = None
-        with suppress(Exception):
-            # Whatever an operator raises, its worker lives.
+        with suppress(*ANSWERED):
             validate(tried.program)
             results = compile_program(tried.program, tried.start)(tried.weights, tried.given)
         if not memory.is_whole():

@@ -31,6 +31,7 @@ def run(*calls, values=None):
         ("aten.to.dtype_layout", (Slot(0),), {"layout": 1}),
         ("aten.to.dtype_layout", (3,), {}),
         ("aten.contiguous.default", (Slot(0),), {"memory_format": 3}),
+        ("aten.linalg_eigvals.default", (3,), {}),
         ("aten.relu.default", (None,), {}),
         ("aten.add.Tensor", (Slot(0), None), {}),
         ("aten.cat.default", ((Slot(0), None),), {}),

@@ -269,8 +269,9 @@ _COPYING: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 """Operators that need an argument copied first, if it lies strangely in memory."""
 
-_DIVISIONS = "div.Scalar_mode div.Tensor_mode div_.Scalar_mode div_.Tensor_mode divide.Scalar_mode "
-_MORE_DIVISIONS = "divide.Tensor_mode divide_.Scalar_mode divide_.Tensor_mode"
+_DIVISIONS = frozenset(
+    f"aten.{name}.{overload}_mode" for name in ("div", "div_", "divide", "divide_") for overload in ("Scalar", "Tensor")
+)
 
 _GUARDS: dict[str, Guard] = {
     "aten._grouped_mm.default": Guard(_groups, _written_groups),
@@ -293,6 +294,9 @@ _GUARDS: dict[str, Guard] = {
     "aten.rnn_relu.input": Guard(_recurrent(1)),
     "aten.rnn_tanh.input": Guard(_recurrent(1)),
     "aten.soft_margin_loss.default": Guard(_loss),
-    **{f"aten.{name}": Guard(_division) for name in (_DIVISIONS + _MORE_DIVISIONS).split()},
+    **{name: Guard(_division) for name in _DIVISIONS},
     **{name: Guard(_resizing) for name in TENSOR_OPERATORS if "upsample" in name},
 }
+
+ON_TENSORS: frozenset[str] = frozenset(_GUARDS.keys() | _COPYING.keys()) - _DIVISIONS
+"""Operators whose checks look into all their tensors, so that no number may stand for one."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overwinter.model.dtypes import SYMBOLIC_KINDS
+from overwinter.model.guards import ON_TENSORS
 from overwinter.model.operators import CHECKS
 from overwinter.model.structure import Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
 
@@ -46,7 +47,7 @@ class Parameter:
         """`argument` is a part of the operator's schema."""
         kind = argument.real_type
         # A number stands for a tensor only where no result could be the tensor itself.
-        self._is_kept = argument.alias_info is not None
+        self._no_number = argument.alias_info is not None or operator in ON_TENSORS
         self._may_lack = isinstance(kind, torch.OptionalType)
         if self._may_lack:
             kind = kind.getElementType()
@@ -64,7 +65,7 @@ class Parameter:
         if argument is None:
             return self._may_lack
         if not self._is_list:
-            return not isinstance(argument, tuple) and self._takes_part(argument, program, self._is_kept)
+            return not isinstance(argument, tuple) and self._takes_part(argument, program, self._no_number)
         if not isinstance(argument, tuple):
             # One number stands for a list of equal ones.
             return self.kind != "Tensor" and self._takes_part(argument, program, True)
