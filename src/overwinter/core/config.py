@@ -39,7 +39,7 @@ NODE_BOUNDS = {
     "memory_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
     "zygotes_max": Bound(0, 4096, "zygotes", "each is a process; with 0 the base zygote forks all workers"),
-    "zygote_timeout_s": seconds(0.5, 3600, "a fork on a busy machine takes its time, and a zygote that hangs stops wakes"),
+    "zygote_timeout_s": seconds(0.5, 3600, "a fork takes its time where all are busy; one that hangs stops wakes"),
     "rehearsal_timeout_s": seconds(0.1, 3600, "a program must be compiled and run, and others wait for it"),
     "verify_share": Bound(0, 1, "of a core", "it is a share", whole=False),
     "disk_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
