@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.nodes import parents_of_all
+from overwinter.api.client import Client
 from overwinter.api.deployer import package
 from overwinter.core.errors import OverwinterError
 from overwinter.model.export import export
@@ -41,7 +42,8 @@ def marker(tenant: str) -> str:
 def deploy_marked(node: NodeProcess, name: str, tenant: str, handler: str | None = None) -> None:
     made = export(Shift(tenant), {"x": torch.zeros(2, 4)})
     packed = package(name, made.program, made.weights, handler=handler, tenant=tenant)
-    packed.upload(node.client)
+    with Client(node.url, tenant=tenant) as client:
+        packed.upload(client)
 
 
 def status(pid: int) -> dict[str, str]:
