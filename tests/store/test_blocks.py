@@ -10,6 +10,7 @@ from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.blocks import (
     LENGTH_BYTES,
     MAX_LAYOUT_BYTES,
+    WEIGHTS_MAX,
     address_of,
     build_block,
     check_address,
@@ -138,8 +139,18 @@ def test_a_layout_of_more_sizes_than_a_tensor_has(sizes):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
 
 
+def test_a_layout_of_more_weights_than_any_block_has():
+    def block(weights: int) -> bytes:
+        text = b"uint8[0]\n" * weights
+        return text + len(text).to_bytes(LENGTH_BYTES, "little")
+
+    assert len(parse_block(block(WEIGHTS_MAX)).pieces) == WEIGHTS_MAX
+    with pytest.raises(CallerError, match=str(WEIGHTS_MAX)):
+        parse_block(block(WEIGHTS_MAX + 1))
+
+
 def test_a_layout_longer_than_any_block_has():
-    text = b"uint8[0]\n" * (MAX_LAYOUT_BYTES // 9 + 1)
+    text = b"\n" * (MAX_LAYOUT_BYTES + 1)
     with pytest.raises(CallerError, match="no block"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
     scalars = plan_block((number, Shape("complex128", (1,) * 32)) for number in range(PACK_BYTES // ALIGNMENT_BYTES))

@@ -183,7 +183,7 @@ def test_service_corrects_what_was_measured(make_node):
     measured = node.client.profile("mlp", wanted=Wanted(layers=False))
     node.stop()
     [point] = measured.points
-    wrong = msgspec.structs.replace(measured, points=(msgspec.structs.replace(point, latency_s=1e6),))
+    wrong = msgspec.structs.replace(measured, points=(msgspec.structs.replace(point, latency_s=8e4),))
     with closing(Repository(node.data)) as repository:
         repository.put_profile(fingerprint(), f"default/{program}", wrong, 0.0)
     node.start()
@@ -194,7 +194,7 @@ def test_service_corrects_what_was_measured(make_node):
     corrected = node.client.known_profile("mlp")
     [now] = corrected.points
     assert (now.shape, now.memory_bytes) == (point.shape, point.memory_bytes)
-    assert 0 < now.latency_s < 1e5
+    assert 0 < now.latency_s < 1e3
     node.stop()
     with closing(Repository(node.data)) as repository:
         assert repository.profile(fingerprint(), f"default/{program}").points == corrected.points

@@ -19,11 +19,13 @@ from overwinter.core.ids import Address
 from overwinter.core.tensor import RANK_MAX, Buffer
 from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.manifest import ADDRESS_PATTERN, Block, Piece
-from overwinter.store.packing import BlockPlan, plan_block
+from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, BlockPlan, plan_block
 
 LENGTH_BYTES = 4
-MAX_LAYOUT_BYTES = 4 << 20
-"""Of a pack as full of scalars as it can be, and some."""
+WEIGHTS_MAX = 2 * PACK_BYTES // ALIGNMENT_BYTES
+"""In one block: twice as many as a pack full of scalars has."""
+MAX_LAYOUT_BYTES = 2 << 20
+"""Of a pack full of scalars of 32 dimensions, and some."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
 _NAMED = re.compile(r"(?:\b(?:block|blob) )?\b[0-9a-f]{64}\b")
@@ -111,6 +113,8 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
         lines = bytes(text).decode("ascii").split("\n")
     except UnicodeDecodeError:
         raise CallerError("a block's layout is not ASCII text") from None
+    if len(lines) - 1 > WEIGHTS_MAX:
+        raise CallerError(f"a block's layout has {len(lines) - 1} weights; it may have {WEIGHTS_MAX}")
     weights: list[tuple[int, _Described]] = []
     for line in lines[:-1]:
         match = _LINE.fullmatch(line)
