@@ -117,11 +117,11 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
         raise CallerError(f"a block's layout has {len(lines) - 1} weights; it may have {WEIGHTS_MAX}")
     weights: list[tuple[int, _Described]] = []
     for line in lines[:-1]:
+        if line.count(",") >= RANK_MAX:
+            raise CallerError(f"a block's layout has a weight of more than {RANK_MAX} sizes")
         match = _LINE.fullmatch(line)
         if match is None or match[1] not in ITEM_BYTES:
             raise CallerError(f"a block's layout has the line {line[:80]!r}; dtype[size,...] is needed")
-        if match[2].count(",") >= RANK_MAX:
-            raise CallerError(f"a block's layout has a weight of more than {RANK_MAX} sizes")
         shape = tuple(map(int, match[2].split(","))) if match[2] else ()
         weights.append((len(weights), _Described(match[1], shape)))
     plan = plan_block(weights)
