@@ -154,6 +154,9 @@ class Calls:
         if reply is not None and reply.status == 200:
             self._unloaded.discard(name)
         self._expected(name, reply)
+        if reply is None or reply.status in REFUSED:
+            # It may be called again, though its worker died before it was ready.
+            self._maybe.add(name)
 
     def _unload(self, tenant: str, name: str, rng: Random) -> None:
         reply = judged(
