@@ -36,9 +36,10 @@ def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_rem
             assert ask(node, "well") == [3.0] * 4
         bodies = node.body_pids()
         assert len(bodies) == 16
+        asleep = node.client.speaking_for("asleep")
         for name in names:
-            node.client.remove(name)
+            asleep.remove(name)
         for each in asked:
             each.result(60)
-    node.client.remove("well")
+    node.client.speaking_for("well").remove("well")
     wait_gone(bodies)
