@@ -99,7 +99,25 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
     run(work())
 
 
+def test_who_waits_behind_one_that_gives_up_goes_on() -> None:
+    async def work() -> None:
+        budget = Budget(4 * MIB, 1.0, 20.0)
+        await Hold(budget, "a").reserve(3 * MIB)
+        large = asyncio.create_task(Hold(budget, "b").reserve(2 * MIB))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(Hold(budget, "c").reserve(MIB))
+        await asyncio.sleep(0)
+        assert not behind.done()
+        large.cancel()
+        await asyncio.wait_for(behind, 1.0)
+        assert budget.held == 4 * MIB
+
+    run(work())
+
+
 def test_a_network_of_ipv6_is_one_caller() -> None:
     assert client_of("10.0.0.1") == "10.0.0.1"
     assert client_of("2001:db8:1:2:3:4:5:6") == client_of("2001:db8:1:2:ffff::1") != client_of("2001:db8:1:3::1")
     assert client_of("::ffff:10.0.0.1") != client_of("::ffff:10.0.0.2")
+    assert client_of("2001:db8::a:b:c:d") == client_of("2001:db8::1") != client_of("2001:db8:0:1::1")
+    assert client_of("fe80::1%eth0") == client_of("fe80::2%eth0")

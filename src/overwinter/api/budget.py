@@ -5,6 +5,7 @@ waits for room; a small one never does: all small ones together are bounded by t
 """
 
 import asyncio
+import socket
 from collections import Counter
 from typing import NamedTuple
 
@@ -17,15 +18,17 @@ MEMORY_BYTES = 4 << 30
 """Taken to be there where nobody says."""
 SMALL_BYTES = 64 << 10
 """A request that holds no more goes through also when the memory is full."""
-IPV6_NETWORK = 4
-"""Groups of an IPv6 address that name a network: whoever has one has all of its addresses."""
+IPV6_NETWORK_BYTES = 8
+"""Of an IPv6 address, those that name a network: whoever has one has all of its addresses."""
 
 
 def client_of(host: str) -> str:
     """Who counts as one caller: an IPv4 address, or a network of IPv6."""
     if ":" not in host or host.startswith("::ffff:"):
         return host
-    return ":".join(host.split(":")[:IPV6_NETWORK])
+    # Not its text: there, zeros may be left out.
+    address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    return socket.inet_ntop(socket.AF_INET6, address[:IPV6_NETWORK_BYTES].ljust(len(address), b"\0"))
 
 
 class _Waiting(NamedTuple):
@@ -83,7 +86,9 @@ class Budget:
         except TimeoutError:
             raise full(nbytes) from None
         finally:
-            self._waiting.pop(number, None)
+            if self._waiting.pop(number, None) is not None:
+                # Those behind it may have waited for nothing else.
+                self._grant()
 
     def _grant(self) -> None:
         for number, (hold, nbytes, granted) in list(self._waiting.items()):
