@@ -1,6 +1,7 @@
 """Zygotes that hang, lie, flood or die: real processes, the node's real hands, and other tenants' bodies beside."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -340,3 +341,60 @@ def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code,
         await answers(calm, calm.victim)
 
     calm.run(scene())
+
+
+def test_a_body_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
+    rig, ada = Rig(Bounds(zygote_timeout_s=20.0)), function("late", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        zygote = await prepared(rig, ada)
+        body, other = await rig.start_body(ada), await rig.start_body(ada)
+        os.kill(zygote.pid, signal.SIGSTOP)
+        os.kill(body.pid, signal.SIGKILL)
+        await until(lambda: rig.exits(body.worker))
+        os.kill(zygote.pid, signal.SIGCONT)
+        await until(lambda: not zygote.unheard, 5.0)
+        assert rig.processes.zygotes.tenants.get("ada") is zygote
+        await answers(rig, other)
+
+    try:
+        rig.run(scene())
+    finally:
+        rig.close()
+
+
+def test_a_body_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
+    ada = function("bereft", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        base = rig.processes.zygotes.base
+        os.kill(base.pid, signal.SIGSTOP)
+        starting = asyncio.create_task(rig.start_body(ada))
+        await until(lambda: base.bodies)
+        assert len(rig.effects.lose(ada.deployed.store, ada.deployed.files()[-1])) == 1
+        os.kill(base.pid, signal.SIGCONT)
+        with pytest.raises(AssertionError, match="lost_blocks=True"):
+            await starting
+
+    rig.run(scene())
+
+
+def test_a_base_that_the_system_has_no_process_for_is_started_later(rig, monkeypatch):
+    start, refused = subprocess.Popen, []
+
+    def popen(*args, **kwargs):
+        if not refused:
+            refused.append(BlockingIOError(errno.EAGAIN, "no more processes"))
+            raise refused[0]
+        return start(*args, **kwargs)
+
+    async def scene():
+        base = rig.processes.zygotes.base
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        os.kill(base.pid, signal.SIGKILL)
+        await until(lambda: rig.processes.zygotes.base not in (base, None) and rig.processes.is_up(), 20.0)
+        assert refused
+
+    rig.run(scene())

@@ -174,14 +174,13 @@ class NodeEffects:
     def lose(self, store: StoreName, address: Address) -> list[str]:
         """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
         lost = []
-        for worker in self.processes.body_pids():
-            body = self.processes.body(worker)
-            function = None if body is None else self.functions.get(FunctionId(body.function))
-            if body is None or function is None or function.store != store or address not in function.files():
+        for body in self.processes.bodies():
+            function = self.functions.get(FunctionId(body.function))
+            if function is None or function.store != store or address not in function.files():
                 continue
-            self._bereft.add(worker)
+            self._bereft.add(body.worker)
             self.processes.give_up(body, "a block of it had changed in memory")
-            lost.append(f"worker {worker} of {function.id}")
+            lost.append(f"worker {body.worker} of {function.id}")
         return lost
 
     def _told(self, function: DeployedFunction, error: MachineError) -> str:

@@ -202,6 +202,10 @@ class Processes:
             raise WorkerError("the zygote is being started again")
         return self.zygotes.base
 
+    def bodies(self) -> list[BodyProcess]:
+        """All that were ordered and have not ended; some are not forked yet."""
+        return list(self._bodies.values())
+
     def body(self, worker: WorkerId) -> BodyProcess | None:
         """The body, if it lives."""
         return self._bodies.get(worker)
@@ -269,6 +273,8 @@ class Processes:
         if body is None or this not in (None, body):
             return
         del zygote.bodies[worker]
+        if this is not None:
+            zygote.unheard.add(worker)
         self._bodies.pop(worker, None)
         body.kill()
         self._take_last_words(body)

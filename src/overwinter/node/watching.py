@@ -119,17 +119,21 @@ class Zygotes:
         command = [sys.executable, "-m", "overwinter.worker.launch", str(zygote.there.fileno()), str(os.getpid())]
         command += self._groups.make()
         self._tell_lacks(self._groups.missing)
-        zygote.process = subprocess.Popen(
-            command,
-            pass_fds=[zygote.there.fileno()],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._words.there,
-            stderr=self._words.there,
-            cwd=Path(sys.prefix),
-            # No terminal: what a function's code prints reaches it through the node's log alone.
-            start_new_session=True,
-        )
+        try:
+            zygote.process = subprocess.Popen(
+                command,
+                pass_fds=[zygote.there.fileno()],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words.there,
+                stderr=self._words.there,
+                cwd=Path(sys.prefix),
+                # No terminal: what a function's code prints reaches it through the node's log alone.
+                start_new_session=True,
+            )
+        except OSError:
+            zygote.close()
+            raise
         zygote.owed["up"] = 0
         self.base = zygote
         self.hear(zygote)
@@ -277,8 +281,9 @@ class Zygotes:
             case Exited(worker, status):
                 zygote.owed.pop(worker, None)
                 zygote.full = False
-                if worker not in zygote.bodies:
+                if worker not in zygote.bodies.keys() | zygote.unheard:
                     raise ValueError(f"body {worker} is none of its own")
+                zygote.unheard.discard(worker)
                 self._keeper.body_ended(zygote, worker, status)
 
     def _settle(self, zygote: ZygoteProcess, debt: Debt) -> None:
@@ -349,13 +354,20 @@ class Zygotes:
 
     def _restart(self) -> None:
         """At once, so that bodies can be asked for without a gap; later and later if it fails to come up."""
-        if self._closing:
-            return
         if self._failures == 0:
-            self.start()
+            self._start_again()
         else:
             delay = min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S)
-            self._loop.call_later(delay, lambda: None if self._closing or self.base else self.start())
+            self._loop.call_later(delay, self._start_again)
+
+    def _start_again(self) -> None:
+        try:
+            if not self._closing and self.base is None:
+                self.start()
+        except OSError as error:
+            self._log(f"the base zygote cannot be started: {error}")
+            self._failures += 1
+            self._restart()
 
     async def close(self) -> None:
         """Kill all, and wait until the base is gone."""

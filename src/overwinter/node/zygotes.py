@@ -45,6 +45,8 @@ class ZygoteProcess:
         self.pidfd: int | None = None
         self.smaps: int | None = None
         self.bodies: dict[WorkerId, BodyProcess] = {}
+        self.unheard: set[WorkerId] = set()
+        """Bodies whose end the kernel told: the zygote is to tell it too."""
         self.owed: dict[Debt, int] = {}
         """How many looks ago it was asked."""
         self.unused_looks = 0
