@@ -12,6 +12,8 @@ from overwinter.store.repository import Repository
 TMPFS_SHARE = 0.95
 """Of the room on the tmpfs, what host stores may take: others need some."""
 ROOM_EVERY_S = 1.0
+COLLECT_EVERY_S = 0.25
+"""At the soonest: nobody can upload or deploy meanwhile."""
 ROOM_STEP = 0.02
 """A tmpfs that grew or shrank by less is as large as before."""
 
@@ -20,7 +22,7 @@ async def collect_unneeded(repository: Repository, keep_s: float, log: Callable[
     """Remove, for ever, blocks that no function has needed for so long."""
     said = ""
     while True:
-        await asyncio.sleep(keep_s / 2)
+        await asyncio.sleep(max(keep_s / 2, COLLECT_EVERY_S))
         try:
             await asyncio.to_thread(repository.collect, clock.wall(), keep_s)
         except MachineError as error:
