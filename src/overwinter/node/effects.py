@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
 from overwinter.core.actions import (
@@ -57,6 +58,8 @@ from overwinter.store.hosts import HostStores
 from overwinter.worker.messages import Answer, Failure, ForkBody, Load, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
 
+STAGE_THREADS = 4
+"""For what a wake waits for: threads that deploys share wait for each other, and for the repository's lock."""
 TRAYS_IDLE_S = 1.0
 """A body that had nothing to do for so long gives back the memory of large trays."""
 
@@ -82,6 +85,7 @@ class NodeEffects:
         self._bereft: set[WorkerId] = set()
         """Bodies that were killed because a block of theirs had changed in memory."""
         self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(STAGE_THREADS, thread_name_prefix="stage")
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}
         self.payloads: dict[RequestId, Payload] = {}
@@ -131,7 +135,7 @@ class NodeEffects:
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
-            added = await asyncio.to_thread(host.stage, function.blobs)
+            added = await self._loop.run_in_executor(self._threads, host.stage, function.blobs)
         except MachineError as error:
             name, told = type(error).__name__, self._told(function, error)
             self.post(StageFailed(function.id, operation, name, told, addresses, function.store))
@@ -155,7 +159,7 @@ class NodeEffects:
         """An earlier node left blocks of it in memory: they are hashed before they are used."""
         for address in host.unverified(function.files()):
             try:
-                if not await asyncio.to_thread(host.verify, address):
+                if not await self._loop.run_in_executor(self._threads, host.verify, address):
                     self._log(f"block {address} of {function.id} changed in memory, and is read from disk again")
             except StoreError:
                 # It left meanwhile; the fork will see.

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import (
@@ -56,6 +58,8 @@ class Node:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Set by `running`, in the order in which they need each other.
         self._effects: NodeEffects
+        # One at a time: threads that decode hold the interpreter's lock, each for itself.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="programs")
         self._quotas: Quotas
         self._loop: Loop
         self.processes: Processes
@@ -108,9 +112,10 @@ class Node:
             return await self._deploy(manifest)
 
     async def _deploy(self, manifest: Manifest) -> DeployedVersion:
-        await asyncio.to_thread(self._check, manifest)
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
+        await in_thread(self._check, manifest)
         self._pipelines.protect(manifest.name, manifest)
-        deployment = await asyncio.to_thread(self.repository.register, manifest, clock.wall(), False)
+        deployment = await in_thread(self.repository.register, manifest, clock.wall(), False)
         function = DeployedFunction(deployment)
         function.profile = await asyncio.to_thread(self.profiler.stored, function)
         self._effects.functions[function.id] = function
