@@ -191,6 +191,24 @@ def test_long_json_without_elements() -> None:
     assert parse_elements("x", "FP32", (LONG, 0), msgspec.Raw(text)) == b""
 
 
+def test_sizes_behind_a_size_of_none_cost_nothing() -> None:
+    text = b"[[[1" + b" " * STEP_BYTES + b",2]]]"
+    with pytest.raises(CallerError, match="nested otherwise"):
+        parse_elements("x", "FP32", (2, 0, 1 << 62), msgspec.Raw(text))
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_lists_without_strings_are_counted_before_they_are_made(depth: int) -> None:
+    text = b"[" * (depth - 1) + b"[]," * (2 * ELEMENTS_MAX) + b"[]" + b"]" * (depth - 1)
+    with pytest.raises(TooLargeError, match="lists"):
+        parse_elements("x", BYTES, (0,) * depth, msgspec.Raw(text))
+
+
+def test_brackets_in_strings_are_no_lists() -> None:
+    said = '["\\' * (4 * ELEMENTS_MAX)
+    assert parse_elements("x", BYTES, (1,), msgspec.Raw(msgspec.json.encode([said]))) == pack_bytes([said.encode()])
+
+
 def test_strings_are_counted_before_they_are_made() -> None:
     many = b"[" + b'"",' * (2 * ELEMENTS_MAX + 1) + b'""]'
     with pytest.raises(TooLargeError, match=str(ELEMENTS_MAX)):

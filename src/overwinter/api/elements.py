@@ -42,6 +42,9 @@ FORMATS = {
 DEPTH_MAX = 8
 """Levels of nested lists; a flat list serves any rank."""
 
+LISTS_PER_ELEMENT = 2
+"""Lists in the data of a BYTES tensor, for each element that it may have."""
+
 STEP_ELEMENTS = 8192
 """Elements that are written as JSON in one step."""
 
@@ -88,6 +91,7 @@ def parse_elements(
         if datatype == BYTES:
             check_elements(name, prod(shape), elements_max)
             _check_strings(name, view, elements_max)
+            _check_lists(name, view, elements_max)
         elif len(view) > STEP_BYTES:
             return (yield from _parse_long(name, datatype, shape, view, depth))
         values = decoders[depth - 1].decode(view)
@@ -117,11 +121,28 @@ def _check_strings(name: str, view: memoryview, elements_max: int) -> None:
         check_elements(name, quotes // 2 + 1, elements_max)
 
 
+def _check_lists(name: str, view: memoryview, elements_max: int) -> None:
+    """TooLargeError when there are more lists than strings may need; a shape with a 0 in it says nothing of them."""
+    most = LISTS_PER_ELEMENT * elements_max
+    if len(view) <= most:
+        return
+    text = bytes(view)
+    if text.count(b"[") <= most:
+        return
+    # Strings may hold brackets too.
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    if sum(part.count(b"[") for part in plain.split(b'"')[::2]) > most:
+        raise TooLargeError(f"data of input {name!r} has more than {most} lists: send its strings as one flat list")
+
+
 def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
     """Numbers out of a long text: first its brackets and commas alone must be those of the shape, then it is read as
     one flat list, a piece at a time.
     """
     sizes = shape if depth > 1 else (prod(shape),)
+    if 0 in sizes:
+        # Lists of no elements hold none of the sizes behind: they may say anything.
+        sizes = sizes[: sizes.index(0) + 1]
     skeleton = bytearray()
     for at in range(0, len(view), STEP_BYTES):
         skeleton += bytes(view[at : at + STEP_BYTES]).translate(None, _NO_STRUCTURE)
