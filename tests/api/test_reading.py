@@ -50,6 +50,18 @@ def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
         read([bytes(MIB)] * 3, held(), Bounds(2 * MIB))
 
 
+def test_a_long_body_that_becomes_nothing_is_decompressed_in_steps() -> None:
+    # A stream of empty blocks.
+    stream = zlib.compressobj(0, zlib.DEFLATED, -zlib.MAX_WBITS)
+    empty = stream.flush(zlib.Z_FULL_FLUSH)
+    body = b"\x78\x9c" + empty * (2 * MIB // len(empty))
+    steps = inflate(body, b"deflate", held(), Bounds(64 * MIB))
+    for _ in range(len(body) // STEP_BYTES):
+        next(steps)
+    with pytest.raises(CallerError, match="cut short"):
+        finish(steps)
+
+
 @pytest.mark.parametrize("press", [gzip.compress, zlib.compress])
 def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
     plain = bytes(range(256)) * (3 * MIB // 256)

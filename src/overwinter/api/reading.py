@@ -132,7 +132,8 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
                 held += growth
                 hold.grow(growth * bounds.cost)
             plain.add(made)
-            if plain.nbytes > STEP_BYTES:
+            # What is made of much may be little or nothing.
+            if plain.nbytes > STEP_BYTES or len(body) > STEP_BYTES:
                 yield
     except zlib.error as error:
         raise CallerError(f"the {coding.decode()} body is not valid: {error}") from error
