@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, TensorMeta, TensorSpec, pack_bytes
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, ITEM_BYTES, TensorMeta, TensorSpec, pack_bytes
 from overwinter.node.answers import ERRORS, TOLD_MOST, Promise
 from overwinter.worker.messages import Answer, Failure, FromBody, Outputs
 from overwinter.worker.tray import FIRST_BYTES, Tray
@@ -35,6 +35,14 @@ def test_what_is_declared_is_taken(tray: Tray) -> None:
     [[y, said]] = Promise(SPECS).outputs_of(answer(*RIGHT), tray)
     assert (y.meta, said.meta) == RIGHT
     assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), SAID)
+
+
+def test_elements_of_bytes_are_counted_over_all_outputs(tray: Tray) -> None:
+    two = Promise([TensorSpec(name, BYTES, ("n",)) for name in "ab"])
+    half = ELEMENTS_MAX // 2 + 1
+    metas = [TensorMeta(name, BYTES, (half,), 4 * half) for name in "ab"]
+    with pytest.raises(ValueError, match=f"{ELEMENTS_MAX} elements of BYTES"):
+        two.outputs_of(answer(*metas, tray_bytes=1 << 20), tray)
 
 
 def test_what_is_taken_does_not_change_any_more(tray: Tray) -> None:

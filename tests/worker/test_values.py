@@ -37,6 +37,13 @@ def test_an_answer_is_bounded_in_elements_and_bytes():
         parcels({"y": wide, "z": wide, "one": torch.zeros(1)})
 
 
+def test_elements_of_bytes_are_counted_over_all_outputs() -> None:
+    half = [b""] * (ELEMENTS_MAX // 2)
+    assert len(parcels({"y": half, "z": half})) == 2
+    with pytest.raises(HandlerError, match=str(ELEMENTS_MAX + 1)):
+        parcels({"y": half, "z": half, "one": [b""]})
+
+
 LIES = """
 import torch
 

@@ -4,9 +4,19 @@ The tray is shared with it, and it may write there at any time: what is looked a
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from overwinter.core.errors import OverwinterError
-from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ITEM_BYTES, Tensor, TensorMeta, TensorSpec, check_size
+from overwinter.core.tensor import (
+    ANSWER_BYTES_MAX,
+    BYTES,
+    ELEMENTS_MAX,
+    ITEM_BYTES,
+    Tensor,
+    TensorMeta,
+    TensorSpec,
+    check_size,
+)
 from overwinter.worker.messages import Answer, Failure, LoadFailed
 from overwinter.worker.tray import Tray, offsets
 
@@ -61,6 +71,8 @@ class Promise:
                 raise ValueError(f"output {spec.name!r} cannot have {meta.nbytes} bytes")
         if sum(meta.nbytes for meta in metas) > ANSWER_BYTES_MAX:
             raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
+        if sum(prod(meta.shape) for meta in metas if meta.datatype == BYTES) > ELEMENTS_MAX:
+            raise ValueError(f"an answer has more than {ELEMENTS_MAX} elements of BYTES")
 
 
 def failed(failure: Failure | LoadFailed) -> Failure:

@@ -92,4 +92,7 @@ def parcels(values: Mapping[str, Value]) -> list[Parcel]:
     nbytes = sum(parcel.meta.nbytes for parcel in made)
     if nbytes > ANSWER_BYTES_MAX:
         raise HandlerError(f"the answer has {nbytes} bytes; it may have {ANSWER_BYTES_MAX}")
+    elements = sum(prod(parcel.meta.shape) for parcel in made if parcel.meta.datatype == BYTES)
+    if elements > ELEMENTS_MAX:
+        raise HandlerError(f"the answer has {elements} elements of BYTES; it may have {ELEMENTS_MAX}")
     return made
