@@ -285,6 +285,25 @@ def test_a_forged_answer_costs_the_body_its_life_and_each_run_ends_at_most_once(
     assert all(rig.ends().count(run) <= 1 for run in runs)
 
 
+def test_a_body_says_once_that_it_tries_its_function(rig):
+    talking = (
+        FORGER
+        + """
+def setup(assets):
+    # More of a message than is known is no fault of it: each might be long.
+    for _ in range(3):
+        channel().send(msgspec.msgpack.encode(["Trying", *[None] * 100_000]))
+    time.sleep(5)
+"""
+    )
+
+    async def scene():
+        with pytest.raises(AssertionError, match="it was tried before"):
+            await rig.start_body(Function(Same(), {"x": torch.zeros(2, 4)}, talking))
+
+    rig.run(scene())
+
+
 def test_a_body_that_grew_its_tray_behind_the_nodes_back_is_given_up_alone(rig):
     grow = (
         "import os\n"

@@ -33,6 +33,8 @@ class BodyProcess:
         self.promise = Promise(load.outputs)
         self.trying = False
         """Whether it says that it tries its function, and nothing else was done to it."""
+        self.tried = False
+        """Whether it has said so."""
         self._handled = load.source_bytes is not None
         self.pid: int | None = None
         self.pidfd: int | None = None

@@ -241,8 +241,8 @@ class Processes:
                 case Answer():
                     self._staff_of(body.worker).body_answered(body, message)
                 case Trying():
-                    _require(not body.ready, "it was tried before")
-                    body.trying = True
+                    _require(not (body.ready or body.tried), "it was tried before")
+                    body.trying = body.tried = True
                 case Ready():
                     _require(not body.ready, "it was ready before")
                     body.ready = True
