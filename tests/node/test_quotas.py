@@ -9,14 +9,10 @@ from overwinter.core.errors import NoSpaceError, OverloadedError
 from overwinter.node.quotas import Quotas
 
 
-def _of(tenant: str) -> SimpleNamespace:
-    return SimpleNamespace(manifest=SimpleNamespace(tenant=tenant))
-
-
 def quotas(deployed: str, **bounds) -> Quotas:
-    """Over one function for each letter, which is its tenant."""
+    """Over one function for each letter, which is its tenant, of half a MiB of manifest."""
     functions = {
-        f"{number}@1": SimpleNamespace(manifest=SimpleNamespace(tenant=tenant))
+        f"{number}@1": SimpleNamespace(manifest=SimpleNamespace(tenant=tenant), manifest_bytes=512 << 10)
         for number, tenant in enumerate(deployed)
     }
     return Quotas(NodeConfig(data="nowhere", **bounds), functions)
@@ -24,34 +20,47 @@ def quotas(deployed: str, **bounds) -> Quotas:
 
 def test_a_tenant_that_has_all_it_may_have_is_told_and_others_are_not():
     made = quotas("aab", tenant_functions_max=2)
-    with pytest.raises(NoSpaceError, match=r"tenant 'a' has 2 .* may have 2"), made.deploying("a"):
+    with pytest.raises(NoSpaceError, match=r"tenant 'a' has 2 .* may have 2"), made.deploying("a", 10):
         pass
-    with made.deploying("b"):
+    with made.deploying("b", 10):
         pass
 
 
 def test_a_node_that_has_all_it_may_have_says_so_to_everybody():
-    with pytest.raises(NoSpaceError, match="this node has 3"), quotas("aab", functions_max=3).deploying("c"):
+    with pytest.raises(NoSpaceError, match="this node has 3"), quotas("aab", functions_max=3).deploying("c", 10):
         pass
 
 
 def test_deploys_of_one_tenant_at_once_are_bounded_also_when_they_fail():
     made = quotas("", tenant_deploys_max=2)
-    with made.deploying("a"):
-        with pytest.raises(ValueError, match="failed"), made.deploying("a"):
+    with made.deploying("a", 10):
+        with pytest.raises(ValueError, match="failed"), made.deploying("a", 10):
             raise ValueError("failed")
-        with made.deploying("a"):
-            with pytest.raises(OverloadedError, match="tenant 'a' has 2 deploys under way"), made.deploying("a"):
+        with made.deploying("a", 10):
+            with pytest.raises(OverloadedError, match="tenant 'a' has 2 deploys under way"), made.deploying("a", 10):
                 pass
-            with made.deploying("b"):
+            with made.deploying("b", 10):
                 pass
-    with made.deploying("a"):
+    with made.deploying("a", 10):
         pass
 
 
-def test_pipelines_are_bounded_and_one_may_be_replaced():
-    made = quotas("", pipelines_max=1)
-    made.check_pipelines([], "p")
-    made.check_pipelines(["p"], "p")
-    with pytest.raises(NoSpaceError, match="1 pipelines"):
-        made.check_pipelines(["p"], "q")
+def test_manifests_are_bounded_by_their_bytes_and_a_tenant_has_half():
+    made = quotas("aabbc", manifests_bytes_max=3 << 20)
+    with made.deploying("a", 512 << 10):
+        pass
+    with pytest.raises(NoSpaceError, match="tenant 'a'"), made.deploying("a", (512 << 10) + 1):
+        pass
+    with pytest.raises(NoSpaceError, match="this node"), made.deploying("c", (512 << 10) + 1):
+        pass
+
+
+def test_pipelines_are_bounded_a_tenant_has_half_and_one_may_be_replaced():
+    made = quotas("", pipelines_max=4)
+    made.check_pipelines({}, "p", "a")
+    made.check_pipelines({"p": "a", "q": "a"}, "q", "a")
+    with pytest.raises(NoSpaceError, match="tenant 'a' has half of the 4"):
+        made.check_pipelines({"p": "a", "q": "a"}, "r", "a")
+    made.check_pipelines({"p": "a", "q": "a"}, "r", "b")
+    with pytest.raises(NoSpaceError, match="4 pipelines"):
+        made.check_pipelines({"p": "a", "q": "a", "r": "b", "s": "b"}, "t", "c")

@@ -7,14 +7,15 @@ only another tenant has sent is missing.
 
 import asyncio
 import re
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from overwinter.api.exchange import Request, Response, decode_json, json_response
-from overwinter.api.front import Front
+from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, encode_json, json_response
+from overwinter.api.front import Front, FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.messages import MediaError
 from overwinter.api.reading import Bounds
@@ -32,7 +33,7 @@ from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 MISSING_MAX = 16_384
 """Addresses in one question."""
 QUESTION = Bounds(2 << 20)
-PIPELINE = Bounds(1 << 20)
+PIPELINE = Bounds(64 << 10)
 MANIFEST_COST = 8
 """Bytes of memory for each byte of a manifest while it is read."""
 MSGPACK_BYTES_MAX = 1 << 20
@@ -116,11 +117,11 @@ class DeploymentApi:
 
     async def pipelines(self, request: Request) -> Response:
         """Every pipeline, with all that the node says of it."""
-        return json_response([view.info() for view in self._front.pipelines()])
+        return await _listed(self._front.pipelines())
 
     async def functions(self, request: Request) -> Response:
         """Every version of every function, with all that the node says of it."""
-        return json_response([view.info() for view in self._front.functions()])
+        return await _listed(self._front.functions())
 
     async def function(self, request: Request) -> Response:
         """One version of a function, the latest where the path does not say; or a pipeline."""
@@ -151,3 +152,12 @@ def read_manifest(content_type: bytes | None, body: Buffer) -> Manifest:
         return decode_manifest(msgspec.json.encode(msgspec.msgpack.decode(body, type=Manifest)))
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
         raise CallerError(f"the manifest is not valid msgpack: {error}") from error
+
+
+async def _listed(views: Sequence[FunctionView]) -> Response:
+    """All that is known of each. The loop goes round between two: there may be thousands."""
+    infos: list[bytes] = []
+    for view in views:
+        infos.append(encode_json(view.info()))
+        await asyncio.sleep(0)
+    return Response(200, b"[" + b",".join(infos) + b"]", [JSON_TYPE])

@@ -17,7 +17,7 @@ JSON_TYPE = (b"content-type", b"application/json")
 
 T = TypeVar("T")
 
-_encode_json = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
 
 class _HungUpError(Exception):
@@ -41,7 +41,7 @@ class Response(msgspec.Struct):
 
 def json_response(value: object, status: int = 200) -> Response:
     """A response whose body is `value` as JSON."""
-    return Response(status, _encode_json(value), [JSON_TYPE])
+    return Response(status, encode_json(value), [JSON_TYPE])
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: Buffer) -> T:

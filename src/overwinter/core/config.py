@@ -36,6 +36,7 @@ NODE_BOUNDS = {
     "tenant_functions_max": Bound(1, 1_000_000, "versions", "each is kept in memory"),
     "tenant_deploys_max": Bound(1, 1000, "deploys", "each holds a thread and a worker"),
     "pipelines_max": Bound(1, 1_000_000, "pipelines", "each is kept in memory"),
+    "manifests_bytes_max": Bound(1 << 20, BYTES_MOST, "bytes", "a manifest must fit, and all are kept in memory"),
     "memory_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
     "zygotes_max": Bound(0, 4096, "zygotes", "each is a process; with 0 the base zygote forks all workers"),
@@ -180,7 +181,10 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of these, what one tenant may have."""
     tenant_deploys_max: int = 32
     """Deploys of one tenant under way at once."""
-    pipelines_max: int = 10_000
+    pipelines_max: int = 1000
+    """One tenant may have half of them."""
+    manifests_bytes_max: int = 256 << 20
+    """Of all functions' manifests together; one tenant may have half. The daemon keeps some six times as much."""
     memory_free_min_bytes: int = 512 << 20
     """When the machine has less memory than this left, blocks that nothing uses leave the host store."""
     zygotes_max: int = 32

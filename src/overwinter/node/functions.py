@@ -7,7 +7,7 @@ from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor
 from overwinter.node.pressure import total_bytes
-from overwinter.store.manifest import Deployment
+from overwinter.store.manifest import Deployment, encode_manifest
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.messages import Load
 
@@ -25,6 +25,7 @@ class DeployedFunction:
         self.blobs = self.manifest.blobs()
         self.store = StoreName(self.manifest.tenant) if self.manifest.settings.dedicated else SHARED
         self.nbytes = sum(blob.nbytes for blob in self.blobs)
+        self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
         """What is known of its speed on this machine."""
         self.on_trial = False

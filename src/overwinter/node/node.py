@@ -37,7 +37,7 @@ from overwinter.node.quotas import Quotas
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
 from overwinter.policy.mind import Mind
 from overwinter.store.hosts import HostStores
-from overwinter.store.manifest import Blob, Deployment, Manifest
+from overwinter.store.manifest import Blob, Deployment, Manifest, encode_manifest
 from overwinter.store.repository import Repository
 
 PROGRAM_BYTES_MAX = 8 << 20
@@ -108,7 +108,7 @@ class Node:
 
         It answers for its name from then on. A version that fails leaves only its number behind.
         """
-        with self._quotas.deploying(manifest.tenant):
+        with self._quotas.deploying(manifest.tenant, len(encode_manifest(manifest))):
             return await self._deploy(manifest)
 
     async def _deploy(self, manifest: Manifest) -> DeployedVersion:
@@ -216,7 +216,7 @@ class Node:
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
-        self._quotas.check_pipelines(self._pipelines.names(), pipeline.name)
+        self._quotas.check_pipelines(self._pipelines.tenants(), pipeline.name, tenant)
         return await self._pipelines.deploy(pipeline, tenant)
 
     def pipelines_seen(self) -> list[Seen]:

@@ -194,9 +194,9 @@ class Pipelines:
         await asyncio.to_thread(self._kept.remove_pipeline, name)
         self._known.pop(name, None)
 
-    def names(self) -> Collection[FunctionName]:
-        """What they are called."""
-        return self._known.keys()
+    def tenants(self) -> Mapping[FunctionName, TenantId]:
+        """What they are called, and whose they are."""
+        return {name: kept.tenant for name, (kept, _) in self._known.items()}
 
     def __contains__(self, name: FunctionName) -> bool:
         return name in self._known

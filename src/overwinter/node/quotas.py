@@ -1,7 +1,7 @@
 """How much may be deployed on a node, by all and by one tenant, and by how many deploys at once?"""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from overwinter.core.config import NodeConfig
@@ -22,14 +22,19 @@ class Quotas:
         self._deploys: Counter[TenantId] = Counter()
 
     @contextmanager
-    def deploying(self, tenant: TenantId) -> Iterator[None]:
+    def deploying(self, tenant: TenantId, manifest_bytes: int) -> Iterator[None]:
         """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed."""
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
             raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
-        self._check(len(self._functions), self._config.functions_max, "this node")
-        own = sum(function.manifest.tenant == tenant for function in self._functions.values())
-        self._check(own, self._config.tenant_functions_max, f"tenant {tenant!r}")
+        everyone = [function for function in self._functions.values() if function.manifest.tenant != tenant]
+        own = [function for function in self._functions.values() if function.manifest.tenant == tenant]
+        self._check(len(everyone) + len(own), self._config.functions_max, "this node")
+        self._check(len(own), self._config.tenant_functions_max, f"tenant {tenant!r}")
+        room = self._config.manifests_bytes_max
+        taken = manifest_bytes + sum(function.manifest_bytes for function in own)
+        _check_bytes(taken, room // 2, f"tenant {tenant!r}")
+        _check_bytes(taken + sum(function.manifest_bytes for function in everyone), room, "this node")
         self._deploys[tenant] += 1
         try:
             yield
@@ -37,12 +42,21 @@ class Quotas:
             self._deploys[tenant] -= 1
             self._deploys += Counter()
 
-    def check_pipelines(self, known: Collection[FunctionName], name: FunctionName) -> None:
+    def check_pipelines(self, known: Mapping[FunctionName, TenantId], name: FunctionName, tenant: TenantId) -> None:
         """NoSpaceError unless one more pipeline, or another of a known name, may be deployed."""
+        if name in known:
+            return
         most = self._config.pipelines_max
-        if name not in known and len(known) >= most:
+        if len(known) >= most:
             raise NoSpaceError(f"this node keeps {most} pipelines and no more: remove one that nobody calls")
+        if 2 * list(known.values()).count(tenant) >= most > 1:
+            raise NoSpaceError(f"tenant {tenant!r} has half of the {most} pipelines of this node: remove one first")
 
     def _check(self, count: int, most: int, whose: str) -> None:
         if count >= most:
             raise NoSpaceError(f"{whose} has {count} versions of functions, and may have {most}: remove some first")
+
+
+def _check_bytes(taken: int, most: int, whose: str) -> None:
+    if taken > most:
+        raise NoSpaceError(f"the manifests of {whose} would have {taken} bytes, and may have {most}: remove some first")
