@@ -80,3 +80,11 @@ def test_the_sizes_of_a_shape_are_counted_before_they_are_multiplied():
 def test_a_spec_that_is_sent_is_bounded(spec):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(spec, TensorSpec)
+
+
+@pytest.mark.parametrize("told", ["y\x1b[31m", "a\nb", "bell\x07", "\x9b2J"])
+def test_names_have_nothing_that_a_terminal_obeys(told):
+    for spec in ({"name": told, "shape": [1]}, {"name": "y", "shape": [told]}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"datatype": "FP32", **spec}, TensorSpec)
+    assert msgspec.convert({"name": "größe 1", "datatype": "FP32", "shape": ["n"]}, TensorSpec).name == "größe 1"

@@ -16,7 +16,7 @@ from overwinter.core.bounds import check_bounds
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.function import TIMES
 from overwinter.core.ids import NAME_PATTERN, FunctionName
-from overwinter.core.tensor import NAME_MAX, Buffer, TensorSpec
+from overwinter.core.tensor import NAME_MAX, PRINTABLE, Buffer, TensorSpec
 
 INPUT = "input"
 """Stands for the pipeline itself in a source; no stage may be called so."""
@@ -25,8 +25,8 @@ SOURCES_MAX = 1024
 """Tensors that the stages of a pipeline take, and that it gives."""
 
 Name = Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
-TensorName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
-Source = Annotated[str, Meta(max_length=128 + 1 + NAME_MAX)]
+TensorName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX, pattern=PRINTABLE)]
+Source = Annotated[str, Meta(max_length=128 + 1 + NAME_MAX, pattern=PRINTABLE)]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -60,8 +60,11 @@ ELEMENTS_MAX = 65_536
 ANSWER_BYTES_MAX = 64 << 20
 """Bytes of all that a function gives for one request: the node copies them in one go."""
 
-TensorName = Annotated[str, Meta(max_length=NAME_MAX)]
-SizeName = Annotated[str, Meta(max_length=NAME_MAX)]
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""Of a name: no control characters, which a terminal would obey."""
+
+TensorName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
+SizeName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
 
 _length = Struct("<I").unpack_from
 

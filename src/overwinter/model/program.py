@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 MAX_PROGRAM_BYTES = 64 << 20
-MAX_CALLS = 100_000
+MAX_CALLS = 32_768
 MAX_WEIGHTS = 100_000
 MAX_TENSORS = 1_000
 """Most inputs, and most outputs."""

@@ -40,7 +40,7 @@ from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob, Deployment, Manifest, encode_manifest
 from overwinter.store.repository import Repository
 
-PROGRAM_BYTES_MAX = 8 << 20
+PROGRAM_BYTES_MAX = 4 << 20
 """A program is read as a whole, and its hundred thousands of calls are checked."""
 
 

@@ -190,6 +190,7 @@ class Zygotes:
 
     def _look(self) -> None:
         """Looks are counted, not seconds: a node that was stopped itself must not take others for hung."""
+        self._look_later()
         for zygote in self.every():
             for debt in zygote.owed:
                 # What waits behind a rehearsal is not late.
@@ -202,7 +203,6 @@ class Zygotes:
             elif not zygote.owed:
                 self._ask(zygote, Ping(), "pong")
         self._keeper.looked()
-        self._look_later()
 
     def _looks(self, zygote: ZygoteProcess, debt: Debt) -> int:
         """How often it may be looked at in vain."""
@@ -252,7 +252,7 @@ class Zygotes:
             return
         try:
             self._heed(zygote, message, fds)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             self.lose(zygote, f"it is not believed: {error}")
         finally:
             # What was wanted of them was taken out.

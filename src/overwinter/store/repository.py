@@ -17,7 +17,7 @@ never loses a block. Any number of threads and processes may do all of this at o
 import fcntl
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -144,15 +144,24 @@ class Repository:
 
     def set_aside(self, address: Address) -> bool:
         """Read a suspicious block again; unless it is sound, take it away, so that it counts as missing: True."""
-        with self._locked(fcntl.LOCK_EX), disk_errors(f"check block {address}", self._blocks):
-            place = self._place(check_address(address))
-            if not os.path.exists(place):
+        place = self._place(check_address(address))
+        with disk_errors(f"check block {address}", self._blocks):
+            try:
+                file = open(place, "rb")  # noqa: SIM115 - closed below, and nothing is to be done where there is none
+            except FileNotFoundError:
                 return True
-            with open(place, "rb") as file:
+            with file:
+                # Without the lock: to hash a large block takes seconds.
                 if digest_of(file.fileno()) == address:
                     return False
-            os.rename(place, self._damaged / f"{address}.damaged")
+                self._take_away(place, file.fileno(), address)
             return True
+
+    def _take_away(self, place: str, fd: int, address: Address) -> None:
+        """Move a damaged block aside, unless a sound one has taken its place meanwhile."""
+        with self._locked(fcntl.LOCK_EX), suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(place)):
+                os.rename(place, self._damaged / f"{address}.damaged")
 
     # Functions
 
