@@ -61,8 +61,8 @@ async def ended(rig: Rig) -> None:
 
 @pytest.fixture(scope="module")
 def calm():
-    """A rig that no test breaks, with a body of a tenant that does nothing wrong."""
-    made = Rig(Bounds(zygote_timeout_s=TIMEOUT_S))
+    """A rig that no test breaks, with a body of a tenant that does nothing wrong. Its doubles answer no pings."""
+    made = Rig(Bounds(zygote_timeout_s=60.0))
     made.victim = made.run(made.start_body(function("victim", "ada")))
     yield made
     made.close()
