@@ -89,7 +89,7 @@ def case_of(kind: Kind, seed: int, number: int) -> str:
 
 
 def judged(arena: Arena, reply: Reply | None) -> Reply | None:
-    """The answer, counted if nobody foresaw it, or if it has something of another tenant in it."""
+    """The answer, counted if it is unexpected, or if it has something of another tenant in it."""
     arena.tally.judge(reply)
     found = None if reply is None else canary_in(reply.body)
     if found:

@@ -67,7 +67,7 @@ class Programs:
                 self._deploy(mutant, program, manifest)
 
     def _screened(self, mutant: bytes) -> Program | None:
-        """The program if it is valid; anything but ProgramError would have been a failure nobody foresaw."""
+        """The program if it is valid; anything but ProgramError is an unexpected failure."""
         try:
             program = decode_program(mutant)
             validate(program)

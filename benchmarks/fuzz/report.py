@@ -29,7 +29,7 @@ def longest(told: Sequence[Told], marks: Sequence[Mark], what: str) -> dict[str,
 
 
 def hear(told: Sequence[Told], attacker: Attacker) -> None:
-    """Count what the neighbour suffered: wrong answers, none, and errors that nobody foresaw."""
+    """Count what the neighbour suffered: wrong answers, none, and unexpected errors."""
     tally = attacker.arena.tally
     downs = attacker.arena.restarts
     for each in told:

@@ -11,7 +11,7 @@ HARMS: tuple[Harm, ...] = get_args(Harm)
 EXAMPLES_MAX = 3
 """Kept of each harm done by each case."""
 UNFORESEEN = "internal error ("
-"""How the node begins to speak of what nobody foresaw."""
+"""How the node's answer to an unexpected error begins."""
 FATAL = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 """Signals that a process brings upon itself; others are sent by somebody, limits included."""
 
@@ -62,7 +62,7 @@ class Tally:
         return sum(counts[harm] for counts in self.counts.values())
 
     def judge(self, reply: Reply | None) -> None:
-        """Whether an answer is one that nobody foresaw; no answer at all is no harm by itself."""
+        """Whether an answer is unexpected; no answer at all is no harm by itself."""
         fault = unforeseen(reply)
         if fault:
             self.add("unforeseen_5xx", fault)
@@ -80,7 +80,7 @@ def unforeseen(reply: Reply | None) -> str:
 
 
 def unforeseen_words(fate: str, said: str) -> bool:
-    """Whether a well-behaved caller's error is one that nobody foresaw: any 500, for its function has no failures."""
+    """Whether a well-behaved caller's error is unexpected: any 500, for its function has no failures."""
     return fate.startswith("5") and fate not in ("503", "504", "507")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, ITEM_BYTES, TensorMeta, TensorSpec, pack_bytes
-from overwinter.node.answers import ERRORS, TOLD_MOST, Promise
+from overwinter.node.answers import ERRORS, TOLD_MOST, AnswerCheck
 from overwinter.worker.messages import Answer, Failure, FromBody, Outputs
 from overwinter.worker.tray import FIRST_BYTES, Tray
 
@@ -32,13 +32,13 @@ def answer(*metas: TensorMeta, tray_bytes: int = FIRST_BYTES) -> Answer:
 
 
 def test_what_is_declared_is_taken(tray: Tray) -> None:
-    [[y, said]] = Promise(SPECS).outputs_of(answer(*RIGHT), tray)
+    [[y, said]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), tray)
     assert (y.meta, said.meta) == RIGHT
     assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), SAID)
 
 
 def test_elements_of_bytes_are_counted_over_all_outputs(tray: Tray) -> None:
-    two = Promise([TensorSpec(name, BYTES, ("n",)) for name in "ab"])
+    two = AnswerCheck([TensorSpec(name, BYTES, ("n",)) for name in "ab"])
     half = ELEMENTS_MAX // 2 + 1
     metas = [TensorMeta(name, BYTES, (half,), 4 * half) for name in "ab"]
     with pytest.raises(ValueError, match=f"{ELEMENTS_MAX} elements of BYTES"):
@@ -46,7 +46,7 @@ def test_elements_of_bytes_are_counted_over_all_outputs(tray: Tray) -> None:
 
 
 def test_what_is_taken_does_not_change_any_more(tray: Tray) -> None:
-    [[y, _]] = Promise(SPECS).outputs_of(answer(*RIGHT), tray)
+    [[y, _]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), tray)
     tray.view[0] = 99
     assert bytes(y.data) == bytes(range(24))
     tray.view[0] = 0
@@ -77,13 +77,13 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_refused(tray: Tray, lie: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Promise(SPECS).outputs_of(answer(*LIES[lie]), tray)
+        AnswerCheck(SPECS).outputs_of(answer(*LIES[lie]), tray)
 
 
 @pytest.mark.parametrize("tray_bytes", [-1, 0, 64, 1 << 40, (1 << 63) - 1, 2 * ANSWER_BYTES_MAX, 8 * ANSWER_BYTES_MAX])
 def test_a_tray_that_is_not_so_large_is_refused(tray: Tray, tray_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Promise(SPECS).outputs_of(answer(*RIGHT, tray_bytes=tray_bytes), tray)
+        AnswerCheck(SPECS).outputs_of(answer(*RIGHT, tray_bytes=tray_bytes), tray)
     assert tray.nbytes == FIRST_BYTES
 
 
@@ -92,14 +92,14 @@ def test_a_tray_that_was_made_huge_is_not_followed() -> None:
     os.ftruncate(huge.fd, 1 << 44)
     wide = TensorMeta("y", "FP32", ((1 << 40) // 8, 2), 1 << 40)
     with pytest.raises(ValueError, match="tray|bytes"):
-        Promise(SPECS[:1]).outputs_of(answer(wide, tray_bytes=1 << 44), huge)
+        AnswerCheck(SPECS[:1]).outputs_of(answer(wide, tray_bytes=1 << 44), huge)
     huge.close()
 
 
 def test_a_worker_blames_nobody_but_its_caller_its_author_and_itself(tray: Tray) -> None:
     kinds = ["StoreError", "OverloadedError", "NoSpaceError", "NotFoundError", "nonsense", "", *sorted(ERRORS)]
     told = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
-    failures = Promise(SPECS).outputs_of(told, tray)
+    failures = AnswerCheck(SPECS).outputs_of(told, tray)
     assert [failure.error for failure in failures] == ["WorkerError"] * 6 + sorted(ERRORS)
     assert all(len(failure.message) == TOLD_MOST for failure in failures)
 
@@ -123,7 +123,7 @@ def test_an_answer_of_any_kind_is_taken_whole_or_refused(outcomes: tuple, tray_b
         told = Answer(1, (*outcomes, Outputs(metas)), tray_bytes)
         packet = msgspec.msgpack.encode(told)
         assert msgspec.msgpack.decode(packet, type=FromBody) == told
-        for outcome in Promise(SPECS).outputs_of(told, tray):
+        for outcome in AnswerCheck(SPECS).outputs_of(told, tray):
             if not isinstance(outcome, Failure):
                 assert [tensor.name for tensor in outcome] == ["y", "said"]
     except ValueError:

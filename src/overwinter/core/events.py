@@ -31,7 +31,7 @@ class Deployed(_Event, frozen=True):
     resident: bool = False
     """Whether the host store holds all its blocks already."""
     quarantined: str = ""
-    """Why it is not to be served until it is loaded: how the mind failed on it before the node started."""
+    """Why it is not to be served until it is loaded: how the scheduler failed on it before the node started."""
 
 
 class Removed(_Event, frozen=True):

@@ -26,8 +26,8 @@ TOLD_MOST = 4000
 """Characters of what a worker tells."""
 
 
-class Promise:
-    """What a function's answers must be."""
+class AnswerCheck:
+    """Checks what a worker answers against the outputs that its function declares."""
 
     def __init__(self, outputs: Sequence[TensorSpec]) -> None:
         self._outputs = outputs

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
-from overwinter.node.answers import Promise
+from overwinter.node.answers import AnswerCheck
 from overwinter.node.proofs import kill
 from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
@@ -30,7 +30,7 @@ class BodyProcess:
         """`log` takes what it prints. OSError when the system has no descriptors left."""
         self.worker = worker
         self.function = load.function
-        self.promise = Promise(load.outputs)
+        self.answer_check = AnswerCheck(load.outputs)
         self.trying = False
         """Whether it says that it tries its function, and nothing else was done to it."""
         self.tried = False

@@ -285,7 +285,7 @@ class NodeEffects:
         """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""
         flight = body.end(answer)
         failures: list[RunFailure] = []
-        outcomes = body.promise.outputs_of(answer, body.slots[flight.slot].outputs)
+        outcomes = body.answer_check.outputs_of(answer, body.slots[flight.slot].outputs)
         for request, outcome in zip(flight.requests, outcomes, strict=True):
             payload = self.payloads.get(request)
             if isinstance(outcome, Failure):

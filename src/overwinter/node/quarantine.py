@@ -1,6 +1,6 @@
-"""Which functions made the mind fail, so that the node that starts next does not fail on them again?
+"""Which functions made the scheduler fail, so that the node that starts next does not fail on them again?
 
-A small file beside the repository. It is written when the mind failed while it had a function in hand, and read at the
+A small file beside the repository. It is written when the scheduler failed on an event of a function, and read at the
 next start: such a function is deployed, and out of service until somebody loads it. One that cannot be read is empty:
 then the node may fail once more, and writes it anew.
 """
@@ -12,7 +12,7 @@ import msgspec
 from overwinter.core.ids import FunctionId
 
 RECORDS_MAX = 1000
-"""Functions in the file; a node that fails more often has another illness."""
+"""Functions in the file; a node that fails more often has another fault."""
 REASON_MAX = 500
 """Characters of a reason."""
 
@@ -29,7 +29,7 @@ class Quarantine:
             return
 
     def reason(self, function: FunctionId) -> str:
-        """How the mind failed on it; empty: it did not."""
+        """How the scheduler failed on it; empty: it did not."""
         return self._known.get(function, "")
 
     def add(self, function: FunctionId, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Is there room for one more body, who is next to get it, and who gives way?"""
+"""Is there room for one more body, who is next to get it, and who is stopped for it?"""
 
 from collections.abc import Iterator
 
@@ -71,7 +71,7 @@ class Room(Bodies):
     def _awaited(self, function: Function) -> Point:
         return function.awaits or function.speeds.usual
 
-    # Who gives way
+    # Who is stopped
 
     def _let_one_go(self, now: Seconds) -> bool:
         """Have a body leave for those who wait for room, unless there will be room for all; whether one does."""
@@ -87,13 +87,13 @@ class Room(Bodies):
         return True
 
     def idle_for(self, function: Function) -> Body | None:
-        """The body that gives way at once."""
+        """The body that is stopped at once."""
         if tenants.alone(self.state):
             return turns.idle_longest(self.state)
         return max(turns.not_needed(self.state, self._givers(function)), key=self._riches, default=None)
 
     def _busy_for(self, function: Function, now: Seconds) -> Body | None:
-        """The body that gives way when it has done what it does."""
+        """The body that is stopped when it has done what it does."""
         own_may = self.state.leaving < len(self.state.wants_room)
         if tenants.alone(self.state):
             return turns.longest_at_work(self.state, now) if own_may else None

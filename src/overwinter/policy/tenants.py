@@ -45,7 +45,7 @@ def share(tenant: Tenant, config: MindConfig, bodies: int = 0, nbytes: int = 0) 
 
 
 def may_take(state: State, config: MindConfig, function: Function, wants: Point, body: Body, most: int) -> bool:
-    """Whether a body gives way for one that a function wants; `most`: workers of the tenant that has most."""
+    """Whether a body is stopped for one that a function wants; `most`: workers of the tenant that has most."""
     if body.tenant == function.spec.tenant:
         return True
     if has_all(state, config, function.spec.tenant):
