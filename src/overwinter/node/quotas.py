@@ -27,14 +27,14 @@ class Quotas:
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
             raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
-        everyone = [function for function in self._functions.values() if function.manifest.tenant != tenant]
+        others = [function for function in self._functions.values() if function.manifest.tenant != tenant]
         own = [function for function in self._functions.values() if function.manifest.tenant == tenant]
-        self._check(len(everyone) + len(own), self._config.functions_max, "this node")
+        self._check(len(others) + len(own), self._config.functions_max, "this node")
         self._check(len(own), self._config.tenant_functions_max, f"tenant {tenant!r}")
         room = self._config.manifests_bytes_max
         taken = manifest_bytes + sum(function.manifest_bytes for function in own)
         _check_bytes(taken, room // 2, f"tenant {tenant!r}")
-        _check_bytes(taken + sum(function.manifest_bytes for function in everyone), room, "this node")
+        _check_bytes(taken + sum(function.manifest_bytes for function in others), room, "this node")
         self._deploys[tenant] += 1
         try:
             yield
