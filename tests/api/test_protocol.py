@@ -1,5 +1,6 @@
 """What one connection may send, and how many there may be, with a neighbour who is answered."""
 
+import asyncio
 import resource
 import socket
 from collections.abc import Iterator
@@ -9,9 +10,12 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+import uvloop
 
+from overwinter.api.app import serve
 from overwinter.api.connections import Connections
-from overwinter.api.protocol import AHEAD_MAX, URL_MAX
+from overwinter.api.messages import Receive, Scope, Send
+from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX
 from tests.api.door import LIMITS, Served, serving
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
@@ -202,3 +206,36 @@ def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_oddities_of_http(served: Served, data: bytes, status: int) -> None:
     assert send(served, data)[1] == status
+
+
+def test_tiny_chunks_are_parsed_a_step_at_a_time() -> None:
+    count = 40_000
+    chunks = b"1\r\nx\r\n" * count + b"0\r\n\r\n"
+    bodies: list[list[int]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        sizes = []
+        more = True
+        while more:
+            message = await receive()
+            sizes.append(len(message["body"]))
+            more = message["more_body"]
+        bodies.append(sizes)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def work(listener: socket.socket, client: socket.socket) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, LIMITS, 0))
+            answers = b""
+            while answers.count(b"HTTP/1.1 200") < 3:
+                answers += await asyncio.get_running_loop().sock_recv(client, 65536)
+            serving.cancel()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        # All of it is there before anybody reads.
+        client.sendall((POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) * 2 + GET + b"\r\n")
+        client.setblocking(False)
+        uvloop.run(asyncio.wait_for(work(listener, client), 20))
+    assert [sum(sizes) for sizes in bodies] == [count, count, 0]
+    assert max(map(max, bodies)) <= STEP_BYTES

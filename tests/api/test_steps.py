@@ -33,6 +33,6 @@ def test_others_have_their_turn_between_two_steps() -> None:
             tasks.create_task(neighbour())
 
     asyncio.run(work())
-    # One long work at a time; each may take its first step, which tells that it is long.
-    assert [name for name in seen if name != "neighbour"] == ["first", "second", "first", "first", "second"]
+    # By turns: none waits for the end of another.
+    assert [name for name in seen if name != "neighbour"] == ["first", "second", "first", "second", "first"]
     assert seen.index("neighbour") < 4

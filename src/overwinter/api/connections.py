@@ -8,6 +8,7 @@ looked at now and then, for all connections together: a request that comes and g
 import resource
 from typing import NamedTuple, Protocol
 
+from overwinter.api.steps import Turns
 from overwinter.core.config import RequestLimits
 
 PIECE_BYTES = 256 << 10
@@ -54,6 +55,8 @@ class Connections:
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
+        self.turns = Turns()
+        """For what takes long to parse."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most = max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))
         self.most_of_one = max(1, int(self.most * limits.client_share))

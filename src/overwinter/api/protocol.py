@@ -14,9 +14,10 @@ from uvicorn.server import ServerState
 
 from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
+from overwinter.api.steps import Steps
 
 STEP_BYTES = 16 << 10
-"""So much of a head is parsed before its bounds are looked at."""
+"""So much of a head or of chunks is parsed at a time."""
 URL_MAX = 8 << 10
 AHEAD_MAX = 64
 """Requests that a connection may send before the first is answered."""
@@ -24,6 +25,7 @@ BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """Bytes of chunk sizes and extensions that each byte of a body may cost, beside those of the head."""
+CHUNKED = b"transfer-encoding"
 
 
 class _RefusedError(Exception):
@@ -52,6 +54,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Counts the parts of requests: a head that begins, a body that begins, an end."""
         self._in_head = False
         self._in_body = False
+        self._chunked = False
+        self._chunks = bytearray()
+        """What the chunks of one step hold."""
+        self._rest = b""
+        """What came and is not parsed yet; nothing more is read meanwhile."""
+        self._parsing: asyncio.Task[None] | None = None
         self._frame_bytes = 0
         """Of this message, all but its body."""
         self._body_bytes = 0
@@ -72,18 +80,44 @@ class BoundedProtocol(HttpToolsProtocol):
         """Free its place."""
         self._all.forget(self)
         self._leave()
+        self._rest = b""
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; a head only a bit at a time, so that no more than its bounds is ever read of it."""
+        """Parse what came. Thousands of chunks of a few bytes are not parsed in one go."""
+        if self._rest:
+            self._rest += data
+        else:
+            self._rest = self._parse(data)
+            if self._rest:
+                self._parsing = self.loop.create_task(self._all.turns.run(self._parse_rest()))
+        if self._rest:
+            self.transport.pause_reading()
+
+    def _parse_rest(self) -> Steps[None]:
+        while self._rest:
+            yield
+            self._rest = self._parse(self._rest)
+        if not (self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse at least a step of it; returns what is left for another turn of the loop. Of a head, no more than its
+        bounds is ever read.
+        """
         while data and not (self._refused or self.transport.is_closing()):
-            step = data if self._in_body or len(data) <= STEP_BYTES else data[:STEP_BYTES]
+            whole = len(data) <= STEP_BYTES or (self._in_body and not self._chunked)
+            step = data if whole else data[:STEP_BYTES]
             data = data[len(step) :]
             self._step_body_bytes = 0
             super().data_received(step)
+            self._join_chunks()
             self._frame_bytes += len(step) - self._step_body_bytes
             if self._frame_bytes > self._limits.head_bytes_max + FRAME_RATIO * self._body_bytes:
                 self._refuse(431, f"the head of the request is larger than {self._limits.head_bytes_max} bytes")
+            elif self._chunked and 2 * self._step_body_bytes < len(step):
+                return data
+        return b""
 
     # What the parser finds
 
@@ -92,6 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._number += 1
         self._in_head = True
+        self._chunked = False
         self._frame_bytes = self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -104,6 +139,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """A header, or a trailer."""
         if len(self.headers) >= self._limits.headers_max:
             self._stop(431, f"the request has more than {self._limits.headers_max} headers")
+        if name.lower() == CHUNKED:
+            self._chunked = True
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -117,13 +154,23 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """A part of the body: as much of it as is there, or a chunk."""
         self._step_body_bytes += len(body)
         self._body_bytes += len(body)
-        super().on_body(body)
+        if self._chunked:
+            self._chunks += body
+        else:
+            super().on_body(body)
+
+    def _join_chunks(self) -> None:
+        """Hand on at once what many chunks may hold."""
+        if self._chunks:
+            super().on_body(bytes(self._chunks))
+            self._chunks.clear()
 
     def on_message_complete(self) -> None:
         """The request is whole."""
+        self._join_chunks()
         self._number += 1
         self._in_body = False
         super().on_message_complete()
@@ -188,7 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return "read"
         answered = self.cycle is None or self.cycle.response_complete
         if self._in_body:
-            return "linger" if answered else "" if self.flow.read_paused else "body"
+            return "linger" if answered else "" if self.flow.read_paused or self._rest else "body"
         if self._in_head or self._number == 0:
             return "head"
         if not answered:

@@ -21,6 +21,11 @@ WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 RATIO_MAX = 100
 RATIO_FREE_BYTES = 4 << 20
 """So much a body may become however small it was sent; above that, at most RATIO_MAX times what was sent."""
+WASTE_FREE_BYTES = 64 << 10
+WASTE_MAX = 4
+"""Compressed bytes, beyond the first few, for each byte that they become: of empty blocks there is no end."""
+PRESSED_STEP_BYTES = 8 << 10
+"""So much is decompressed in one step: empty blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
 """By so much at a time is held what does not announce its length."""
 
@@ -133,7 +138,7 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
                 hold.grow(growth * bounds.cost)
             plain.add(made)
             # What is made of much may be little or nothing.
-            if plain.nbytes > STEP_BYTES or len(body) > STEP_BYTES:
+            if plain.nbytes > STEP_BYTES or len(body) > PRESSED_STEP_BYTES:
                 yield
     except zlib.error as error:
         raise CallerError(f"the {coding.decode()} body is not valid: {error}") from error
@@ -141,15 +146,20 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
 
 
 def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
-    """The plain bytes, STEP_BYTES at most at a time; zlib.error also when the body is cut short or goes on."""
+    """The plain bytes, STEP_BYTES at most at a time; zlib.error also when the body is cut short, goes on, or is mostly
+    empty blocks.
+    """
     stream = zlib.decompressobj(wbits=window_bits)
-    at = 0
+    at = nbytes = 0
     while not stream.eof:
         given = stream.unconsumed_tail
         if not given:
-            given = bytes(body[at : at + STEP_BYTES])
+            given = bytes(body[at : at + PRESSED_STEP_BYTES])
             at += len(given)
         made = stream.decompress(given, STEP_BYTES)
+        nbytes += len(made)
+        if at > WASTE_FREE_BYTES + WASTE_MAX * nbytes:
+            raise zlib.error(f"{at} bytes of it become {nbytes}")
         if not (given or made):
             raise zlib.error("it is cut short")
         yield made

@@ -23,8 +23,8 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Turns:
-    """Lets the loop go round between two steps. Of those that take more than one step, one goes at a time: many would
-    together keep the loop as long as one that never pauses.
+    """Lets the loop go round between two steps. Those that take more than one step take theirs by turns, one in each
+    round: many would together keep the loop as long as one that never pauses, and none waits for another's end.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,9 @@ class Turns:
     async def run(self, steps: Steps[T]) -> T:
         """The result; what is done in one step is done at once."""
         done = _step(steps)
-        if done is not None:
-            return done[0]
-        async with self._turn:
-            while done is None:
+        while done is None:
+            # Who comes first goes first: each of the others has a step before this one has its next.
+            async with self._turn:
                 await asyncio.sleep(0)
                 done = _step(steps)
         return done[0]
