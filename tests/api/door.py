@@ -140,6 +140,9 @@ class Door:
     def pipelines(self) -> list[View]:
         return []
 
+    def versions(self, name: str) -> list[int]:
+        return sorted(version for known, version in self.views if known == name)
+
     def owner(self, name: str) -> str:
         self.view(name, None)
         return self.owners.get(name, "default")

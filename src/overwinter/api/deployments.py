@@ -7,16 +7,17 @@ only another tenant has sent is missing.
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, encode_json, json_response
+from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import Front, FunctionView
 from overwinter.api.inference import function_of
+from overwinter.api.listing import listed
 from overwinter.api.messages import MediaError
 from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
@@ -117,11 +118,11 @@ class DeploymentApi:
 
     async def pipelines(self, request: Request) -> Response:
         """Every pipeline, with all that the node says of it."""
-        return await _listed(self._front.pipelines())
+        return await _listed(request, self._front.pipelines())
 
     async def functions(self, request: Request) -> Response:
         """Every version of every function, with all that the node says of it."""
-        return await _listed(self._front.functions())
+        return await _listed(request, self._front.functions())
 
     async def function(self, request: Request) -> Response:
         """One version of a function, the latest where the path does not say; or a pipeline."""
@@ -154,10 +155,7 @@ def read_manifest(content_type: bytes | None, body: Buffer) -> Manifest:
         raise CallerError(f"the manifest is not valid msgpack: {error}") from error
 
 
-async def _listed(views: Sequence[FunctionView]) -> Response:
-    """All that is known of each. The loop goes round between two: there may be thousands."""
-    infos: list[bytes] = []
-    for view in views:
-        infos.append(encode_json(view.info()))
-        await asyncio.sleep(0)
-    return Response(200, b"[" + b",".join(infos) + b"]", [JSON_TYPE])
+async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:
+    """All that is known of each."""
+    steps = listed(views, lambda view: view.info(), request.hold)
+    return Response(200, await request.turns.run(steps), [JSON_TYPE])

@@ -4,7 +4,7 @@ The node is one implementation; the tests bring another. Attributes are read-onl
 structs, whatever room they live in, fit as they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -187,12 +187,16 @@ class Front(Protocol):
         """Whether requests are answered."""
         ...
 
-    def functions(self) -> Sequence[FunctionView]:
-        """Every version of every function."""
+    def functions(self) -> Iterable[FunctionView]:
+        """Every version of every function, each as it is when its turn comes: there may be thousands."""
         ...
 
-    def pipelines(self) -> Sequence[FunctionView]:
+    def pipelines(self) -> Iterable[FunctionView]:
         """Every pipeline."""
+        ...
+
+    def versions(self, name: FunctionName, /) -> Sequence[int]:
+        """Those of a function or a pipeline that answer, ascending; none of a name that nobody knows."""
         ...
 
     def owner(self, name: FunctionName, /) -> TenantId:

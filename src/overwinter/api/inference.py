@@ -1,12 +1,14 @@
 """The Open Inference Protocol v2 over HTTP: health, metadata, inference, and the repository of models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 
 import msgspec
 
 from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import Front, FunctionView, Reply
+from overwinter.api.listing import listed
 from overwinter.api.oip import Inference, decode_request, encode_reply
 from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
@@ -131,16 +133,17 @@ class InferenceApi:
 
     async def models(self, request: Request) -> Response:
         """The names of all functions and pipelines (KServe's list)."""
-        return json_response({"models": sorted({view.name for view in self._views()})})
+        # A function is there once for each of its versions, one after the other.
+        names = (name for name, _ in groupby(view.name for view in self._views()))
+        return Response(200, b'{"models":%b}' % await request.turns.run(listed(names, str, request.hold)), [JSON_TYPE])
 
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
         view = self._view(request)
-        versions = [each.version for each in self._views() if each.name == view.name]
         return json_response(
             {
                 "name": view.name,
-                "versions": [str(version) for version in sorted(versions)],
+                "versions": [str(version) for version in self._front.versions(view.name)],
                 "platform": view.platform,
                 "inputs": _tensors(view.inputs),
                 "outputs": _tensors(view.outputs),
@@ -180,13 +183,8 @@ class InferenceApi:
         """Every version of every function, every pipeline, and their states."""
         body = await request.body(SHORT)
         ready_only = decode_json(_index_decoder, body).ready if body else False
-        return json_response(
-            [
-                {"name": view.name, "version": str(view.version), "state": view.state, "reason": view.reason}
-                for view in self._views()
-                if view.state == "READY" or not ready_only
-            ]
-        )
+        views = (view for view in self._views() if view.state == "READY" or not ready_only)
+        return Response(200, await request.turns.run(listed(views, _indexed, request.hold)), [JSON_TYPE])
 
     async def load(self, request: Request) -> Response:
         """Wake a function and make it available."""
@@ -212,8 +210,8 @@ class InferenceApi:
     def _view(self, request: Request) -> FunctionView:
         return self._front.view(*function_of(request))
 
-    def _views(self) -> list[FunctionView]:
-        return [*self._front.functions(), *self._front.pipelines()]
+    def _views(self) -> Iterator[FunctionView]:
+        return chain(self._front.functions(), self._front.pipelines())
 
 
 def function_of(request: Request) -> tuple[FunctionName, int | None]:
@@ -235,6 +233,10 @@ def head_length(request: Request) -> int | None:
     if not text.isdigit() or len(text) > 18:
         raise CallerError(f"Inference-Header-Content-Length is not a number of bytes: {text.decode('latin-1')!r}")
     return int(text)
+
+
+def _indexed(view: FunctionView) -> dict[str, str]:
+    return {"name": view.name, "version": str(view.version), "state": view.state, "reason": view.reason}
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, object]]:

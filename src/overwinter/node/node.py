@@ -1,7 +1,7 @@
 """One machine's node: a mind, its loop and hands, a repository, a host store, and what callers may ask."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -256,16 +256,32 @@ class Node:
             raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{known}")
         return function
 
-    def functions(self) -> list[FunctionView]:
-        """Every version of every function, by name and number."""
-        ordered = sorted(self._effects.functions.values(), key=lambda f: (f.deployment.name, f.deployment.version))
-        return [self._view(function) for function in ordered]
+    def versions(self, name: FunctionName) -> list[int]:
+        """Those of a function or a pipeline that answer, ascending."""
+        if name in self._pipelines:
+            return [self._pipelines.view(name, None).version]
+        return list(self._mind.state.versions.get(name, []))
 
-    def _view(self, function: DeployedFunction) -> FunctionView:
+    def functions(self) -> Iterator[FunctionView]:
+        """Every version of every function, by name and number, each as it is when its turn comes."""
+        ordered = sorted(self._effects.functions.values(), key=lambda f: (f.deployment.name, f.deployment.version))
+        blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
+        for function in ordered:
+            # It may have been removed since.
+            if function.id in self._effects.functions:
+                whose = (function.store, function.manifest.tenant)
+                if whose not in blocks:
+                    blocks[whose] = self._blocks_for(function)
+                yield self._view(function, blocks[whose])
+
+    def _view(self, function: DeployedFunction, blocks: TenantBlocks | None = None) -> FunctionView:
         versions = self._mind.state.versions.get(function.deployment.name, [])
         latest = bool(versions) and versions[-1] == function.deployment.version
-        host = TenantBlocks(self.hosts.store(function.store), self._mind.state, function.manifest.tenant)
-        return FunctionView(function, self._mind.state.functions.get(function.id), latest, host)
+        state = self._mind.state.functions.get(function.id)
+        return FunctionView(function, state, latest, blocks or self._blocks_for(function))
+
+    def _blocks_for(self, function: DeployedFunction) -> TenantBlocks:
+        return TenantBlocks(self.hosts.store(function.store), self._mind.state, function.manifest.tenant)
 
     # What profiling needs
 

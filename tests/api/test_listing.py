@@ -1,0 +1,55 @@
+"""Long listings go in steps, and hold what they take of the memory for requests."""
+
+import json
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from overwinter.api.budget import Budget, Hold
+from overwinter.api.listing import STEP_COUNT, listed
+from overwinter.api.steps import finish
+from tests.api.door import FUNCTIONS, LIMITS, serving
+
+COUNT = 3000
+
+
+def held() -> Hold:
+    return Hold(Budget(1 << 30, 1.0, 0.01), "caller")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
+def test_each_is_told(count: int) -> None:
+    assert json.loads(finish(listed(range(count), lambda each: {"n": each}, held()))) == [
+        {"n": each} for each in range(count)
+    ]
+
+
+def test_a_step_tells_a_few_and_holds_them() -> None:
+    told: list[int] = []
+    hold = held()
+    steps = listed(range(100), lambda each: told.append(each) or "x" * 100, hold)
+    before = 0
+    for _ in steps:
+        assert len(told) - before <= STEP_COUNT
+        before = len(told)
+        assert hold.nbytes >= 100 * len(told)
+    assert len(told) == 100
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v2/repository/index"), ("GET", "/v2/models"), ("GET", "/overwinter/v1/functions")],
+)
+def test_a_listing_without_memory_is_refused(tmp_path: Path, method: str, path: str) -> None:
+    limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, client_share=0.1)
+    with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url) as http:
+        assert http.request(method, path).status_code == 200
+        known = served.door.views["slow", 1]
+        names = [f"{'long' * 10}-{number}" for number in range(COUNT)]
+        served.door.views |= {(name, 1): msgspec.structs.replace(known, name=name) for name in names}
+        assert http.request(method, path).status_code == 413
+        served.door.views = {key: view for key, view in served.door.views.items() if key[0] in FUNCTIONS}
+        assert http.request(method, path).status_code == 200
+        assert served.budget.held == 0
