@@ -5,13 +5,16 @@ import os
 import random
 import resource
 import signal
+import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from overwinter.node.bodies import BodyProcess
+from overwinter.node.copying import THREADS
 from overwinter.node.effects import TRAYS_IDLE_S
-from overwinter.worker.tray import KEPT_BYTES
+from overwinter.worker.tray import KEPT_BYTES, LARGE_BYTES
 
 from .rig import Function, Rig, until
 
@@ -326,6 +329,70 @@ def test_a_body_that_grew_its_tray_behind_the_nodes_back_is_given_up_alone(rig):
 
     [end] = rig.exits(rig.run(scene()).worker)
     assert "cannot be made to hold" in end.reason
+
+
+@contextmanager
+def no_copies(rig):
+    """Nothing large is copied meanwhile."""
+    gate = threading.Event()
+    try:
+        for _ in range(THREADS):
+            rig.effects._copies._threads.submit(gate.wait)
+        yield
+    finally:
+        gate.set()
+
+
+def test_small_runs_go_on_while_large_tensors_are_copied(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 1024)})
+    large = torch.ones(LARGE_BYTES // 1024, 1024)
+
+    async def scene():
+        body = await rig.start_body(function, concurrency=2)
+        with no_copies(rig):
+            run = rig.begin(body, x=large)
+            short = rig.begin(body, x=torch.zeros(1, 1024))
+            await rig.ended(short)
+        await rig.ended(run)
+        with no_copies(rig):
+            again = rig.begin(body, x=large)
+        with no_copies(rig):
+            # It is laid, and its answer is not taken: nothing else may come into its place.
+            await until(lambda: again not in body._flights)
+            others = [rig.begin(body, x=torch.full((1, 1024), 3.0))]
+            await rig.ended(*others)
+        await rig.ended(again)
+        await stopped(rig, body)
+        return run, again, others[0]
+
+    run, again, other = rig.run(scene())
+    assert torch.equal(rig.output(run), large + 1.0)
+    assert torch.equal(rig.output(again), large + 1.0)
+    assert torch.equal(rig.output(other), torch.full((1, 1024), 4.0))
+
+
+@pytest.mark.parametrize("laid", [False, True])
+def test_a_body_may_end_while_large_tensors_are_copied(rig, laid):
+    function = Function(Same(), {"x": torch.zeros(2, 1024)})
+    large = torch.ones(LARGE_BYTES // 1024, 1024)
+
+    async def scene():
+        body = await rig.start_body(function)
+        if laid:
+            run = rig.begin(body, x=large)
+        with no_copies(rig):
+            if laid:
+                await until(lambda: run not in body._flights)
+            else:
+                run = rig.begin(body, x=large)
+            rig.processes.kill(body)
+            await until(lambda: rig.exits(body.worker))
+            # The thread may still be at it.
+            assert not any(tray.map.closed for tray in body.slots[0])
+        await until(lambda: all(tray.map.closed for tray in body.slots[0]))
+        return run
+
+    assert rig.run(scene()) not in rig.ends()
 
 
 def test_large_trays_give_their_memory_back_when_nothing_runs_and_serve_on(rig):

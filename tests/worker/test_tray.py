@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.tensor import TensorMeta
-from overwinter.worker.tray import ALIGNMENT, FIRST_BYTES, KEPT_BYTES, Tray, offsets
+from overwinter.worker.tray import ALIGNMENT, FIRST_BYTES, KEPT_BYTES, LARGE_BYTES, Tray, offsets
 
 
 @given(st.lists(st.integers(0, 5000)))
@@ -31,6 +31,26 @@ def test_what_one_side_writes_the_other_reads_also_after_growth():
     assert bytes(theirs.view[:5]) == b"first"
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, LARGE_BYTES, 3 * LARGE_BYTES + 1])
+def test_what_is_put_is_there_to_be_taken(nbytes):
+    tray = Tray.make("test")
+    tray.hold(nbytes + 100)
+    data = bytes(range(251)) * (nbytes // 251 + 1)
+    tray.put(64, memoryview(data)[:nbytes])
+    assert bytes(tray.view[64 : 64 + nbytes]) == data[:nbytes]
+    taken = tray.take(64, nbytes)
+    tray.view[64 : 64 + nbytes] = bytes(nbytes)
+    assert bytes(taken) == data[:nbytes]
+    tray.close()
+
+
+def test_what_is_not_there_is_not_taken():
+    tray = Tray.make("test")
+    with pytest.raises(ValueError, match="do not lie"):
+        tray.take(0, 2 * LARGE_BYTES)
+    tray.close()
 
 
 def test_nobody_can_take_the_memory_away():

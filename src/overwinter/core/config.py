@@ -118,7 +118,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     client_share: float = 0.5
     """Of that memory, and of connections and uploads, what one caller's address may hold."""
     request_bytes_max: int = 64 << 20
-    """Largest body of one request. The loop copies it in one go, about a millisecond for each MiB."""
+    """Largest body of one request."""
     json_bytes_max: int = 8 << 20
     """JSON of one request, and of one answer's numbers and texts. JSON costs far more than its bytes."""
     elements_max: int = 65_536

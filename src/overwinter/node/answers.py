@@ -75,13 +75,18 @@ class AnswerCheck:
             raise ValueError(f"an answer has more than {ELEMENTS_MAX} elements of BYTES")
 
 
+def said_bytes(answer: Answer) -> int:
+    """How many bytes of outputs there are, as the worker says."""
+    return sum(meta.nbytes for told in answer.outcomes if not isinstance(told, Failure) for meta in told.metas)
+
+
 def failed(failure: Failure | LoadFailed) -> Failure:
     """A failure as a worker may tell it."""
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:TOLD_MOST])
 
 
 def _taken(tray: Tray, meta: TensorMeta, at: int) -> Tensor:
-    tensor = Tensor(meta.name, meta.datatype, meta.shape, bytes(tray.view[at : at + meta.nbytes]))
+    tensor = Tensor(meta.name, meta.datatype, meta.shape, tray.take(at, meta.nbytes))
     try:
         check_size(tensor)
     except OverwinterError as error:

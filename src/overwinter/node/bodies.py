@@ -44,6 +44,10 @@ class BodyProcess:
         """The file in which the kernel counts its memory."""
         self.failure: Failure | None = None
         self.ready = False
+        self.over = False
+        """Whether its end is told: what is copied out of its trays comes too late."""
+        self._closed = False
+        self._copies = 0
         self.last_run: RunId | None = None
         self._flights: dict[RunId, Flight] = {}
         # The one used last is taken first: its pages are there.
@@ -70,7 +74,7 @@ class BodyProcess:
         *places, nbytes = offsets(tensor.meta for tensor in tensors)
         tray.hold(nbytes)
         for tensor, at in zip(tensors, places, strict=True):
-            tray.view[at : at + len(tensor.data)] = tensor.data
+            tray.put(at, tensor.data)
         return tray.nbytes
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
@@ -81,16 +85,28 @@ class BodyProcess:
         return slot
 
     def end(self, answer: Answer) -> Flight:
-        """The run that was answered, whose slot is free now; ValueError if the body was not asked for it."""
+        """The run that was answered, whose slot is its own until `free`; ValueError if nobody asked for it."""
         flight = self._flights.pop(answer.run, None)
         if flight is None or len(flight.requests) != len(answer.outcomes):
             raise ValueError(f"run {answer.run} was not asked for")
-        self._free.append(flight.slot)
         return flight
+
+    def free(self, flight: Flight) -> None:
+        """Its outputs were taken."""
+        self._free.append(flight.slot)
 
     def is_idle_since(self, run: RunId) -> bool:
         """Whether nothing runs, and this run was the last one that began."""
-        return not self._flights and self.last_run == run
+        return len(self._free) == len(self.slots) and self.last_run == run
+
+    def copy_begins(self) -> None:
+        """A thread copies something: the trays stay, whatever becomes of the body."""
+        self._copies += 1
+
+    def copy_ended(self) -> None:
+        """It has copied it."""
+        self._copies -= 1
+        self._close_trays()
 
     def ended(self, how: str) -> Failure:
         """Why its process is over, where it did not say so. On trial nothing runs in it but what its author gave."""
@@ -127,15 +143,20 @@ class BodyProcess:
 
     def close(self) -> None:
         """Close what the node holds of it."""
+        self.over = self._closed = True
         self.last_run = None
         self.channel.close()
         self.words.close()
         for fd in (self.smaps, self.pidfd):
             if fd is not None:
                 os.close(fd)
-        for slot in self.slots:
-            slot.inputs.close()
-            slot.outputs.close()
+        self._close_trays()
+
+    def _close_trays(self) -> None:
+        if self._closed and not self._copies:
+            for slot in self.slots:
+                slot.inputs.close()
+                slot.outputs.close()
 
 
 def ending(status: int) -> str:

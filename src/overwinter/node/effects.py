@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, assert_never
 
 from overwinter.core.actions import (
@@ -47,8 +48,9 @@ from overwinter.core.ids import (
 )
 from overwinter.core.tensor import Tensor
 from overwinter.node import clock, views
-from overwinter.node.answers import TOLD_MOST
-from overwinter.node.bodies import BodyProcess
+from overwinter.node.answers import TOLD_MOST, said_bytes
+from overwinter.node.bodies import BodyProcess, Flight
+from overwinter.node.copying import Copies
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.zygotes import Room
@@ -86,6 +88,7 @@ class NodeEffects:
         """Bodies that were killed because a block of theirs had changed in memory."""
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(STAGE_THREADS, thread_name_prefix="stage")
+        self._copies = Copies()
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}
         self.payloads: dict[RequestId, Payload] = {}
@@ -272,20 +275,36 @@ class NodeEffects:
             # Its end is on the way to the mind.
             return
         inputs = [self.payloads[request].inputs for request in action.requests]
-        slot = body.begin(action.run, action.requests)
-        try:
-            tray_bytes = body.lay(slot, [tensor for request in inputs for tensor in request])
-        except OSError as error:
-            self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
-            return
+        tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        self.processes.send(body, RunBatch(action.run, slot, metas, tray_bytes))
+        slot = body.begin(action.run, action.requests)
+
+        def failed(error: Exception) -> None:
+            self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
+
+        def laid(tray_bytes: int) -> None:
+            self.processes.send(body, RunBatch(action.run, slot, metas, tray_bytes))
+
+        nbytes = sum(len(tensor.data) for tensor in tensors)
+        self._copies.make(body, nbytes, partial(body.lay, slot, tensors), laid, failed)
 
     def body_answered(self, body: BodyProcess, answer: Answer) -> None:
         """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""
         flight = body.end(answer)
+
+        def failed(error: Exception) -> None:
+            if body.over:
+                raise error
+            self.processes.give_up(body, f"it answered nonsense: {error}")
+
+        take = partial(body.answer_check.outputs_of, answer, body.slots[flight.slot].outputs)
+        self._copies.make(body, said_bytes(answer), take, partial(self._taken, body, answer, flight), failed)
+
+    def _taken(
+        self, body: BodyProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
+    ) -> None:
+        body.free(flight)
         failures: list[RunFailure] = []
-        outcomes = body.answer_check.outputs_of(answer, body.slots[flight.slot].outputs)
         for request, outcome in zip(flight.requests, outcomes, strict=True):
             payload = self.payloads.get(request)
             if isinstance(outcome, Failure):

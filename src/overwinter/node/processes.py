@@ -277,6 +277,7 @@ class Processes:
             zygote.unheard.add(worker)
         self._bodies.pop(worker, None)
         body.kill()
+        body.over = True
         self._take_last_words(body)
         self._loop.remove_reader(body.channel.fileno())
         if body.pidfd is not None:

@@ -9,12 +9,14 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from overwinter.core.tensor import TensorMeta
+from overwinter.core.tensor import Buffer, TensorMeta
 
 ALIGNMENT = 64
 FIRST_BYTES = 64 << 10
 KEPT_BYTES = 1 << 20
 """Memory that a tray nobody uses may keep, so that small runs find their pages."""
+LARGE_BYTES = 1 << 20
+"""Above that, tensors are copied by calls of the system: other threads run meanwhile, and no page is cleared first."""
 
 
 def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
@@ -67,6 +69,29 @@ class Tray:
             if os.fstat(self.fd).st_size < nbytes:
                 raise ValueError(f"a tray of {os.fstat(self.fd).st_size} bytes is said to hold {nbytes}")
             self._remap(nbytes)
+
+    def put(self, at: int, data: Buffer) -> None:
+        """Copy bytes to this place; there must be room. OSError when the system has no memory."""
+        if len(data) <= LARGE_BYTES:
+            self.view[at : at + len(data)] = data
+            return
+        rest = memoryview(data).cast("B")
+        while rest:
+            written = os.pwrite(self.fd, rest, at)
+            rest, at = rest[written:], at + written
+
+    def take(self, at: int, nbytes: int) -> Buffer:
+        """A copy of so many bytes from this place; ValueError if they are not there."""
+        if nbytes <= LARGE_BYTES:
+            return bytes(self.view[at : at + nbytes])
+        taken = memoryview(mmap.mmap(-1, nbytes))
+        rest = taken
+        while rest:
+            read = os.preadv(self.fd, [rest], at)
+            if not read:
+                raise ValueError(f"{nbytes} bytes do not lie in a tray of {os.fstat(self.fd).st_size}")
+            rest, at = rest[read:], at + read
+        return taken.toreadonly()
 
     def give_back(self) -> None:
         """Let go of the memory beyond KEPT_BYTES, in both processes: its bytes are zero from now on. The size stays."""

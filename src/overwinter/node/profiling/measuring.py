@@ -200,7 +200,7 @@ class MeasuredBody:
     def body_answered(self, body: BodyProcess, answer: Answer) -> None:
         """One of its runs is done."""
         now = self._now()
-        body.end(answer)
+        body.free(body.end(answer))
         self._took.append(now - self._begun.pop(answer.run))
         failed = next((outcome for outcome in answer.outcomes if isinstance(outcome, Failure)), None)
         if failed is not None:

@@ -1,0 +1,58 @@
+"""How are large tensors laid into trays and taken out of them without keeping the loop?
+
+In a few threads, by calls of the system that let go of the interpreter's lock. What is small is copied in place: that
+takes less time than a thread to begin.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from overwinter.node.bodies import BodyProcess
+from overwinter.worker.tray import LARGE_BYTES
+
+THREADS = 2
+FAULTS = (OSError, ValueError, TypeError)
+"""What goes wrong by the fault of the system or of a body."""
+
+T = TypeVar("T")
+
+
+class Copies:
+    """All copies between the node and its bodies' trays. Belongs to the loop's thread."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="copies")
+
+    def make(
+        self,
+        body: BodyProcess,
+        nbytes: int,
+        work: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Do `work`, which copies so many bytes, and tell what came of it; of a body that is over nothing is told, but
+        for what is small.
+        """
+        if nbytes <= LARGE_BYTES or body.over:
+            try:
+                result = work()
+            except FAULTS as error:
+                failed(error)
+            else:
+                done(result)
+            return
+
+        def tell(copied: asyncio.Future[T]) -> None:
+            body.copy_ended()
+            error = copied.exception()
+            if isinstance(error, FAULTS):
+                if not body.over:
+                    failed(error)
+            elif not body.over:
+                done(copied.result())
+
+        body.copy_begins()
+        asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(tell)
