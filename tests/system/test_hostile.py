@@ -14,6 +14,7 @@ from overwinter.model.export import export
 from overwinter.node.node import PROGRAM_BYTES_MAX
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Manifest
+from overwinter.worker.channel import PACKET_BYTES_MAX
 
 from .nodes import NodeProcess, Scale, ask, deploy
 from .test_serving import wait_until
@@ -175,3 +176,11 @@ def test_a_block_too_large_for_a_program_is_not_read_as_one(make_node):
     manifest = Manifest(name="large", tenant="default", program=blob, blocks=(), inputs=(), outputs=())
     with pytest.raises(TooLargeError, match=str(PROGRAM_BYTES_MAX)):
         node.client.register(manifest)
+
+
+def test_more_than_a_worker_can_be_told_is_refused(make_node):
+    node = make_node()
+    assets = {f"{number:06}{'a' * 120}": b"same" for number in range(PACKET_BYTES_MAX // 120)}
+    with pytest.raises(TooLargeError, match="'many'"):
+        deploy(node, "many", handler="def preprocess(inputs, state):\n    return inputs\n", assets=assets)
+    assert node.client.functions() == []

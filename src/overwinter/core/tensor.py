@@ -58,7 +58,7 @@ NAME_MAX = 256
 ELEMENTS_MAX = 65_536
 """Elements of a BYTES tensor that a function gives."""
 ANSWER_BYTES_MAX = 64 << 20
-"""Bytes of all that a function gives for one request: the node copies them in one go."""
+"""Bytes of all that a function gives for one request."""
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Of a name: no control characters, which a terminal would obey."""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from overwinter.core.errors import TooLargeError
 from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function_id
 from overwinter.core.profile import Profile
@@ -9,8 +10,11 @@ from overwinter.core.tensor import Tensor
 from overwinter.node.pressure import total_bytes
 from overwinter.store.manifest import Deployment, encode_manifest
 from overwinter.store.mapping import HUGE_BYTES
+from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Load
 
+MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
+"""Of what a body is told when it starts; a zygote is told the same with a little around it."""
 TRAYS_BYTES = 512 << 20
 """Address space for all trays of a body; larger tensors count as its own memory."""
 
@@ -99,6 +103,15 @@ class DeployedFunction:
             samples=tuple(tuple(tensor.meta for tensor in sample) for sample in self.samples()),
             assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
         )
+
+    def check_load(self) -> None:
+        """TooLargeError if a body could not be told all of it in one message."""
+        nbytes = len(msgspec.msgpack.encode(self.load(on_trial=True)))
+        if nbytes > MESSAGE_BYTES_MAX:
+            raise TooLargeError(
+                f"what a worker of {self.manifest.name!r} must know of its weights, assets, outputs and samples takes "
+                f"{nbytes} bytes; at most {MESSAGE_BYTES_MAX}: give it fewer of them, or shorter names"
+            )
 
     def samples(self) -> list[list[Tensor]]:
         """The requests that a body has to answer before it is ready."""

@@ -168,6 +168,9 @@ class Node:
             self.repository.check_weights(manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
+        unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
+        unnumbered.on_trial = True
+        unnumbered.check_load()
 
     def _forget(self, id_: FunctionId, deployment: Deployment) -> None:
         try:
