@@ -6,6 +6,9 @@ part of the time nothing else happens: calm. Then one attack of other tenants an
 (`benchmarks/siege/attacks.py`), and the table tells which one hurts. Attackers share the machine with the node, so
 their process is niced and may use a fifth of a core; what is attacked with costs the node, not them.
 
+Between two attacks the node has time until it is quiet again, and how long that took, and how the tenant was served
+meanwhile, is told beside the attack that left it so: what one leaves over is not charged to the next.
+
 A request counts from when it was due. One that is refused, lost or wrong is not attained, and takes as long as the
 patience in the p99. The bound of memory is what the node was configured with: private memory of workers, host store,
 requests; and, measured when calm, what daemon and zygotes take by themselves.
@@ -32,6 +35,7 @@ from benchmarks.measure import MIB, print_result, quantile
 from benchmarks.openloop import Outcome, Plan, attainment, fates
 from benchmarks.siege.attacks import ATTACKS
 from benchmarks.siege.defended import Defended, phase_of
+from benchmarks.siege.rest import Rest
 from benchmarks.siege.watch import Watch, own
 
 RATE = 50.0
@@ -39,9 +43,6 @@ CALM = "calm"
 CALM_SHARE = 0.2
 WARM_S = 3.0
 """For every function to be woken once, before it counts."""
-REST_S = 2.0
-"""Between two attacks, in which nothing counts: what one left over must not be charged to the next for ever."""
-REST_SHARE = 0.2
 PATIENCE_S = 25.0
 """Longer than any of the functions may take."""
 BOUNDS = {"--memory-bytes": 3 << 30, "--host-bytes": 2 << 30, "--requests-bytes-max": 512 << 20}
@@ -54,12 +55,15 @@ SLACK = 4.0
 
 
 class Phase(NamedTuple):
-    """A part of the time, of the system's monotonic clock, and the most memory in it."""
+    """A part of the time, of the system's monotonic clock, the most memory in it, and what it left over."""
 
     name: str
     began: float
     ended: float
     peak: int
+    over: float
+    """When its attack was over, and memory counted; until `quiet` the node had to do with it."""
+    quiet: float
 
 
 @contextmanager
@@ -135,25 +139,32 @@ def wait(found: Arena, seconds: float) -> None:
         found.examine()
 
 
-def besiege(found: Arena, names: Sequence[str], seconds: float, watch: Watch, besiegers: Besiegers) -> list[Phase]:
+def besiege(
+    found: Arena, names: Sequence[str], seconds: float, watch: Watch, besiegers: Besiegers, keep: Sequence[str]
+) -> list[Phase]:
     """All phases, one after the other."""
     calm_s = CALM_SHARE * seconds
     each_s = (seconds - calm_s) / len(names)
-    rest_s = min(REST_S, REST_SHARE * each_s)
+    rest = Rest(found.node, keep)
     found.tally.begin(CALM, CALM, 0)
     wait(found, WARM_S)
     began = time.monotonic()
-    wait(found, calm_s)
-    phases = [Phase(CALM, began, time.monotonic(), watch.phase())]
+    rest.learn(lambda: wait(found, calm_s))
+    ended = time.monotonic()
+    phases = [Phase(CALM, began, ended, watch.phase(), ended, ended)]
     for number, name in enumerate(names):
         found.tally.begin(name, name, number)
         began = time.monotonic()
         besiegers.begin(name)
-        wait(found, each_s - rest_s)
-        phases.append(Phase(name, began, time.monotonic(), watch.phase()))
-        print(f"{name}: {phases[-1].ended - began:.0f} s", file=sys.stderr, flush=True)
+        wait(found, each_s)
+        ended, peak = time.monotonic(), watch.phase()
         besiegers.end()
-        wait(found, rest_s)
+        over = time.monotonic()
+        rest.wait(lambda seconds: wait(found, seconds))
+        phases.append(Phase(name, began, ended, peak, over, time.monotonic()))
+        print(
+            f"{name}: {ended - began:.0f} s, quiet {phases[-1].quiet - over:.0f} s later", file=sys.stderr, flush=True
+        )
     return phases
 
 
@@ -162,37 +173,44 @@ def slowness(outcomes: Sequence[Outcome]) -> list[float]:
     return [each.latency_s if each.fate == "answered" else PATIENCE_S for each in outcomes] or [0.0]
 
 
+def parts(outcomes: Sequence[Outcome], spans: Sequence[tuple[str, float, float]]) -> dict[str, list[Outcome]]:
+    """The outcomes in each span, by its name."""
+    found: dict[str, list[Outcome]] = {name: [] for name, _, _ in spans}
+    for each in outcomes:
+        if name := phase_of(each.due_s, spans):
+            found[name].append(each)
+    return found
+
+
 def wrong(outcomes: Sequence[Outcome]) -> int:
     """Answers that are none."""
     return sum(each.status == 200 and not each.right for each in outcomes)
 
 
-def row(name: str, part: Sequence[Outcome], slo_s: Sequence[float], peak: int, harms: str) -> str:
+def row(
+    phase: Phase, part: Sequence[Outcome], after: Sequence[Outcome], slo_s: Sequence[float], harms: str = ""
+) -> str:
     """A line of the table."""
     counts, times = fates(part), slowness(part)
     lost = counts["lost"] - wrong(part)
     p50, p99 = (1e3 * quantile(times, share) for share in (0.5, 0.99))
     told = f"{len(part):9}{attainment(part, slo_s):9.1%}{p50:9.1f}{p99:10.1f}"
-    return f"{name:18}{told}{counts['refused']:9}{lost:6}{wrong(part):7}{peak / MIB:10.0f}  {harms}"
+    left = f"{phase.quiet - phase.over:9.0f}{1e3 * quantile(slowness(after), 0.99):14.1f}"
+    return f"{phase.name:18}{told}{counts['refused']:9}{lost:6}{wrong(part):7}{phase.peak / MIB:10.0f}{left}  {harms}"
 
 
 def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[Outcome], told: dict) -> None:
     """The table and the line for programs; `told` has the SLOs and the bound."""
-    spans = [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases]
-    by_phase: dict[str, list[Outcome]] = {phase.name: [] for phase in phases}
-    rest: list[Outcome] = []
-    for each in outcomes:
-        name = phase_of(each.due_s, spans)
-        (by_phase[name] if name else rest).append(each)
+    by_phase = parts(outcomes, [(phase.name, phase.began - plan_began, phase.ended - plan_began) for phase in phases])
+    afters = parts(outcomes, [(phase.name, phase.over - plan_began, phase.quiet - plan_began) for phase in phases])
     print(
         f"\n{'phase':18}{'requests':>9}{'in SLO':>9}{'p50 ms':>9}{'p99 ms':>10}{'refused':>9}{'lost':>6}{'wrong':>7}",
         end="",
     )
-    print(f"{'peak MiB':>10}  what the node suffered")
+    print(f"{'peak MiB':>10}{'after s':>9}{'p99 ms after':>14}  what the node suffered")
     for phase in phases:
         harms = ", ".join(f"{harm} {count}" for harm in HARMS if (count := found.tally.counts[phase.name][harm]))
-        print(row(phase.name, by_phase[phase.name], told["slo_s"], phase.peak, harms))
-    print(row("between attacks", rest, told["slo_s"], 0, ""))
+        print(row(phase, by_phase[phase.name], afters[phase.name], told["slo_s"], harms))
     for example in found.tally.examples:
         print(f"{example.harm}: {example.case}: {example.told}")
     under = [each for phase in phases if phase.name != CALM for each in by_phase[phase.name]]
@@ -211,6 +229,8 @@ def report(found: Arena, plan_began: float, phases: list[Phase], outcomes: list[
             "wrong": wrong(outcomes),
             "lost": counts["lost"] - wrong(under),
             "peak_over_bound": peak / told["bound"],
+            "after_s": max(phase.quiet - phase.over for phase in phases),
+            "after_p99_ms": max(1e3 * quantile(slowness(part), 0.99) for part in afters.values()),
             "calm_attainment": attainment(by_phase[CALM], told["slo_s"]),
             "crashes": found.tally.total("crashes"),
         }
@@ -243,7 +263,7 @@ def main() -> None:
                 while not file.with_suffix(".began").exists():
                     time.sleep(LOOK_S)
                 began = float(file.with_suffix(".began").read_text())
-                phases = besiege(found, names, seconds, watch, besiegers)
+                phases = besiege(found, names, seconds, watch, besiegers, defended.names)
         finally:
             besiegers.stop()
             watch.stop()

@@ -1,11 +1,14 @@
 """The siege charges each request to its phase, and what is no right answer with the whole patience."""
 
 import os
+import time
+from types import SimpleNamespace
 
 from benchmarks.openloop import Outcome
 from benchmarks.siege.__main__ import PATIENCE_S, slowness, wrong
 from benchmarks.siege.attacks import ATTACKS, slow_program
 from benchmarks.siege.defended import phase_of
+from benchmarks.siege.rest import Rest
 from benchmarks.siege.watch import own, pages
 from overwinter.model.program import validate
 
@@ -26,6 +29,28 @@ def test_a_wrong_answer_is_told_from_a_lost_one():
 def test_a_moment_belongs_to_the_phase_in_which_it_lies():
     phases = [("calm", 0.0, 5.0), ("heap", 6.0, 9.0)]
     assert [phase_of(at, phases) for at in (0.0, 4.9, 5.0, 6.0, 9.0)] == ["calm", "calm", "", "heap", ""]
+
+
+def test_an_attack_is_not_over_while_something_of_it_is_left(tmp_path):
+    looks = iter([["mine", "hog-1"], ["mine", "hog-1"], ["mine"]])
+    seen = []
+
+    def functions():
+        seen.append(next(looks))
+        return [{"name": name} for name in seen[-1]]
+
+    def work():
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+
+    client = SimpleNamespace(functions=functions)
+    node = SimpleNamespace(pids=lambda: [os.getpid()], process=None, host_store=tmp_path, client=client)
+    rest = Rest(node, ["mine"])
+    rest.learn(work)
+    rest.wait(lambda seconds: time.sleep(0.05))
+    assert seen[-1] == ["mine"]
+    assert len(seen) == 3
 
 
 def test_the_slow_program_is_valid():

@@ -1,0 +1,57 @@
+"""When has a node done with an attack? When it works and holds no more than before, and has none of its functions.
+
+Work is processor time of all its processes; the tenant's requests go on meanwhile, as they did when it was calm.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from benchmarks.measure import cpu_seconds
+from benchmarks.nodes import Node
+from benchmarks.siege.watch import quick
+from overwinter.core.errors import OverwinterError
+
+LOOK_S = 1.0
+MOST_S = 20.0
+"""Longer nobody waits."""
+FACTOR = 1.3
+EXTRA_CORES = 0.05
+EXTRA_BYTES = 256 << 20
+"""What it may take beyond FACTOR times what it took when calm: zygotes stay a while."""
+
+
+class Rest:
+    """Knows how a node is when it is calm."""
+
+    def __init__(self, node: Node, keep: Sequence[str]) -> None:
+        """`keep` are the functions that stay."""
+        self._node = node
+        self._keep = set(keep)
+        self._cores = 0.0
+        self._held = 0
+
+    def learn(self, pause: Callable[[], None]) -> None:
+        """How it is while `pause` goes on."""
+        self._cores = self._work(pause)
+        self._held = quick(self._node)
+
+    def wait(self, pause: Callable[[float], None]) -> None:
+        """Until it is so again, or MOST_S have passed."""
+        until = monotonic() + MOST_S
+        while monotonic() < until:
+            cores = self._work(lambda: pause(LOOK_S))
+            if 0 <= cores <= FACTOR * self._cores + EXTRA_CORES and self._is_clean():
+                return
+
+    def _work(self, pause: Callable[[], None]) -> float:
+        began, used = monotonic(), cpu_seconds(self._node.pids())
+        pause()
+        # Less than nothing where processes ended that nobody counts any more: that is no rest.
+        return (cpu_seconds(self._node.pids()) - used) / (monotonic() - began)
+
+    def _is_clean(self) -> bool:
+        with suppress(OverwinterError, OSError):
+            names = {each["name"] for each in self._node.client.functions()}
+            return names <= self._keep and quick(self._node) <= FACTOR * self._held + EXTRA_BYTES
+        return False
