@@ -4,6 +4,7 @@ import asyncio
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 
 import uvloop
@@ -29,6 +30,9 @@ ZYGOTE_ENVIRONMENT = {
 
 DESCRIPTORS_PER_BODY = 8
 """Of a body that has one run at once, while it is forked."""
+
+SWITCH_S = 0.0005
+"""A thread that computes in Python lets the loop go on after so long; Python's own 5 ms are a request's whole time."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -68,6 +72,9 @@ async def serve_node(
 
 def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None], ready: Callable[[Node], None]) -> None:
     """Run a node in this process until it is told to stop."""
+    # The loop shares the interpreter with threads that compute, such as those that check programs: what it waits for
+    # each of them when it wakes.
+    sys.setswitchinterval(SWITCH_S)
     # Every body holds a channel and four descriptors for each run at once, and a fork needs one a block for a moment.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -10,6 +10,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program
 from overwinter.model.liveness import peak_activation_bytes
 from overwinter.model.program import (
+    MAX_CALLS,
     Call,
     Device,
     Dtype,
@@ -230,6 +231,12 @@ def test_any_bytes_are_refused_cleanly(data):
 def test_deep_or_oversized_bytes_are_refused_cleanly(data):
     with pytest.raises(ProgramError):
         decode_program(data)
+
+
+def test_more_calls_than_there_may_be_are_not_read():
+    call = Call("aten.cos.default", (Slot(0),), {}, (1,))
+    with pytest.raises(ProgramError, match=str(MAX_CALLS)):
+        decode_program(encode_program(msgspec.structs.replace(chain(), calls=(call,) * (MAX_CALLS + 1))))
 
 
 RICH = encode_program(

@@ -8,6 +8,7 @@ listed operators, reads only slots that are set and not yet freed, and writes to
 import re
 from collections.abc import Iterable
 from keyword import iskeyword
+from typing import Annotated
 
 import msgspec
 
@@ -82,6 +83,16 @@ _OPERAND = re.compile(r"\b[A-Za-z_]\w*\b(?!\()", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
+class _Outline(Program, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program whose calls, which are most of it, are not read yet."""
+
+    calls: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_CALLS)]  # type: ignore[assignment]
+
+
+_decode_outline = msgspec.msgpack.Decoder(_Outline).decode
+_decode_call = msgspec.msgpack.Decoder(Call).decode
+
+
 def encode_program(program: Program) -> bytes:
     """The program as bytes; equal programs give equal bytes."""
     return msgspec.msgpack.encode(program)
@@ -92,7 +103,10 @@ def decode_program(data: bytes) -> Program:
     if len(data) > MAX_PROGRAM_BYTES:
         raise ProgramError(f"a program of {len(data)} bytes is over the limit of {MAX_PROGRAM_BYTES}")
     try:
-        return msgspec.msgpack.decode(data, type=Program)
+        outline = _decode_outline(data)
+        # One by one: a decoder keeps all threads of a process waiting until it is done.
+        calls = tuple([_decode_call(call) for call in outline.calls])
+        return Program(**{**msgspec.structs.asdict(outline), "calls": calls})
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProgramError(f"not a program: {error}") from error
 
