@@ -37,8 +37,8 @@ QUESTION = Bounds(2 << 20)
 PIPELINE = Bounds(64 << 10)
 MANIFEST_COST = 8
 """Bytes of memory for each byte of a manifest while it is read."""
-MSGPACK_BYTES_MAX = 1 << 20
-LISTS_MAX = 1 << 17
+MSGPACK_BYTES_MAX = 256 << 10
+LISTS_MAX = 1 << 15
 """Lists in a manifest, of which each weight is one: nobody else sees how many there are before they are all made."""
 
 
