@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
@@ -123,11 +124,10 @@ class BodyProcess:
         """Whether its trays may hold more memory than they may keep."""
         return any(tray.nbytes > KEPT_BYTES for slot in self.slots for tray in slot)
 
-    def give_back(self) -> None:
-        """Let go of the memory of large trays; nothing may run."""
-        for slot in self.slots:
-            slot.inputs.give_back()
-            slot.outputs.give_back()
+    def give_back(self) -> Iterator[None]:
+        """Let go of the memory of large trays, a piece at a time; nothing may run."""
+        for tray in chain.from_iterable(self.slots):
+            yield from tray.give_back()
 
     def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
         """Its process lives, unless it was to be killed before."""

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, assert_never
@@ -312,8 +312,15 @@ class NodeEffects:
             elif payload is not None:
                 payload.outputs = outcome
         if body.is_idle_since(answer.run) and body.is_large():
-            self._loop.call_later(TRAYS_IDLE_S, _give_back, body, answer.run)
+            self._loop.call_later(TRAYS_IDLE_S, self._give_back, body, answer.run, body.give_back())
         self.post(RunEnded(body.worker, answer.run, tuple(failures)))
+
+    def _give_back(self, body: BodyProcess, run: RunId, pieces: Iterator[None]) -> None:
+        """As long as nothing runs; others have their turn between two pieces."""
+        if body.is_idle_since(run):
+            for _ in pieces:
+                self._loop.call_soon(self._give_back, body, run, pieces)
+                return
 
     # Answers
 
@@ -363,11 +370,6 @@ class NodeEffects:
                 future.set_exception(WorkerError("the node is stopping"))
         self.payloads.clear()
         self.announced.clear()
-
-
-def _give_back(body: BodyProcess, run: RunId) -> None:
-    if body.is_idle_since(run):
-        body.give_back()
 
 
 def _nobody(event: Event) -> None:

@@ -15,6 +15,8 @@ ALIGNMENT = 64
 FIRST_BYTES = 64 << 10
 KEPT_BYTES = 1 << 20
 """Memory that a tray nobody uses may keep, so that small runs find their pages."""
+GIVEN_BYTES = 4 << 20
+"""Given back at a time: for more, the kernel takes as long as a request."""
 LARGE_BYTES = 1 << 20
 """Above that, tensors are copied by calls of the system: other threads run meanwhile, and no page is cleared first."""
 
@@ -93,10 +95,13 @@ class Tray:
             rest, at = rest[read:], at + read
         return taken.toreadonly()
 
-    def give_back(self) -> None:
-        """Let go of the memory beyond KEPT_BYTES, in both processes: its bytes are zero from now on. The size stays."""
-        if self.nbytes > KEPT_BYTES:
-            self.map.madvise(mmap.MADV_REMOVE, KEPT_BYTES)
+    def give_back(self) -> Iterator[None]:
+        """Let go of the memory beyond KEPT_BYTES, in both processes, a piece at a time: its bytes are zero afterwards.
+        The size stays.
+        """
+        for at in range(KEPT_BYTES, self.nbytes, GIVEN_BYTES):
+            self.map.madvise(mmap.MADV_REMOVE, at, min(GIVEN_BYTES, self.nbytes - at))
+            yield
 
     def _remap(self, nbytes: int) -> None:
         # The old map stays alive as long as a tensor lies in it.
