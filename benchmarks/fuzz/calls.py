@@ -46,6 +46,7 @@ class Calls:
         self._maybe: set[str] = set()
         """Of which a call broke off: whatever is said of them is right."""
         self._stopped: list[int] = []
+        self._starts = 0
 
     def prepare(self) -> None:
         """An empty node is where the model begins."""
@@ -61,6 +62,7 @@ class Calls:
         for step in range(STEPS):
             if case != "calm" and step % 4 == 2:
                 self._harm(case, rng)
+            self._see_starts()
             tenant = f"t{rng.randrange(TENANTS)}"
             name = f"{tenant}-{rng.randrange(NAMES)}"
             action = rng.choice(("deploy", "infer", "infer", "infer", "infer", "remove", "load", "unload", "profile"))
@@ -71,6 +73,12 @@ class Calls:
                 self._maybe.add(name)
                 self._arena.examine()
         self._go_on()
+
+    def _see_starts(self) -> None:
+        """A node that was started again has everything loaded."""
+        if self._starts != len(self._arena.restarts):
+            self._starts = len(self._arena.restarts)
+            self._unloaded.clear()
 
     def _harm(self, case: str, rng: Random) -> None:
         self._go_on()
@@ -126,7 +134,8 @@ class Calls:
             return
         if reply.status == 200:
             if reply.tensors != right(there[max(there)], values) or name in self._unloaded:
-                self._wrong(f"{name} of factor {there[max(there)]}, {values}", reply)
+                unloaded = ", unloaded" if name in self._unloaded else ""
+                self._wrong(f"{name} of factor {there[max(there)]}{unloaded}, {values}", reply)
         elif reply.status not in REFUSED or (reply.status == 409 and name not in self._unloaded):
             self._wrong(f"{name} is there", reply)
 

@@ -23,7 +23,11 @@ from benchmarks.nodes import Node, parents_of_all
 TRACEBACK = b"Traceback (most recent call last)"
 OWN_WORDS = re.compile(rb"^worker\b")
 """How lines in the node's log begin that its workers wrote."""
-RAISED = re.compile(rb"^[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
+RAISED = re.compile(rb"^(zygote:)?[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
+BEFORE = 3
+"""Lines of the log ahead of a traceback that are shown with it."""
+SHOWN_MAX = 200
+"""Lines of the tracebacks of one try that are shown."""
 ZYGOTE_DIED = b"zygote died"
 START_S = 90.0
 FROZEN_S = 120.0
@@ -175,6 +179,8 @@ class Arena:
         own = [line for line in self.said if not OWN_WORDS.match(line)]
         if any(TRACEBACK in line for line in own):
             self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
+            kind, case, number = self.tally.here
+            print(f"a traceback in the log, {kind}: {case} ({number}):", *tracebacks(own), sep="\n    ", flush=True)
         if not self.expects_death and any(ZYGOTE_DIED in line for line in own):
             self.tally.add("crashes", "a zygote died")
 
@@ -277,6 +283,14 @@ class Arena:
             for pid in pids[1:]:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def tracebacks(lines: list[bytes]) -> list[str]:
+    """From the first traceback of a log, and the lines ahead of it, to the error at the end of the last."""
+    begins = next((number for number, line in enumerate(lines) if TRACEBACK in line), len(lines))
+    ends = max((number for number, line in enumerate(lines) if RAISED.match(line)), default=len(lines))
+    shown = lines[max(0, begins - BEFORE) : ends + 1] if begins < len(lines) else []
+    return [line.decode(errors="replace") for line in shown[:SHOWN_MAX]]
 
 
 def _raised(lines: list[bytes]) -> str:
