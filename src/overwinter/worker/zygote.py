@@ -237,6 +237,9 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Body(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
+    except ChannelClosedError:
+        # The node has given its zygote up, and it goes with it.
+        pass
     except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
         traceback.print_exc()
     finally:
@@ -258,6 +261,9 @@ def _be_zygote(message: ForkZygote, end: int, parent: int, means: Means) -> None
         means.shelter.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in bell)])
         sandbox.die_with_parent(parent)
         _serve(end, Up(), smaps, bell, means.shelter, Programs())
+    except ChannelClosedError:
+        # The node has given it up before it was there.
+        pass
     except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
         traceback.print_exc()
     finally:

@@ -1,0 +1,29 @@
+"""What a fork says whose zygote the node has given up: nothing, for whoever reads the log would take it for a fault."""
+
+import subprocess
+import sys
+
+import pytest
+
+ALONE = """
+import os
+from types import SimpleNamespace
+from overwinter.worker import zygote
+from overwinter.worker.channel import Channel, pair
+from overwinter.worker.messages import ForkBody, ForkZygote, ToZygote
+
+here, there = pair()
+here.close()
+shelter = SimpleNamespace(close_in_zygote=lambda uid, limits, keep: None)
+means = zygote.Means(Channel(there, ToZygote), None, shelter, None)
+"""
+FORKS = {
+    "worker": "zygote._be_body(ForkBody(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",
+    "zygote": "zygote._be_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), there.fileno(), os.getppid(), means)",
+}
+
+
+@pytest.mark.parametrize("fork", FORKS.values(), ids=FORKS.keys())
+def test_a_fork_whose_zygote_was_given_up_ends_without_a_word(fork):
+    ran = subprocess.run([sys.executable, "-c", ALONE + fork], capture_output=True, text=True, check=False)
+    assert (ran.stderr, ran.returncode) == ("", 1)
