@@ -190,6 +190,15 @@ def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host
     assert after.verify(live.address)
 
 
+def test_of_no_blocks_none_is_unverified(repository, memory):
+    put(repository, BLOB.address, DATA)
+    HostStore(memory / "host", repository).stage([BLOB])
+    after = HostStore(memory / "host", repository)
+    after.sweep([BLOB])
+    assert after.unverified([]) == []
+    assert after.unverified() == after.unverified([BLOB.address]) == [BLOB.address]
+
+
 def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, host):
     put(repository, BLOB.address, DATA)
     host.stage([BLOB])

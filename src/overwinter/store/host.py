@@ -204,7 +204,8 @@ class HostStore:
         if not self._unverified:
             return []
         with self._changed:
-            return [each for each in addresses or self._resident if each in self._unverified]
+            looked = self._resident if addresses is None else addresses
+            return [each for each in looked if each in self._unverified]
 
     def verify(self, address: Address, pause: Callable[[], None] = _at_once) -> bool:
         """Hash a resident block again; when it is not what its name says it is dropped, and the answer is False.
