@@ -6,7 +6,7 @@ structs, whatever room they live in, fit as they are.
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import msgspec
 
@@ -121,6 +121,10 @@ class Tried(Deployed, Protocol):
 
 class Upload(Protocol):
     """A block on its way in. What it does touches the disk and is called in a thread."""
+
+    def __enter__(self) -> Self:
+        """Nothing is done."""
+        ...
 
     def write(self, chunk: Buffer, /) -> None:
         """Append some bytes."""

@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -45,12 +45,14 @@ class Uploads:
         check_length(request.headers, self._bounds)
         with self._place(request.hold.client):
             await request.hold.reserve(2 * PIECE_BYTES)
-            upload = await self.on_disk(partial(self._blocks.upload, tenant, address))
+            opened = ExitStack()
             try:
+                # Within the thread: when this is cancelled meanwhile, nobody is given what was opened.
+                upload = await self.on_disk(lambda: opened.enter_context(self._blocks.upload(tenant, address)))
                 await self._fill(upload, request)
                 return await self.on_disk(partial(upload.commit, clock.wall()))
             finally:
-                await self.on_disk(partial(upload.__exit__, None, None, None))
+                await self.on_disk(opened.close)
 
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Do what touches the disk in a thread; also when this is cancelled, that has ended when this returns."""
