@@ -18,6 +18,11 @@ def quotas(deployed: str, **bounds) -> Quotas:
     return Quotas(NodeConfig(data="nowhere", **bounds), functions)
 
 
+def deploy_pipeline(made: Quotas, known: dict[str, str], name: str, tenant: str) -> None:
+    with made.deploying_pipeline(known, name, tenant):
+        pass
+
+
 def test_a_tenant_that_has_all_it_may_have_is_told_and_others_are_not():
     made = quotas("aab", tenant_functions_max=2)
     with pytest.raises(NoSpaceError, match=r"tenant 'a' has 2 .* may have 2"), made.deploying("a", 10):
@@ -57,10 +62,45 @@ def test_manifests_are_bounded_by_their_bytes_and_a_tenant_has_half():
 
 def test_pipelines_are_bounded_a_tenant_has_half_and_one_may_be_replaced():
     made = quotas("", pipelines_max=4)
-    made.check_pipelines({}, "p", "a")
-    made.check_pipelines({"p": "a", "q": "a"}, "q", "a")
+    deploy_pipeline(made, {}, "p", "a")
+    deploy_pipeline(made, {"p": "a", "q": "a"}, "q", "a")
     with pytest.raises(NoSpaceError, match="tenant 'a' has half of the 4"):
-        made.check_pipelines({"p": "a", "q": "a"}, "r", "a")
-    made.check_pipelines({"p": "a", "q": "a"}, "r", "b")
+        deploy_pipeline(made, {"p": "a", "q": "a"}, "r", "a")
+    deploy_pipeline(made, {"p": "a", "q": "a"}, "r", "b")
     with pytest.raises(NoSpaceError, match="4 pipelines"):
-        made.check_pipelines({"p": "a", "q": "a", "r": "b", "s": "b"}, "t", "c")
+        deploy_pipeline(made, {"p": "a", "q": "a", "r": "b", "s": "b"}, "t", "c")
+
+
+def test_what_is_under_way_at_once_counts_until_it_is_among_the_others():
+    made = quotas("aa", functions_max=4, tenant_functions_max=3)
+    with made.deploying("a", 10):
+        with pytest.raises(NoSpaceError, match="tenant 'a' has 3"), made.deploying("a", 10):
+            pass
+        with made.deploying("b", 10), pytest.raises(NoSpaceError, match="this node has 4"), made.deploying("c", 10):
+            pass
+        with made.deploying("c", 10) as counted:
+            counted()
+            # As `quotas` has it, its function is not there: what was counted is no longer kept.
+            with made.deploying("b", 10):
+                pass
+    with made.deploying("a", 10):
+        pass
+
+
+def test_manifests_that_come_at_once_are_bounded_by_their_bytes():
+    made = quotas("", manifests_bytes_max=4 << 20)
+    with made.deploying("a", 2 << 20), pytest.raises(NoSpaceError, match="tenant 'a'"), made.deploying("a", 1):
+        pass
+
+
+def test_pipelines_that_come_at_once_are_bounded():
+    made = quotas("", pipelines_max=4)
+    with made.deploying_pipeline({"p": "a"}, "q", "a"):
+        with pytest.raises(NoSpaceError, match="half of the 4"):
+            deploy_pipeline(made, {"p": "a"}, "r", "a")
+        with pytest.raises(NoSpaceError, match="4 pipelines"):
+            deploy_pipeline(made, {"p": "a", "r": "b", "s": "b"}, "t", "c")
+        # It is among the others already, or another of its name comes.
+        deploy_pipeline(made, {"p": "a", "q": "a", "r": "b"}, "t", "c")
+        deploy_pipeline(made, {"p": "a"}, "q", "a")
+    deploy_pipeline(made, {"p": "a"}, "r", "a")

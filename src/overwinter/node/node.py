@@ -108,10 +108,10 @@ class Node:
 
         It answers for its name from then on. A version that fails leaves only its number behind.
         """
-        with self._quotas.deploying(manifest.tenant, len(encode_manifest(manifest))):
-            return await self._deploy(manifest)
+        with self._quotas.deploying(manifest.tenant, len(encode_manifest(manifest))) as counted:
+            return await self._deploy(manifest, counted)
 
-    async def _deploy(self, manifest: Manifest) -> DeployedVersion:
+    async def _deploy(self, manifest: Manifest, counted: Callable[[], None]) -> DeployedVersion:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         await in_thread(self._check, manifest)
         self._pipelines.protect(manifest.name, manifest)
@@ -119,6 +119,7 @@ class Node:
         function = DeployedFunction(deployment)
         function.profile = await asyncio.to_thread(self.profiler.stored, function)
         self._effects.functions[function.id] = function
+        counted()
         function.on_trial = True
         try:
             await self._ask(function.id, Deployed(function.spec(), on_trial=True))
@@ -219,8 +220,8 @@ class Node:
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
-        self._quotas.check_pipelines(self._pipelines.tenants(), pipeline.name, tenant)
-        return await self._pipelines.deploy(pipeline, tenant)
+        with self._quotas.deploying_pipeline(self._pipelines.tenants(), pipeline.name, tenant):
+            return await self._pipelines.deploy(pipeline, tenant)
 
     def pipelines_seen(self) -> list[Seen]:
         """What was seen of each pipeline."""

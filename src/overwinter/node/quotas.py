@@ -1,8 +1,9 @@
 """How much may be deployed on a node, by all and by one tenant, and by how many deploys at once?"""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NoSpaceError, OverloadedError
@@ -13,39 +14,74 @@ WAIT_S = 1.0
 """What a deploy is asked to wait that comes while its tenant has too many under way."""
 
 
+class _Share(NamedTuple):
+    """What a function takes of what may be deployed."""
+
+    tenant: TenantId
+    manifest_bytes: int
+
+
 class Quotas:
-    """Counts what is deployed against the node's configuration."""
+    """Counts what is deployed, and what is about to be, against the node's configuration."""
 
     def __init__(self, config: NodeConfig, functions: Mapping[FunctionId, DeployedFunction]) -> None:
         self._config = config
         self._functions = functions
         self._deploys: Counter[TenantId] = Counter()
+        self._promised: list[_Share] = []
+        """To deploys under way whose function is not among the others yet."""
+        self._pipelines: list[tuple[FunctionName, TenantId]] = []
+        """Under way."""
 
     @contextmanager
-    def deploying(self, tenant: TenantId, manifest_bytes: int) -> Iterator[None]:
-        """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed."""
+    def deploying(self, tenant: TenantId, manifest_bytes: int) -> Iterator[Callable[[], None]]:
+        """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed.
+
+        What is given is called once its function is among the others; until then its place is kept for it.
+        """
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
             raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
-        others = [function for function in self._functions.values() if function.manifest.tenant != tenant]
-        own = [function for function in self._functions.values() if function.manifest.tenant == tenant]
+        deployed = [_Share(each.manifest.tenant, each.manifest_bytes) for each in self._functions.values()]
+        shares = [*deployed, *self._promised]
+        others = [share for share in shares if share.tenant != tenant]
+        own = [share for share in shares if share.tenant == tenant]
         self._check(len(others) + len(own), self._config.functions_max, "this node")
         self._check(len(own), self._config.tenant_functions_max, f"tenant {tenant!r}")
         room = self._config.manifests_bytes_max
-        taken = manifest_bytes + sum(function.manifest_bytes for function in own)
+        taken = manifest_bytes + sum(share.manifest_bytes for share in own)
         _check_bytes(taken, room // 2, f"tenant {tenant!r}")
-        _check_bytes(taken + sum(function.manifest_bytes for function in others), room, "this node")
+        _check_bytes(taken + sum(share.manifest_bytes for share in others), room, "this node")
         self._deploys[tenant] += 1
+        promised = [_Share(tenant, manifest_bytes)]
+        self._promised += promised
+
+        def counted() -> None:
+            while promised:
+                self._promised.remove(promised.pop())
+
         try:
-            yield
+            yield counted
         finally:
+            counted()
             self._deploys[tenant] -= 1
             self._deploys += Counter()
 
-    def check_pipelines(self, known: Mapping[FunctionName, TenantId], name: FunctionName, tenant: TenantId) -> None:
-        """NoSpaceError unless one more pipeline, or another of a known name, may be deployed."""
-        if name in known:
-            return
+    @contextmanager
+    def deploying_pipeline(
+        self, deployed: Mapping[FunctionName, TenantId], name: FunctionName, tenant: TenantId
+    ) -> Iterator[None]:
+        """A deploy of a pipeline is under way; NoSpaceError unless one more, or another of a known name, may be."""
+        known = {**dict(self._pipelines), **deployed}
+        if name not in known:
+            self._check_pipelines(known, tenant)
+        self._pipelines.append((name, tenant))
+        try:
+            yield
+        finally:
+            self._pipelines.remove((name, tenant))
+
+    def _check_pipelines(self, known: Mapping[FunctionName, TenantId], tenant: TenantId) -> None:
         most = self._config.pipelines_max
         if len(known) >= most:
             raise NoSpaceError(f"this node keeps {most} pipelines and no more: remove one that nobody calls")
