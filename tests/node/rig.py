@@ -88,14 +88,14 @@ class Rig:
         self.effects.functions |= {function.deployed.id: function.deployed for function in functions}
         known = {function.deployed.id: function for function in functions}
         self.effects.rehearsal_of = lambda id_: (
-            None if known[id_].deployed.too_slow else (known[id_].deployed.bare_load(), known[id_].open(bare=True))
+            (known[id_].deployed.bare_load(), known[id_].open(bare=True)) if known[id_].deployed.rehearsals else None
         )
 
     async def start_body(self, function: Function, cores: int = 1, concurrency: int = 1) -> BodyProcess:
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
         order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, deployed.mapped_bytes())
-        self.processes.fork(deployed.manifest.tenant, order, deployed.load(cores=cores, concurrency=concurrency), fds)
+        self.processes.fork(deployed, order, deployed.load(cores=cores, concurrency=concurrency), fds)
         for fd in fds:
             os.close(fd)
         await until(lambda: BodyReady(worker) in self.events or self.exits(worker))

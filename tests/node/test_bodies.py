@@ -443,7 +443,7 @@ def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    body = BodyProcess(1, load, [].append)
+                    body = BodyProcess(1, wide.deployed, load, [].append)
                 except OSError:
                     failures += 1
                     continue

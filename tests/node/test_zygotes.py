@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from benchmarks.nodes import parents_of_all
 from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
+from overwinter.node.functions import REHEARSALS_MAX
 from overwinter.node.watching import UNUSED_LOOKS, Bounds
 from overwinter.node.zygotes import Room, ZygoteProcess
-from overwinter.worker.messages import ForkBody
+from overwinter.worker.messages import Forget, ForkBody
 from overwinter.worker.sandbox import uid_of
 
 from .rig import Function, Rig, until
@@ -135,11 +137,34 @@ def test_a_rehearsal_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_aga
         await gone(zygote.pid)
         for body in bodies:
             await answers(rig, body)
-        assert (slow.deployed.too_slow, sibling.deployed.too_slow, quick.deployed.too_slow) == (True, True, False)
+        assert (slow.deployed.rehearsals, sibling.deployed.rehearsals) == (0, 0)
+        assert quick.deployed.rehearsals == REHEARSALS_MAX
         again = await prepared(rig, quick)
         for which in (slow, sibling):
             rig.effects.carry_out(Prepare(which.deployed.id))
         assert "program" not in again.owed
+
+    rig.run(scene())
+
+
+def test_a_rehearsal_whose_zygote_dies_is_tried_again_a_few_times(rig):
+    quick, slow = function("quick", "ada"), Function(Same(), {"x": torch.zeros(2, 5)}, name="slow", tenant="ada")
+
+    async def scene():
+        rig.deploy(quick, slow)
+        for left in range(REHEARSALS_MAX - 1, -1, -1):
+            zygote = await prepared(rig, quick)
+            os.kill(zygote.pid, signal.SIGSTOP)
+            rig.effects.carry_out(Prepare(slow.deployed.id))
+            assert "program" in zygote.owed
+            os.kill(zygote.pid, signal.SIGKILL)
+            await until(lambda: ZygoteLost("ada") in rig.events)
+            rig.events.clear()
+            assert slow.deployed.rehearsals == left
+        zygote = await prepared(rig, quick)
+        rig.effects.carry_out(Prepare(slow.deployed.id))
+        assert "program" not in zygote.owed
+        assert quick.deployed.rehearsals == REHEARSALS_MAX
 
     rig.run(scene())
 
@@ -290,6 +315,37 @@ def test_a_zygote_that_says_what_nobody_asked_for_ends_alone(calm, code):
     calm.run(scene())
 
 
+HEARS = """
+while True:
+    message, _ = channel.receive()
+    if isinstance(message, Forget) and message.program == "f" * 64:
+        os._exit(7)
+"""
+
+
+def test_a_zygote_whose_socket_is_full_is_told_later_what_it_need_not_hold(calm):
+    eve = function("eves", "eve")
+
+    async def scene():
+        double = Double(calm, HEARS, 0)
+        os.kill(double.process.pid, signal.SIGSTOP)
+        with suppress(BlockingIOError):
+            while True:
+                double.zygote.channel.send(Forget("0" * 64))
+        calm.effects.functions = {eve.deployed.id: eve.deployed}
+        calm.processes.prepare("eve", "unknown@1", "f" * 64)
+        os.kill(double.process.pid, signal.SIGCONT)
+        calm.processes.looked()
+        while double.process.poll() is None:
+            calm.processes.looked()
+            await asyncio.sleep(0.01)
+        assert double.process.wait() == 7
+        calm.effects.functions = {}
+        await until(lambda: "eve" not in calm.processes.zygotes.tenants)
+
+    calm.run(asyncio.wait_for(scene(), 10.0))
+
+
 ORDERED = "order, fds = channel.receive()\n"
 LIES = {
     "itself": ("channel.send(Forked(order.worker), [smaps()])", True),
@@ -322,7 +378,7 @@ def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code,
         which = function("evil", "eve")
         worker, fds = WorkerId(calm.number()), which.open()
         order = ForkBody(worker, uid_of(worker), 1 << 30, which.deployed.mapped_bytes())
-        calm.processes.fork("eve", order, which.deployed.load(), fds)
+        calm.processes.fork(which.deployed, order, which.deployed.load(), fds)
         assert worker in double.zygote.bodies
         for fd in fds:
             os.close(fd)
@@ -377,6 +433,22 @@ def test_a_body_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
         os.kill(base.pid, signal.SIGCONT)
         with pytest.raises(AssertionError, match="lost_blocks=True"):
             await starting
+
+    rig.run(scene())
+
+
+def test_a_body_of_a_removed_function_goes_with_a_block_that_changed(rig):
+    ada, handled = function("removed", "ada"), function("h", "ada", HANDLER)
+
+    async def scene():
+        rig.deploy(ada, handled)
+        other, draining = await rig.start_body(ada), await rig.start_body(handled)
+        del rig.effects.functions[handled.deployed.id]
+        source = handled.deployed.manifest.handler.source.address
+        assert len(rig.effects.lose(handled.deployed.store, source)) == 1
+        await until(lambda: rig.exits(draining.worker))
+        assert rig.exits(draining.worker)[0].lost_blocks
+        await answers(rig, other)
 
     rig.run(scene())
 

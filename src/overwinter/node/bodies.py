@@ -10,6 +10,7 @@ from typing import NamedTuple
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import AnswerCheck
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.proofs import kill
 from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
@@ -27,10 +28,14 @@ class Flight(NamedTuple):
 class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
-    def __init__(self, worker: WorkerId, load: Load, log: Callable[[str], None]) -> None:
+    def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Callable[[str], None]) -> None:
         """`log` takes what it prints. OSError when the system has no descriptors left."""
         self.worker = worker
+        self.deployed = function
+        """What it was forked for, also after it was removed."""
         self.function = load.function
+        self.lost_blocks = False
+        """Whether it is killed because a block of it had changed in memory."""
         self.answer_check = AnswerCheck(load.outputs)
         self.trying = False
         """Whether it says that it tries its function, and nothing else was done to it."""

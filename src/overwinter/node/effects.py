@@ -84,8 +84,6 @@ class NodeEffects:
         self._log = log
         self._verified_for: set[WorkerId] = set()
         """Bodies that are forked as soon as their blocks are verified."""
-        self._bereft: set[WorkerId] = set()
-        """Bodies that were killed because a block of theirs had changed in memory."""
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(STAGE_THREADS, thread_name_prefix="stage")
         self._copies = Copies()
@@ -182,12 +180,11 @@ class NodeEffects:
         """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
         lost = []
         for body in self.processes.bodies():
-            function = self.functions.get(FunctionId(body.function))
-            if function is None or function.store != store or address not in function.files():
-                continue
-            self._bereft.add(body.worker)
-            self.processes.give_up(body, "a block of it had changed in memory")
-            lost.append(f"worker {body.worker} of {function.id}")
+            function = body.deployed
+            if function.store == store and address in function.files():
+                body.lost_blocks = True
+                self.processes.give_up(body, "a block of it had changed in memory")
+                lost.append(f"worker {body.worker} of {function.id}")
         return lost
 
     def _told(self, function: DeployedFunction, error: MachineError) -> str:
@@ -208,7 +205,7 @@ class NodeEffects:
             order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
             load = function.load(action.on_trial, action.cores, action.concurrency)
             samples = [tensor for sample in function.samples() for tensor in sample]
-            self.processes.fork(function.manifest.tenant, order, load, fds, samples=samples)
+            self.processes.fork(function, order, load, fds, samples=samples)
         except WorkerError as error:
             self.post(BodyExited(action.worker, "WorkerError", str(error)))
         finally:
@@ -233,7 +230,7 @@ class NodeEffects:
     def rehearsal_of(self, id_: FunctionId) -> tuple[Load, list[int]] | None:
         """A function's program and weights, and their descriptors; None when it is not to be prepared."""
         function = self.functions.get(id_)
-        if function is None or function.too_slow:
+        if function is None or not function.rehearsals:
             return None
         try:
             return function.bare_load(), self._hosts.store(function.store).open(function.program_files())
@@ -252,19 +249,20 @@ class NodeEffects:
         """Bodies that serve are not asked how they are."""
         raise ValueError(f"body {body.worker} was not asked to measure itself")
 
-    def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
+    def body_exited(self, body: BodyProcess, error: str, reason: str) -> None:
         """A body is gone."""
-        bereft = worker in self._bereft
-        self._bereft.discard(worker)
-        self.post(BodyExited(worker, error, reason, lost_blocks=bereft))
+        self.post(BodyExited(body.worker, error, reason, lost_blocks=body.lost_blocks))
 
-    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None) -> None:
-        """What was prepared for a tenant is gone, with None for all; `culprit` did not end in its rehearsal."""
-        slow = None if culprit is None else self.functions.get(culprit)
-        if slow is not None:
+    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
+        """What was prepared for a tenant is gone, with None for all; `culprit` was being rehearsed, for too long if it
+        overran.
+        """
+        rehearsed = None if culprit is None else self.functions.get(culprit)
+        if rehearsed is not None:
+            left = 0 if overran else max(0, rehearsed.rehearsals - 1)
             for function in self.functions.values():
-                same = function.manifest.tenant == tenant and function.manifest.program == slow.manifest.program
-                function.too_slow = function.too_slow or same
+                if function.program_subject == rehearsed.program_subject:
+                    function.rehearsals = min(function.rehearsals, left)
         self.post(ZygoteLost(tenant))
 
     # Runs

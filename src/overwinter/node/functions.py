@@ -18,6 +18,9 @@ MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
 TRAYS_BYTES = 512 << 20
 """Address space for all trays of a body; larger tensors count as its own memory."""
 
+REHEARSALS_MAX = 3
+"""Zygotes that may die, of whatever, while they prepare a program; after that its bodies compile it themselves."""
+
 
 class DeployedFunction:
     """One version, with the messages that never change made once."""
@@ -34,8 +37,8 @@ class DeployedFunction:
         """What is known of its speed on this machine."""
         self.on_trial = False
         """Whether its bodies have to answer requests before they are ready."""
-        self.too_slow = False
-        """Whether its program did not end when it was to be prepared: it is not tried again."""
+        self.rehearsals = REHEARSALS_MAX
+        """How often its program may still be prepared: no more once it did not end, or zygotes died of it."""
         self._memory_max_bytes = total_bytes()
         self.doubts = ""
         """What its author should know of its trial."""

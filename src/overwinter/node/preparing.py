@@ -4,14 +4,15 @@ A zygote that rehearses forks nothing, so the node knows what it works on, and l
 without a zygote waits until there is room for one more; its bodies compile for themselves.
 """
 
-from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from overwinter.core.ids import Address, FunctionId, TenantId
 from overwinter.node.watching import Zygotes
 from overwinter.node.zygotes import Room
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import Forget, Load, Prepare
+
+Key = TypeVar("Key")
 
 
 class Source(Protocol):
@@ -31,7 +32,8 @@ class Source(Protocol):
 
 
 WANTED_MAX = 256
-"""Functions of one tenant that wait to be prepared; the one that waits longest leaves."""
+"""Functions of one tenant that wait to be prepared, and programs that wait to be let go; the one that waits longest
+leaves."""
 
 
 class Preparing:
@@ -42,18 +44,14 @@ class Preparing:
         self._source = source
         self._wanted: dict[TenantId, dict[FunctionId, None]] = {}
         self._under_way: dict[TenantId, FunctionId] = {}
+        self._unneeded: dict[TenantId, dict[Address, None]] = {}
+        """Programs that a zygote holds, and was not told yet to let go."""
 
     def prepare(self, tenant: TenantId, function: FunctionId, forget: Address | None = None) -> None:
         """Let the tenant's zygote prepare a function's program as soon as it can, and forget another."""
-        zygote = self._zygotes.tenants.get(tenant)
-        if forget is not None and zygote is not None:
-            # Its end is on the way, or is found out by the watch.
-            with suppress(ChannelClosedError, OSError):
-                zygote.channel.send(Forget(forget))
-        wanted = self._wanted.setdefault(tenant, {})
-        wanted[function] = None
-        if len(wanted) > WANTED_MAX:
-            del wanted[next(iter(wanted))]
+        if forget is not None and tenant in self._zygotes.tenants:
+            _line_up(self._unneeded.setdefault(tenant, {}), forget)
+        _line_up(self._wanted.setdefault(tenant, {}), function)
         self.advance(tenant)
 
     def look(self) -> None:
@@ -62,14 +60,15 @@ class Preparing:
         for tenant, zygote in list(self._zygotes.tenants.items()):
             if zygote.is_idle and (zygote.small or tenant not in tenants):
                 self._zygotes.end(zygote)
-        for tenant in list(self._wanted):
+        for tenant in list({**self._wanted, **self._unneeded}):
             if tenant in tenants:
                 self.advance(tenant)
             else:
-                del self._wanted[tenant]
+                self._wanted.pop(tenant, None)
 
     def advance(self, tenant: TenantId) -> None:
         """Begin what the tenant wants next, if it can begin."""
+        self._let_go(tenant)
         if not self._wanted.get(tenant):
             self._wanted.pop(tenant, None)
             return
@@ -86,9 +85,32 @@ class Preparing:
                 self._zygotes.prepare(zygote, Prepare(load), fds)
                 close_all(fds)
 
+    def _let_go(self, tenant: TenantId) -> None:
+        """Tell the tenant's zygote what it need not hold any more, as soon as it listens."""
+        zygote = self._zygotes.tenants.get(tenant)
+        unneeded = self._unneeded.get(tenant, {})
+        # While it rehearses it hears nothing, and may have no room for more than so much.
+        while zygote is not None and zygote.can_fork and unneeded:
+            program = next(iter(unneeded))
+            try:
+                zygote.channel.send(Forget(program))
+            except (ChannelClosedError, OSError):
+                # At the next look, unless its end is on the way.
+                return
+            del unneeded[program]
+        if not unneeded:
+            self._unneeded.pop(tenant, None)
+
     def lost(self, tenant: TenantId | None) -> FunctionId | None:
         """A zygote is gone; what it worked on last. What is wanted is asked for anew."""
         if tenant is None:
             return None
         self._wanted.pop(tenant, None)
+        self._unneeded.pop(tenant, None)
         return self._under_way.pop(tenant, None)
+
+
+def _line_up(line: dict[Key, None], key: Key) -> None:
+    line[key] = None
+    if len(line) > WANTED_MAX:
+        del line[next(iter(line))]

@@ -17,6 +17,7 @@ from overwinter.core.ids import FunctionId, TenantId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import failed
 from overwinter.node.bodies import BodyProcess, ending
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.preparing import Preparing, Source
 from overwinter.node.proofs import wait_over
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
@@ -55,7 +56,7 @@ class BodyStaff(Protocol):
         """The body told of itself; ValueError if nobody asked."""
         ...
 
-    def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
+    def body_exited(self, body: BodyProcess, error: str, reason: str) -> None:
         """The body is gone."""
         ...
 
@@ -63,8 +64,10 @@ class BodyStaff(Protocol):
 class Staff(BodyStaff, Source, Protocol):
     """Who hears of all the processes: the effects."""
 
-    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None) -> None:
-        """What was prepared for a tenant is gone, with None for all; `culprit` did not end in its rehearsal."""
+    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
+        """What was prepared for a tenant is gone, with None for all; `culprit` was being rehearsed, for too long if it
+        overran.
+        """
         ...
 
 
@@ -135,7 +138,7 @@ class Processes:
         """The zygote is gone, and what it held; its bodies are dead, and are told of here."""
         culprit = self._preparing.lost(zygote.tenant)
         if not self._closing:
-            self._staff.zygote_lost(zygote.tenant, culprit if in_rehearsal else None)
+            self._staff.zygote_lost(zygote.tenant, culprit if in_rehearsal else None, zygote.overran)
         for worker, body in list(zygote.bodies.items()):
             body.trying = False
             self._end_body(zygote, worker, ending(-signal.SIGKILL))
@@ -154,21 +157,21 @@ class Processes:
 
     def fork(
         self,
-        tenant: TenantId,
+        function: DeployedFunction,
         order: ForkBody,
         load: Load,
         fds: Sequence[int],
         measurer: BodyStaff | None = None,
         samples: Sequence[Tensor] = (),
     ) -> None:
-        """Fork a body of a tenant's and hand it what to load; WorkerError when there is no zygote to fork it.
+        """Fork a body of a function's and hand it what to load; WorkerError when there is no zygote to fork it.
 
         A measurer hears of the body in place of the staff. `samples` are the tensors of the requests that `load` names.
         """
         worker = order.worker
-        zygote = self._zygote_for(tenant, order)
+        zygote = self._zygote_for(function.manifest.tenant, order)
         try:
-            body = BodyProcess(worker, load, self._log)
+            body = BodyProcess(worker, function, load, self._log)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
         try:
@@ -284,7 +287,7 @@ class Processes:
             self._loop.remove_reader(body.pidfd)
         body.close()
         failure = body.failure or body.ended(ending_)
-        self._staff_of(worker).body_exited(worker, failure.error, failure.message)
+        self._staff_of(worker).body_exited(body, failure.error, failure.message)
         self._measurers.pop(worker, None)
 
     def _take_last_words(self, body: BodyProcess) -> None:

@@ -199,6 +199,7 @@ class Zygotes:
             zygote.unused_looks = zygote.unused_looks + 1 if zygote.is_idle else 0
             late = [debt for debt, looks in zygote.owed.items() if looks > self._looks(zygote, debt)]
             if late:
+                zygote.overran = "program" in late
                 self.lose(zygote, f"it did not answer in time ({late[0]})")
             elif not zygote.owed:
                 self._ask(zygote, Ping(), "pong")

@@ -53,6 +53,8 @@ class ZygoteProcess:
         """Looks since it had something to do."""
         self.small = False
         """Whether a body that it was to fork needed more room."""
+        self.overran = False
+        """Whether a rehearsal did not end in time."""
         self.full = False
         """Whether it could not fork when it was asked last, and none of its bodies ended since."""
         here, self.there = pair()

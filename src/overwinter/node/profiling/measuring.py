@@ -91,7 +91,7 @@ class MeasuredBody:
         begun = self._now()
         try:
             load = function.program_load(shape.cores, shape.concurrency)
-            self._processes.fork(function.manifest.tenant, order, load, fds, self)
+            self._processes.fork(function, order, load, fds, self)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -216,7 +216,7 @@ class MeasuredBody:
             raise ValueError("what it measured cannot be true")
         self._tell(measured)
 
-    def body_exited(self, worker: WorkerId, error: str, reason: str) -> None:
+    def body_exited(self, body: BodyProcess, error: str, reason: str) -> None:
         """It is gone."""
         self._gone.set()
         self._fail(reason)
