@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from overwinter.cli.main import Commands, main
-from overwinter.core.errors import NotFoundError, StoreError
+from overwinter.core.errors import HandlerError, NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
 COMMANDS = [
@@ -93,6 +93,7 @@ def test_wrong_calls(local: Run, arguments: list[str]) -> None:
         (NotFoundError(""), 1, "error: NotFoundError\n"),
         (PermissionError(errno.EACCES, "Permission denied", "/srv/x"), 1, "error: /srv/x: Permission denied\n"),
         (OSError("a plain word"), 1, "error: a plain word\n"),
+        (HandlerError("a\x1b]0;b\x07\x9b31m\rc\u202e\n\tdé"), 1, "error: a�]0;b��31m�c�\n\tdé\n"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, ""),
         (
             ExceptionGroup("", [StoreError("a"), ExceptionGroup("", [OSError(errno.ENOSPC, "No space left")])]),

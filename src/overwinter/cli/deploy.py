@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from overwinter.cli.options import as_json, assignment, checked_name, connect, node_url, print_json, size_text, whose
+from overwinter.cli.options import (
+    as_json,
+    assignment,
+    checked_name,
+    connect,
+    node_url,
+    print_json,
+    printable,
+    size_text,
+    whose,
+)
 
 if TYPE_CHECKING:
     from overwinter.api.deployer import Package
@@ -123,7 +133,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} of it new to the node"
     click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
     if uploaded.warning:
-        click.echo(f"warning: {uploaded.warning}", err=True)
+        click.echo(f"warning: {printable(uploaded.warning)}", err=True)
 
 
 def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_json: bool) -> None:
@@ -174,7 +184,7 @@ def _packaged(wanted: Wanted, function: dict[str, Any], sample: "Sequence[tuple[
         with turning("comparing the program with the model"):
             program, weights, agreement = agree(exported, function["settings"].max_batch)
     for note in agreement.notes:
-        click.echo(note, err=True)
+        click.echo(printable(note), err=True)
     handler = function["handler"]
     taken = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
     if sample:

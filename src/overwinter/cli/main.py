@@ -14,6 +14,7 @@ from overwinter.cli.deploy import deploy
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
 from overwinter.cli.insight import explain, top, usage
+from overwinter.cli.options import printable
 from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
@@ -60,7 +61,7 @@ for _command in (serve, deploy, ps, show, infer, rm, load, unload, simulate, pro
 
 def _fail(ctx: click.Context, errors: Iterable[Exception]) -> NoReturn:
     for error in errors:
-        click.echo(f"error: {_told(error)}", err=True)
+        click.echo(f"error: {printable(_told(error))}", err=True)
     ctx.exit(1)
 
 

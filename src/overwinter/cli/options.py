@@ -47,6 +47,11 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes / 1024:.1f} TiB"
 
 
+def printable(text: str) -> str:
+    """Without what would move the cursor, colour or rename the terminal: a function's author wrote some of it."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
+
+
 def function_version(value: str) -> tuple[str, int | None]:
     """The name and the version in NAME[@VERSION], None for whichever answers; a usage error if it is no number."""
     name, mark, version = value.partition("@")

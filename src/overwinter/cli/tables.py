@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from overwinter.cli.options import size_text
+from overwinter.cli.options import printable, size_text
 
 PIPE_WIDTH = 400
 """Columns when nobody's terminal sets the width: nothing is cut off for grep."""
@@ -97,7 +97,7 @@ def function_table(function: Description, now: float) -> Table:
     facts = {
         "function": f"{function['name']}@{function['version']}{', the latest' if function['latest'] else ''}",
         "tenant": function["tenant"],
-        "state": f"{state} ({function['reason']})" if function["reason"] else state,
+        "state": f"{state} ({printable(function['reason'])})" if function["reason"] else state,
         "bodies": f"{function['bodies']}, {function['waiting']} requests waiting",
         "size": f"{size_text(function['nbytes'])} with {function['blocks']} blocks of weights",
         "missing": f"{size_text(function['missing_bytes'])} in the host store",
