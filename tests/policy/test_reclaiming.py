@@ -195,6 +195,18 @@ def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
     assert isinstance(world.answers[4], Reply)
 
 
+def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_not_do():
+    world = full()
+    world.deploy(spec("i", blobs=(("base", 10), ("x", 41))))
+    world.mind.config = world.mind.config.__class__(host_bytes=1000)
+    world.mind.state.host_limit = 1000
+    world.arrive("i")
+    world.fail_stage()
+    # What it had claimed for itself.
+    assert dropped(world) == ["x"]
+    assert world.mind.state.host_bytes() == 40
+
+
 @pytest.mark.parametrize(("nbytes", "left"), [(1, 30), (15, 20), (1000, 0)])
 def test_pressure_takes_just_as_much_as_is_asked(nbytes, left):
     world = full()

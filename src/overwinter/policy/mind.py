@@ -30,7 +30,7 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import FunctionId, Seconds, WorkerId
-from overwinter.policy import queueing, recovery, turns
+from overwinter.policy import queueing, reclaiming, recovery, turns
 from overwinter.policy.deploying import Deploying
 from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.state import Body, Function
@@ -125,7 +125,9 @@ class Mind(Deploying):
             return
         self._release(function)
         missing = self.state.residents(function).missing(function.sizes)
-        if event.error == "NoSpaceError" and not function.restage and self._reclaim(missing, function, now):
+        winnable = missing <= reclaiming.winnable_bytes(self.state, function)
+        again = event.error == "NoSpaceError" and not function.restage and winnable
+        if again and self._reclaim(missing, function, now):
             # The tmpfs is fuller than the tables know: what was won may be enough.
             function.restage = True
             self._stage(function, now)

@@ -4,10 +4,11 @@ Nothing leaves that a body, a waiting request or a pin holds. What stays warm fo
 a crash leaks nothing. Nothing leaves for being idle alone unless a keep-alive window was asked for.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from overwinter.core.ids import Seconds
+from overwinter.core.ids import Address, Seconds, StoreName
 from overwinter.core.policies import Eviction
 from overwinter.policy.containment import asked
 from overwinter.policy.state import Function, State
@@ -38,6 +39,19 @@ def next_victim(state: State, rule: Eviction, now: Seconds, keep: Function | Non
     worth = {each.spec.id: asked(state, each, 0.0, _worth, state, each, now) for each in candidates}
     victim = state.functions[min(worth, key=worth.__getitem__)] if worth else None
     return next(_leaving(state, keep), None) if victim is None else victim
+
+
+def winnable_bytes(state: State, keep: Function | None) -> int:
+    """What the host stores would give back if all left that may."""
+    leaving: dict[StoreName, Counter[Address]] = {}
+    for function in _leaving(state, keep):
+        leaving.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
+    return sum(
+        state.stores[store].sizes.get(address, 0)
+        for store, counts in leaving.items()
+        for address, count in counts.items()
+        if state.stores[store].sharers[address] == count
+    )
 
 
 def pinned_bytes(state: State, function: Function) -> int:
