@@ -10,7 +10,7 @@ import pytest
 from benchmarks.fuzz.kind import Attacker, Mark, case_of
 from benchmarks.fuzz.report import longest
 from benchmarks.hostile import mutation, wires
-from benchmarks.hostile.arena import Journal, Tail
+from benchmarks.hostile.arena import Journal, Tail, tracebacks
 from benchmarks.hostile.bodies import HEAVY, LIGHT, row_of
 from benchmarks.hostile.canaries import canary, canary_in
 from benchmarks.hostile.exchange import HungError, Reply, exchange
@@ -106,6 +106,19 @@ def test_only_signals_that_a_process_brings_upon_itself_are_fatal():
     assert fatal_signal("its process was killed by signal 11 (SIGSEGV): it may have written") == "SIGSEGV"
     assert fatal_signal("its process was killed by signal 9 (SIGKILL)") == ""
     assert fatal_signal("its process exited with status 1") == ""
+
+
+def test_tracebacks_are_shown_from_the_lines_ahead_to_the_last_error_whoever_wrote_them():
+    log = ["far ahead", "1", "2", "3", "Traceback (most recent call last):", "  File x", "KeyError: 1", "calm"]
+    theirs = [
+        "zygote: Traceback (most recent call last):",
+        "zygote:   File y",
+        "zygote: overwinter.a.BError: gone",
+        "z",
+    ]
+    assert tracebacks([line.encode() for line in log]) == log[1:-1]
+    assert tracebacks([line.encode() for line in log + theirs]) == log[1:] + theirs[:-1]
+    assert tracebacks([b"KeyError: 1", b"all is well"]) == []
 
 
 def test_harms_are_counted_by_kind_and_the_first_are_kept_with_their_numbers():
