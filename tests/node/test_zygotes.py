@@ -18,7 +18,7 @@ from overwinter.core.ids import WorkerId
 from overwinter.node.functions import REHEARSALS_MAX
 from overwinter.node.watching import UNUSED_LOOKS, Bounds
 from overwinter.node.zygotes import Room, ZygoteProcess
-from overwinter.worker.messages import Forget, ForkBody
+from overwinter.worker.messages import Forget, ForkBody, Ping
 from overwinter.worker.sandbox import uid_of
 
 from .rig import Function, Rig, until
@@ -224,6 +224,27 @@ def test_a_zygote_that_is_too_small_for_a_body_is_replaced_once_it_is_idle(rig):
         await answers(rig, bodies[1])
         again = await prepared(rig, large)
         assert parent_of(await rig.start_body(large)) == again.pid
+
+    rig.run(scene())
+
+
+def test_a_base_that_hears_nothing_goes_with_zygotes_that_are_being_ended(rig):
+    async def scene():
+        zygotes = rig.processes.zygotes
+        base = zygotes.base
+        os.kill(base.pid, signal.SIGSTOP)
+        with suppress(BlockingIOError):
+            while True:
+                base.channel.send(Ping())
+        for tenant in ("ada", "bob"):
+            # The base is asked to end it, and the system tells of no process.
+            zygotes.tenants[tenant] = ZygoteProcess(tenant, Room())
+            zygotes.hear(zygotes.tenants[tenant])
+        rig.processes.looked()
+        assert not zygotes.tenants
+        assert zygotes.base is not base
+        await until(rig.processes.is_up)
+        await answers(rig, await rig.start_body(function("f", "ada")))
 
     rig.run(scene())
 

@@ -58,7 +58,9 @@ class Preparing:
         """Let go of zygotes that nobody can use, or that are to be larger; begin what there is room for now."""
         tenants = self._source.tenants()
         for tenant, zygote in list(self._zygotes.tenants.items()):
-            if zygote.is_idle and (zygote.small or tenant not in tenants):
+            # All go with a base that heard nothing when it was to end one.
+            there = self._zygotes.tenants.get(tenant) is zygote
+            if there and zygote.is_idle and (zygote.small or tenant not in tenants):
                 self._zygotes.end(zygote)
         for tenant in list({**self._wanted, **self._unneeded}):
             if tenant in tenants:

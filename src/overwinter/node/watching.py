@@ -149,11 +149,12 @@ class Zygotes:
         return next((zygote for zygote in self.tenants.values() if zygote.unused_looks >= UNUSED_LOOKS), None)
 
     def begin(self, tenant: TenantId, room: Room) -> ZygoteProcess | None:
-        """Start a tenant's zygote, for which there must be room; None when the system has none."""
+        """Start a tenant's zygote, for which there must be room; None when the system or the base gives none."""
         unused = self._unused()
         if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
             self.end(unused)
-        assert self.base is not None, "there is no room without a base"
+        if self.base is None:
+            return None
         self._last += 1
         try:
             zygote = ZygoteProcess(tenant, room)
@@ -232,8 +233,7 @@ class Zygotes:
         try:
             zygote.channel.send(order, fds)
         except ChannelClosedError:
-            # Its end is on the way.
-            pass
+            pass  # Its end is on the way.
         except OSError as error:
             self.lose(zygote, f"it hears nothing: {error}")
 
