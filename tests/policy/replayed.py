@@ -5,7 +5,7 @@ from random import Random
 
 import msgspec
 
-from overwinter.core.events import LoadAsked, Pressed, Removed, UnloadAsked
+from overwinter.core.events import LoadAsked, MemoryMeasured, Pressed, Removed, UnloadAsked
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
 
@@ -35,6 +35,7 @@ def step(world: World, chance: Random, number: int) -> None:
         world.arrive(chance.choice(NAMES))
     elif kind < 0.52:
         world.send(Pressed(chance.randrange(40)))
+        world.send(MemoryMeasured(tuple((worker, chance.randrange(40)) for worker in sorted(world.alive))))
     elif world.running and kind < 0.65:
         world.finish()
     elif world.alive and kind < 0.67:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from overwinter.core.actions import Reply
-from overwinter.core.events import Cancelled, Foretold, LoadAsked, Pressed, Profiled, Removed, UnloadAsked, ZygoteLost
+from overwinter.core.events import (
+    Cancelled,
+    Foretold,
+    LoadAsked,
+    MemoryMeasured,
+    Pressed,
+    Profiled,
+    Removed,
+    UnloadAsked,
+    ZygoteLost,
+)
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
@@ -112,6 +122,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.send(Pressed(nbytes))
 
     @rule(data=st.data())
+    def measured(self, data):
+        """What workers take, those that are gone among them: within their need, somewhat beyond it, far beyond it."""
+        known = sorted({*self.world.alive, 1})
+        taken = st.tuples(st.sampled_from(known), st.sampled_from([0, 2, 5, 14, 1 << 30]))
+        self.world.send(MemoryMeasured(tuple(data.draw(st.lists(taken, max_size=3)))))
+        limit, bodies = self.world.mind.config.memory_bytes, self.world.mind.state.bodies.values()
+        staying = sum(body.nbytes for body in bodies if body.state != "stopping")
+        assert limit is None or staying <= limit, "workers are left to take more than there is"
+
+    @rule(data=st.data())
     def cancel(self, data):
         if self.world.open:
             request = data.draw(st.sampled_from(sorted(self.world.open)))
@@ -173,6 +193,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not world.open, "requests without an answer"
         assert not world.loading, "loads without an answer"
         assert not world.alive, "workers that nobody needs"
+        assert not world.mind.state.body_bytes, "memory of workers that are gone"
         for id_ in patient:
             answer = world.answers[id_]
             assert isinstance(answer, Reply) or answer.error != "DeadlineError", f"request {id_} was forgotten"

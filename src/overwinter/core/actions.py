@@ -9,7 +9,7 @@ from overwinter.core.ids import SHARED, Address, FunctionId, OperationId, Reques
 Start = Literal["warm", "host", "disk"]
 """From where a request's function had to be woken."""
 
-Decision = Literal["scale-out", "scale-in", "best-effort", "evict", "wait", "shed", "quarantine"]
+Decision = Literal["scale-out", "scale-in", "best-effort", "evict", "wait", "shed", "quarantine", "stop"]
 """Kinds of decisions that are explained."""
 
 

@@ -154,6 +154,13 @@ class Pressed(_Event, frozen=True):
     nbytes: int
 
 
+class MemoryMeasured(_Event, frozen=True):
+    """What workers take now. Of the others it is as it was last told, or near enough."""
+
+    taken: tuple[tuple[WorkerId, int], ...]
+    """Bytes of each."""
+
+
 class RoomMeasured(_Event, frozen=True):
     """The tmpfs has become larger or smaller: all host stores together may hold so many bytes from now on."""
 
@@ -180,6 +187,7 @@ Event = (
     | Profiled
     | Foretold
     | Pressed
+    | MemoryMeasured
     | RoomMeasured
     | Alarm
 )

@@ -11,6 +11,7 @@ from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.insight.memory import SECTOR_BYTES
 from overwinter.node.proofs import kill
 from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
@@ -48,6 +49,8 @@ class BodyProcess:
         self._doomed = False
         self.smaps: int | None = None
         """The file in which the kernel counts its memory."""
+        self.inherited_bytes = 0
+        """Memory that it shares with its zygote, as last known."""
         self.failure: Failure | None = None
         self.ready = False
         self.over = False
@@ -124,6 +127,10 @@ class BodyProcess:
             "one that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
             "memory_mib",
         )
+
+    def tray_bytes(self) -> int:
+        """Memory behind its trays."""
+        return sum(os.fstat(tray.fd).st_blocks for slot in self.slots for tray in slot) * SECTOR_BYTES
 
     def is_large(self) -> bool:
         """Whether its trays may hold more memory than they may keep."""

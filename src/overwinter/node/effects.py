@@ -119,8 +119,7 @@ class NodeEffects:
             case Announce():
                 self._announce(action)
             case Decide():
-                # For the readers of the journal.
-                pass
+                self._decided(action)
             case _:
                 assert_never(action)
 
@@ -344,6 +343,11 @@ class NodeEffects:
                 future.set_result(None)
             else:
                 future.set_exception(error)
+
+    def _decided(self, action: Decide) -> None:
+        # The others are for the readers of the journal.
+        if action.what == "stop":
+            self._log(action.why)
 
     # Time
 

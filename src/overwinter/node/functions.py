@@ -3,7 +3,7 @@
 import msgspec
 
 from overwinter.core.errors import TooLargeError
-from overwinter.core.function import BlobSize, FunctionSpec
+from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function_id
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor
@@ -25,7 +25,8 @@ REHEARSALS_MAX = 3
 class DeployedFunction:
     """One version, with the messages that never change made once."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, memory_bytes: int | None = None) -> None:
+        """`memory_bytes`: what all workers of the node together may have; None: no bound."""
         self.deployment = deployment
         self.manifest = deployment.manifest
         self.id: FunctionId = function_id(deployment.name, deployment.version)
@@ -39,20 +40,26 @@ class DeployedFunction:
         """Whether its bodies have to answer requests before they are ready."""
         self.rehearsals = REHEARSALS_MAX
         """How often its program may still be prepared: no more once it did not end, or zygotes died of it."""
-        self._memory_max_bytes = total_bytes()
+        total = total_bytes()
+        self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)
+        self._has_less = "this machine has no more"
+        if self._memory_max_bytes < total:
+            self._has_less = "all workers of this node together may have no more (--memory-bytes)"
         self.doubts = ""
         """What its author should know of its trial."""
 
     @property
     def memory_bytes(self) -> int:
-        """Most private memory of one body: what was asked for, as far as the machine has it."""
+        """Most private memory of one body: what was asked for, as far as the machine and the node have it."""
         return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
 
     def warning(self) -> str:
         """What its author should know; empty: nothing."""
         asked, most = self.manifest.settings.memory_mib, self._memory_max_bytes >> 20
-        less = f"memory_mib {asked} counts as {most}: this machine has no more" if asked > most else ""
-        return "\n".join(filter(None, (self.doubts, less)))
+        # Who left it as it was asked for nothing.
+        less = asked > most and asked != Settings().memory_mib
+        told = f"memory_mib {asked} counts as {most}: {self._has_less}" if less else ""
+        return "\n".join(filter(None, (self.doubts, told)))
 
     @property
     def subject(self) -> str:

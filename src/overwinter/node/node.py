@@ -116,7 +116,7 @@ class Node:
         await in_thread(self._check, manifest)
         self._pipelines.protect(manifest.name, manifest)
         deployment = await in_thread(self.repository.register, manifest, clock.wall(), False)
-        function = DeployedFunction(deployment)
+        function = DeployedFunction(deployment, self.config.mind.memory_bytes)
         function.profile = await asyncio.to_thread(self.profiler.stored, function)
         self._effects.functions[function.id] = function
         counted()
@@ -334,7 +334,8 @@ class Node:
     def _restore(self, log: Callable[[str], None]) -> None:
         """Tell the mind of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
-        functions = [DeployedFunction(deployment) for deployment in self.repository.deployments()]
+        deployments, memory_bytes = self.repository.deployments(), self.config.mind.memory_bytes
+        functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
         self.hosts.sweep(_by_store(functions))
         # A function that is there in part must be staged as a whole: what no whole one shares of it goes.
         whole = [function for function in functions if self._is_resident(function)]

@@ -18,6 +18,7 @@ from overwinter.core.tensor import Tensor
 from overwinter.node.answers import failed
 from overwinter.node.bodies import BodyProcess, ending
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.insight.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing, Source
 from overwinter.node.proofs import wait_over
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
@@ -118,6 +119,7 @@ class Processes:
             self._end_soon(zygote, body)
             return
         body.forked(zygote.channel.sender, pidfd, smaps)
+        body.inherited_bytes = anonymous_bytes(zygote.pid or 0) or 0
         self._loop.add_reader(pidfd, self._process_over, zygote, body)
 
     def _end_soon(self, zygote: ZygoteProcess, body: BodyProcess | None) -> None:

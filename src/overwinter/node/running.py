@@ -16,10 +16,11 @@ from overwinter.core.config import MindConfig, NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.journal import Journal
 from overwinter.node.effects import NodeEffects
+from overwinter.node.footprints import Footprints
 from overwinter.node.insight.insight import Insight
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
-from overwinter.node.pressure import watch_memory
+from overwinter.node.pressure import total_bytes, watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
@@ -66,7 +67,10 @@ async def running(
             node._effects.post = node.post
             node.processes.start()
             verifier = Verifier(hosts, config.verify_share, node._effects.lose, log)
+            most_bytes = config.mind.memory_bytes or total_bytes()
+            footprints = Footprints(node._mind.state, lambda: node.processes, most_bytes, node.post)
             upkeep = [
+                footprints.run(),
                 watch_memory(config.memory_free_min_bytes, node.post),
                 watch_room(hosts, most_bytes, config.mind.host_bytes, node.post),
                 collect_unneeded(repository, config.unneeded_keep_s, log),

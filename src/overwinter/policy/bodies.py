@@ -56,7 +56,15 @@ class Bodies:
         """In what its tenant has: it is there, or will soon be gone."""
         tenant = self.state.tenant(body.tenant)
         tenant.staying += count
-        tenant.nbytes += count * body.point.memory_bytes
+        tenant.nbytes += count * body.nbytes
+
+    def _weigh(self, body: Body, taken: int) -> None:
+        """The body takes so many bytes now; one that is stopped gives nothing back before its process is gone."""
+        before = body.nbytes
+        body.taken = max(taken, body.taken) if body.state == "stopping" else taken
+        self.state.body_bytes += body.nbytes - before
+        if not body.goes:
+            self.state.tenant(body.tenant).nbytes += body.nbytes - before
 
     def _forget_body(self, body: Body) -> None:
         """The body's process is gone."""
@@ -70,7 +78,7 @@ class Bodies:
         state.working.pop(body.id, None)
         state.counts[body.state] -= 1
         state.leaving -= body.leaves
-        state.body_bytes -= body.point.memory_bytes
+        state.body_bytes -= body.nbytes
         if body.state != "stopping":
             state.reserved_cores -= body.point.cores
         state.running_cores -= body.point.run_cores * len(body.runs)
@@ -82,7 +90,8 @@ class Bodies:
         self.state.running_cores -= body.point.run_cores
         return body.runs.pop(run)
 
-    def _stop(self, body: Body, now: Seconds, kill: bool = False) -> None:
+    def _stop(self, body: Body, now: Seconds, kill: bool = False, event: str = "sleep") -> None:
+        """End a body; `event` is what befalls its function, if this was the last that ran or would."""
         self._step_body(body, "stop", now)
         # One that does not listen is killed.
         self._alarms.forget(body.id)
@@ -92,7 +101,7 @@ class Bodies:
         if function is None:
             self._watch_orphan(body)
         else:
-            self._settle(function, "sleep")
+            self._settle(function, event)
             turns.keep_line(self.state, function)
 
     def _watch_orphan(self, body: Body) -> None:

@@ -59,7 +59,7 @@ def _check_bodies(state: State) -> None:
     assert +state.counts == Counter(body.state for body in alive), "the counts of bodies are wrong"
     assert state.leaving == sum(body.leaves for body in alive), "the count of leaving bodies is wrong"
     assert state.reserved_cores == sum(body.point.cores for body in alive if body.state != "stopping")
-    assert state.body_bytes == sum(body.point.memory_bytes for body in alive)
+    assert state.body_bytes == sum(body.nbytes for body in alive)
     for id_, tenant in state.tenants.items():
         own = [body for body in alive if body.tenant == id_]
         stay = [body for body in own if not body.goes]
@@ -71,7 +71,7 @@ def _check_bodies(state: State) -> None:
         requests = sum(request.tenant == id_ for request in state.requests.values())
         assert tenant.requests == requests, f"the requests of tenant {id_} are miscounted"
         counted = (tenant.functions, tenant.bodies, tenant.staying, tenant.nbytes)
-        assert counted == (functions, len(own), len(stay), sum(body.point.memory_bytes for body in stay)), id_
+        assert counted == (functions, len(own), len(stay), sum(body.nbytes for body in stay)), id_
     assert sum(tenant.bodies for tenant in state.tenants.values()) == len(alive), "a tenant with bodies is forgotten"
     assert state.running_cores == sum(body.point.run_cores * len(body.runs) for body in alive)
 

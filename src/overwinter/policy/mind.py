@@ -19,6 +19,7 @@ from overwinter.core.events import (
     Event,
     Foretold,
     LoadAsked,
+    MemoryMeasured,
     Pressed,
     Profiled,
     Removed,
@@ -30,7 +31,7 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import FunctionId, Seconds, WorkerId
-from overwinter.policy import queueing, reclaiming, recovery, turns
+from overwinter.policy import memory, queueing, reclaiming, recovery, turns
 from overwinter.policy.deploying import Deploying
 from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.state import Body, Function
@@ -94,6 +95,8 @@ class Mind(Deploying):
                     self.state.functions[function].foretold = rate
             case Pressed(nbytes):
                 self._give_back(nbytes, now)
+            case MemoryMeasured():
+                self._memory_measured(event, now)
             case RoomMeasured(nbytes):
                 self.state.host_limit = nbytes
             case _:
@@ -190,13 +193,14 @@ class Mind(Deploying):
         """Requests that a body died under, or never started for, get one more try or a clear error."""
         hopeless = body.state == "starting" and not self.state.is_ready(function)
         in_hand = body.in_hand()
+        error, reason = ("NoSpaceError", body.stopped_for) if body.stopped_for else (event.error, event.reason)
         struck = in_hand or (tuple(function.queue) if hopeless else ())
         for id_ in struck:
             request = self.state.requests.get(id_)
             if request is not None:
                 request.failures += 1
                 if not recovery.may_retry(request, self.config):
-                    self._refuse(id_, event.error, f"function {function.spec.id} failed twice: {event.reason}")
+                    self._refuse(id_, error, f"function {function.spec.id} failed twice: {reason}")
         open_ = tuple(id_ for id_ in struck if id_ in self.state.requests)
         if in_hand:
             queueing.put_back(function.queue, open_, self.state.requests)
@@ -215,8 +219,51 @@ class Mind(Deploying):
         for body in list(self.state.idle.values()):
             if won >= nbytes:
                 return
-            won += body.point.memory_bytes
+            won += body.nbytes
             self._stop(body, now)
+        while won < nbytes and (greedy := memory.next_to_stop(self.state.bodies.values())) is not None:
+            if not memory.is_far_beyond(greedy):
+                return
+            won += greedy.nbytes
+            self._outgrew(greedy, now)
+
+    def _memory_measured(self, event: MemoryMeasured, now: Seconds) -> None:
+        """Count what workers take, and stop some if all together may not have it."""
+        for worker, taken in event.taken:
+            if worker in self.state.bodies:
+                self._weigh(self.state.bodies[worker], taken)
+        limit, bodies = self.config.memory_bytes, self.state.bodies.values()
+        if limit is None or self.state.body_bytes <= limit:
+            return
+        stopping = [body for body in bodies if body.state == "stopping"]
+        # One that was asked to stop may go on to grow.
+        self._actions += [StopBody(body.id, kill=True) for body in stopping if memory.is_far_beyond(body)]
+        over = self.state.body_bytes - limit - sum(body.nbytes for body in stopping)
+        while over > 0 and (greedy := memory.next_to_stop(bodies)) is not None:
+            over -= greedy.nbytes
+            self._outgrew(greedy, now)
+
+    def _outgrew(self, body: Body, now: Seconds) -> None:
+        """Kill a body that takes more than there is. What it runs is refused: again it would take as much. But if it
+        takes little more than it was to, that is tried again as after any death.
+        """
+        function, why = self.state.owner(body), memory.told(body, self.config.memory_bytes)
+        self.in_hand, body.stopped_for, starting = body.function, why, body.state == "starting"
+        if function is not None:
+            self._decide(function, "stop", why)
+        if body.state == "idle" or not (starting or memory.is_far_beyond(body)):
+            self._stop(body, now, kill=True)
+            return
+        refused = [id_ for run in list(body.runs) for id_ in self._end_run(body, run) if id_ in self.state.requests]
+        self._stop(body, now, kill=True, event="failed")
+        for id_ in refused:
+            self._refuse(id_, "NoSpaceError", why, self.config.retry_after_min_s)
+        if function is None:
+            return
+        if starting and not self.state.has_body(function):
+            self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
+            self._leave_if_idle(function)
+        self._failed(function, "NoSpaceError", why, now)
 
     # Time
 

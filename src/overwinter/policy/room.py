@@ -154,5 +154,6 @@ class Room(Bodies):
         if own >= tenants.most_bodies(self.state, self.config):
             return False
         points = [*(body.point for body in others), *map(self._awaited, added)]
-        nbytes, cores = sum(point.memory_bytes for point in points), sum(point.cores for point in points)
+        cores = sum(point.cores for point in points)
+        nbytes = sum(body.nbytes for body in others) + sum(self._awaited(each).memory_bytes for each in added)
         return self._fits(len(points), nbytes, cores, self._awaited(function))

@@ -59,6 +59,15 @@ class Body(msgspec.Struct):
     """When it last became what it is."""
     ready_at: Seconds = Seconds(0.0)
     """When it could first run something."""
+    taken: int = 0
+    """Bytes that it takes, as last measured."""
+    stopped_for: str = ""
+    """Why it was stopped in the middle of what it ran, for those who asked for that."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it counts for: what it was to need, or what it takes where that is more."""
+        return max(self.point.memory_bytes, self.taken)
 
     def in_hand(self) -> tuple[RequestId, ...]:
         """The requests that it runs."""
@@ -144,7 +153,7 @@ class Tenant(msgspec.Struct):
     staying: int = 0
     """Of these, those that are not sure to be gone soon."""
     nbytes: int = 0
-    """Private memory of those that stay."""
+    """Memory that those that stay count for."""
     requests: int = 0
     """Without an answer."""
     wants_room: dict[FunctionId, None] = msgspec.field(default_factory=dict)
@@ -214,7 +223,7 @@ class State(msgspec.Struct):
     reserved_cores: int = 0
     """Of all bodies that are not leaving."""
     body_bytes: int = 0
-    """Private memory of all bodies, as measured beforehand."""
+    """Memory that all bodies count for."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
     stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
     kept: dict[FunctionId, None] = msgspec.field(default_factory=dict)

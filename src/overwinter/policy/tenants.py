@@ -1,6 +1,6 @@
 """What share of the workers has each tenant, and who gives one up for whom?
 
-Max-min fairness over tenants. A share is the larger of a tenant's part of the workers and of their private memory. Who
+Max-min fairness over tenants. A share is the larger of a tenant's part of the workers and of their memory. Who
 waits for room comes in the order of the shares, least first. A tenant takes a worker from another if it has no more
 than the other afterwards; one without any takes one from whoever has most. Within a tenant nothing is changed: there
 turns.py decides. An idle worker is given up at once; a busy one when it has had its turn: it gets no more work, and is
@@ -53,5 +53,5 @@ def may_take(state: State, config: MindConfig, function: Function, wants: Point,
     taker, giver = state.tenant(function.spec.tenant), state.tenant(body.tenant)
     if not taker.staying:
         return giver.staying == most
-    after = share(giver, config, -1, -body.point.memory_bytes)
+    after = share(giver, config, -1, -body.nbytes)
     return share(taker, config, 1, wants.memory_bytes) <= after + EPSILON

@@ -13,18 +13,16 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
 from overwinter.node import clock
-from overwinter.node.insight.memory import FileMemory, ProcessMemory, directory_memory, process_memory
+from overwinter.node.insight.memory import FileMemory, ProcessMemory, anonymous_bytes, directory_memory, process_memory
 from overwinter.node.insight.statistics import Statistics
 from overwinter.node.processes import Processes
+from overwinter.policy.memory import SLACK, SLACK_BYTES
 from overwinter.policy.state import State
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 
 WEIGHED = 16
 """Processes weighed in one pass, those weighed longest ago first: each costs milliseconds."""
-SLACK = 1.5
-SLACK_BYTES = 32 << 20
-"""A body may have so much more memory than its profile says."""
 
 Kind = Literal["files", "blocks", "bodies"]
 KINDS: Mapping[Kind, str] = {
@@ -113,6 +111,7 @@ class Accounting:
                 continue
             function = self._state.functions.get(body.function)
             profiled = function is not None and body.point in function.speeds.points
+            self._weighed(worker, memory)
             expected = body.point.memory_bytes if profiled else None
             self.bodies[worker] = WeighedBody(body.function, memory, expected, now)
             if worker in self._statistics.bodies:
@@ -122,6 +121,13 @@ class Accounting:
         self.stores = stores
         self.passes += 1
         self._judge({*_store_mismatches(stores), *_body_mismatches(self.bodies)})
+
+    def _weighed(self, worker: WorkerId, memory: ProcessMemory) -> None:
+        """What the body still shares with its zygote; it never becomes more."""
+        process = self._processes().body(worker)
+        held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
+        if process is not None and held is not None:
+            process.inherited_bytes = min(process.inherited_bytes, max(0, held - memory.private))
 
     def _due(self) -> dict[WorkerId, int]:
         """Bodies to weigh in this pass, each with its smaps."""

@@ -10,6 +10,8 @@ from overwinter.core.ids import Address
 SECTOR_BYTES = 512
 """The unit of st_blocks."""
 KIB = 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+STATM_BYTES = 256
 
 _MAPPINGS = re.compile(
     rb"^[0-9a-f]+-[0-9a-f]+ (....) .*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
@@ -48,6 +50,23 @@ def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
         elif rights[:2] == b"rw":
             private += int(found[3]) + int(found[4])
     return ProcessMemory(private * KIB, pss * KIB, shared * KIB)
+
+
+def anonymous_bytes(pid: int) -> int | None:
+    """What the process has in memory of no file, also where it shares it with one that it was forked from; None when it
+    is gone, or going. Anybody may ask; a few microseconds.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        _, resident, shared, _ = os.read(fd, STATM_BYTES).split(b" ", 3)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+    return (int(resident) - int(shared)) * PAGE_BYTES if int(resident) else None
 
 
 class FileMemory(NamedTuple):

@@ -1,0 +1,116 @@
+"""How much memory does each worker take, now? The scheduler is told whenever it says something new.
+
+Between two looks a worker can grow by a GiB a second on each core. So it is looked at ten times a second, and more
+often while the sum grows towards its bound. A look costs a microsecond for a worker that has not computed since the
+last one: it takes what it took. What is counted is the kernel's own account, which anybody may read: pages that the
+process alone may write to, and those of the trays that it shares with the node.
+
+What a fork shares with its zygote is not the worker's as long as neither writes to it. When it is forked that is what
+its zygote has; later, what the full account (accounting.py) finds to be shared still.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from overwinter.core.events import Event, MemoryMeasured
+from overwinter.core.ids import Seconds, WorkerId
+from overwinter.node import clock
+from overwinter.node.bodies import BodyProcess
+from overwinter.node.insight.memory import anonymous_bytes
+from overwinter.node.processes import Processes
+from overwinter.policy.state import State
+
+CALM_S = 0.1
+"""Between two looks."""
+HURRY_S = 0.01
+"""Between two looks at the least."""
+LOOKS = 4
+"""How often it is looked at in the time in which the bound would be reached."""
+NEWS = 1 / 128
+"""Of the bound: what the scheduler may know too little of all workers together."""
+
+
+class _Seen(NamedTuple):
+    computed_s: float
+    nbytes: int
+
+
+class Footprints:
+    """Belongs to the loop's thread."""
+
+    def __init__(
+        self, state: State, processes: Callable[[], Processes], most_bytes: int, post: Callable[[Event], None]
+    ) -> None:
+        """`most_bytes`: what all workers together may take."""
+        self._state = state
+        self._processes = processes
+        self._most_bytes = most_bytes
+        self._post = post
+        self._seen: dict[WorkerId, _Seen] = {}
+        self._last_bytes = 0
+        self._last_at = Seconds(0.0)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            pause_s = self.look(clock.now())
+            await asyncio.sleep(pause_s)
+
+    def look(self, now: Seconds) -> float:
+        """Measure all, and tell what is new; seconds until the next look."""
+        before, self._seen = self._seen, {}
+        beside: list[BodyProcess] = []
+        for body in self._processes().bodies():
+            if body.pid is None:
+                continue
+            seen = _look_at(body, before.get(body.worker))
+            if seen is not None:
+                self._seen[body.worker] = seen
+                if body.worker not in self._state.bodies:
+                    beside.append(body)
+        total = sum(seen.nbytes for seen in self._seen.values())
+        if total > self._most_bytes:
+            self._end_measuring(beside)
+        self._tell()
+        return self._pause(total, now)
+
+    def _tell(self) -> None:
+        bodies = self._state.bodies
+        changed = {
+            worker: seen.nbytes
+            for worker, seen in self._seen.items()
+            if worker in bodies and bodies[worker].taken != seen.nbytes
+        }
+        news = sum(abs(nbytes - bodies[worker].taken) for worker, nbytes in changed.items())
+        if news > NEWS * self._most_bytes:
+            self._post(MemoryMeasured(tuple(changed.items())))
+
+    def _end_measuring(self, beside: list[BodyProcess]) -> None:
+        """Workers that are only measured make room for those that serve."""
+        for body in beside:
+            mib = self._seen[body.worker].nbytes >> 20
+            self._processes().give_up(body, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
+
+    def _pause(self, total: int, now: Seconds) -> float:
+        grown, passed_s = total - self._last_bytes, now - self._last_at
+        self._last_bytes, self._last_at = total, now
+        if grown <= 0:
+            return CALM_S
+        return min(CALM_S, max(HURRY_S, (self._most_bytes - total) * passed_s / grown / LOOKS))
+
+
+def _look_at(body: BodyProcess, before: _Seen | None) -> _Seen | None:
+    """What a body takes; None: nothing is known of it."""
+    assert body.pid is not None, "a body without a process takes nothing"
+    computed_s = clock.computed_s(body.pid)
+    if computed_s is None:
+        return before
+    # What the node lays into trays, or takes out of them, costs the body nothing.
+    if before is not None and before.computed_s == computed_s and not body.is_large():
+        return before
+    private = anonymous_bytes(body.pid)
+    if private is None:
+        # It ends; its memory is not given back yet.
+        return before
+    return _Seen(computed_s, max(0, private - body.inherited_bytes) + body.tray_bytes())
