@@ -11,6 +11,7 @@ from overwinter.core.events import (
     BodyReady,
     Cancelled,
     Deployed,
+    MemoryMeasured,
     Pressed,
     Removed,
     RunEnded,
@@ -161,7 +162,9 @@ def test_a_body_weighs_what_its_profile_says_until_it_is_weighed():
     seen = read(
         (0.0, Deployed(spec("f", profile=profile))), (0.0, Staged("f@1", 1, 0), StartBody(1, "f@1", False, 2, 1))
     )
-    seen.weigh(seen.bodies[1], 700.0, 2.0)
+    # What a quick look says counts where it is more: it may overlook what the full account finds.
+    seen.observe(2.0, MemoryMeasured(((1, 700), (2, 900))), [])
+    seen.observe(3.0, MemoryMeasured(((1, 100),)), [])
     seen.observe(5.0, BodyExited(1, "WorkerError", "gone"), [])
     assert seen.tallies["f"].private_byte_s == 2 * 500 + 3 * 700
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overwinter.core.actions import Decide, Decision, Refuse, Start, StartBody
-from overwinter.core.events import Event, Pressed, Profiled, ZygoteLost
+from overwinter.core.events import Event, MemoryMeasured, Pressed, Profiled, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
 from overwinter.core.tally import Tally
@@ -156,7 +156,13 @@ class Statistics(Tracker[FunctionStatistics]):
             self.tallies[spec.name].profiled = now
 
     def _heard(self, event: Event, now: Seconds) -> None:
-        if isinstance(event, Pressed):
+        if isinstance(event, MemoryMeasured):
+            for worker, taken in event.taken:
+                body = self.bodies.get(worker)
+                # The full account tells more exactly what is less.
+                if body is not None and taken > body.nbytes:
+                    self.weigh(body, float(taken), now)
+        elif isinstance(event, Pressed):
             self.pressed += 1
         elif isinstance(event, ZygoteLost):
             self.zygotes_lost += 1

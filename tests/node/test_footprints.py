@@ -1,0 +1,113 @@
+"""What workers take is told as the kernel counts it, whenever it is news."""
+
+import pytest
+import torch
+
+from overwinter.core.profile import Point
+from overwinter.node.footprints import CALM_S, Footprints
+from overwinter.policy.state import Body, State
+from tests.node.rig import Function, Same, until
+
+MIB = 1 << 20
+HEAP = 96 * MIB
+BOUND = 1 << 30
+WIDTH = 8192
+GREEDY = f"""
+import torch
+
+def setup(assets):
+    return {{"kept": bytearray(b"x") * {HEAP}}}
+
+def preprocess(inputs, state):
+    return inputs
+
+def postprocess(outputs, inputs, state):
+    return outputs
+"""
+
+
+class Scene:
+    """A node's look at its workers, with a scheduler that believes what it is told."""
+
+    def __init__(self, rig, most_bytes=BOUND) -> None:
+        self.rig, self.state, self.told = rig, State(), []
+        self.footprints = Footprints(self.state, lambda: rig.processes, most_bytes, self.hear)
+        self.now = 0.0
+
+    def start(self, handler=None, known=True):
+        body = self.rig.run(self.rig.start_body(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
+        if known:
+            self.state.bodies[body.worker] = Body(body.worker, "f@1", Point(1, 1, 1, 1, 0.0), 60.0)
+        return body
+
+    def hear(self, event) -> None:
+        self.told.append(event)
+        for worker, nbytes in event.taken:
+            self.state.bodies[worker].taken = nbytes
+
+    def look(self) -> float:
+        self.now += 1.0
+        return self.footprints.look(self.now)
+
+    def taken(self, body) -> int:
+        return self.state.bodies[body.worker].taken
+
+
+@pytest.fixture
+def scene(rig):
+    made = Scene(rig)
+    yield made
+    for body in rig.processes.bodies():
+        rig.processes.kill(body)
+    rig.run(until(lambda: not rig.processes.bodies()))
+
+
+def test_a_heap_counts_and_what_a_fork_shares_with_its_zygote_does_not(scene):
+    greedy, plain = scene.start(GREEDY), scene.start()
+    scene.look()
+    assert HEAP <= scene.taken(greedy) < HEAP + 48 * MIB
+    assert scene.taken(plain) < 48 * MIB
+
+
+def test_only_news_is_told(scene):
+    body = scene.start(GREEDY)
+    scene.look()
+    first = scene.taken(body)
+    assert first
+    scene.look()
+    assert len(scene.told) == 1
+
+
+def test_what_lies_in_trays_counts_until_it_is_given_back(scene):
+    body = scene.start()
+    scene.look()
+    before = scene.taken(body)
+
+    async def large():
+        await scene.rig.ended(scene.rig.begin(body, x=torch.zeros(1024, WIDTH)))
+
+    scene.rig.run(large())
+    scene.look()
+    assert scene.taken(body) >= before + 2 * 32 * MIB
+    body.give_back()
+    scene.look()
+    assert scene.taken(body) < before + 2 * 32 * MIB
+
+
+def test_it_is_looked_at_more_often_while_the_sum_grows(scene):
+    scene.start(GREEDY)
+    scene.footprints = Footprints(scene.state, lambda: scene.rig.processes, 2 * HEAP, scene.hear)
+    scene.look()
+    assert scene.look() == CALM_S
+    scene.now -= 0.99
+    scene.start(GREEDY)
+    assert scene.look() < CALM_S
+
+
+def test_a_worker_that_is_only_measured_makes_room(scene):
+    serving, measured = scene.start(GREEDY), scene.start(GREEDY, known=False)
+    scene.footprints = Footprints(scene.state, lambda: scene.rig.processes, HEAP + HEAP // 2, scene.hear)
+    scene.look()
+    scene.rig.run(until(lambda: scene.rig.exits(measured.worker)))
+    assert "--memory-bytes" in scene.rig.exits(measured.worker)[0].reason
+    assert not scene.rig.exits(serving.worker)
