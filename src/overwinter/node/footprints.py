@@ -1,9 +1,10 @@
 """How much memory does each worker take, now? The scheduler is told whenever it says something new.
 
 Between two looks a worker can grow by a GiB a second on each core. So it is looked at ten times a second, and more
-often while the sum grows towards its bound. A look costs a microsecond for a worker that has not computed since the
-last one: it takes what it took. What is counted is the kernel's own account, which anybody may read: pages that the
-process alone may write to, and those of the trays that it shares with the node.
+often while the sum grows towards its bound. Who has not computed since takes what it took, and who has computed most
+can have taken most: a look costs a microsecond for each worker, and more for those few that are measured. What is
+counted is the kernel's own account, which anybody may read: pages that the process alone may write to, and those of the
+trays that it shares with the node.
 
 What a fork shares with its zygote is not the worker's as long as neither writes to it. When it is forked that is what
 its zygote has; later, what the full account (accounting.py) finds to be shared still.
@@ -11,6 +12,7 @@ its zygote has; later, what the full account (accounting.py) finds to be shared 
 
 import asyncio
 from collections.abc import Callable
+from heapq import nlargest
 from typing import NamedTuple
 
 from overwinter.core.events import Event, MemoryMeasured
@@ -27,6 +29,10 @@ HURRY_S = 0.01
 """Between two looks at the least."""
 LOOKS = 4
 """How often it is looked at in the time in which the bound would be reached."""
+SHARE = 0.05
+"""Of the loop's time, what looks may take at the most."""
+MEASURED = 64
+"""Workers that are measured in one look."""
 NEWS = 1 / 128
 """Of the bound: what the scheduler may know too little of all workers together."""
 
@@ -34,6 +40,9 @@ NEWS = 1 / 128
 class _Seen(NamedTuple):
     computed_s: float
     nbytes: int
+
+
+UNSEEN = _Seen(-1.0, 0)
 
 
 class Footprints:
@@ -54,26 +63,36 @@ class Footprints:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            pause_s = self.look(clock.now())
-            await asyncio.sleep(pause_s)
+            began = clock.now()
+            pause_s = self.look(began)
+            await asyncio.sleep(max(pause_s, (clock.now() - began) / SHARE))
 
     def look(self, now: Seconds) -> float:
         """Measure all, and tell what is new; seconds until the next look."""
-        before, self._seen = self._seen, {}
-        beside: list[BodyProcess] = []
-        for body in self._processes().bodies():
-            if body.pid is None:
-                continue
-            seen = _look_at(body, before.get(body.worker))
-            if seen is not None:
-                self._seen[body.worker] = seen
-                if body.worker not in self._state.bodies:
-                    beside.append(body)
+        bodies = [body for body in self._processes().bodies() if body.pid is not None]
+        self._seen = {body.worker: self._seen.get(body.worker, UNSEEN) for body in bodies}
+        for body, computed_s in self._to_measure(bodies):
+            nbytes = _measured(body)
+            if nbytes is not None:
+                self._seen[body.worker] = _Seen(computed_s, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
         if total > self._most_bytes:
-            self._end_measuring(beside)
+            self._end_measuring([body for body in bodies if body.worker not in self._state.bodies])
         self._tell()
         return self._pause(total, now)
+
+    def _to_measure(self, bodies: list[BodyProcess]) -> list[tuple[BodyProcess, float]]:
+        """Those that may take something else than before, with what they have computed."""
+        found = []
+        for body in bodies:
+            assert body.pid is not None, "a body without a process takes nothing"
+            computed_s = clock.computed_s(body.pid)
+            # What the node lays into trays, or takes out of them, costs the body nothing.
+            if computed_s is not None and (computed_s != self._seen[body.worker].computed_s or body.is_large()):
+                found.append((body, computed_s))
+        if len(found) <= MEASURED:
+            return found
+        return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].computed_s)
 
     def _tell(self) -> None:
         bodies = self._state.bodies
@@ -100,17 +119,8 @@ class Footprints:
         return min(CALM_S, max(HURRY_S, (self._most_bytes - total) * passed_s / grown / LOOKS))
 
 
-def _look_at(body: BodyProcess, before: _Seen | None) -> _Seen | None:
-    """What a body takes; None: nothing is known of it."""
+def _measured(body: BodyProcess) -> int | None:
+    """What a body takes; None: it ends, and its memory is not given back yet."""
     assert body.pid is not None, "a body without a process takes nothing"
-    computed_s = clock.computed_s(body.pid)
-    if computed_s is None:
-        return before
-    # What the node lays into trays, or takes out of them, costs the body nothing.
-    if before is not None and before.computed_s == computed_s and not body.is_large():
-        return before
     private = anonymous_bytes(body.pid)
-    if private is None:
-        # It ends; its memory is not given back yet.
-        return before
-    return _Seen(computed_s, max(0, private - body.inherited_bytes) + body.tray_bytes())
+    return None if private is None else max(0, private - body.inherited_bytes) + body.tray_bytes()
