@@ -35,6 +35,8 @@ MEASURED = 64
 """Workers that are measured in one look."""
 NEWS = 1 / 128
 """Of the bound: what the scheduler may know too little of all workers together."""
+NOISE_BYTES = 256 << 10
+"""Of a worker: what is never told."""
 
 
 class _Seen(NamedTuple):
@@ -99,7 +101,7 @@ class Footprints:
         changed = {
             worker: seen.nbytes
             for worker, seen in self._seen.items()
-            if worker in bodies and bodies[worker].taken != seen.nbytes
+            if worker in bodies and abs(seen.nbytes - bodies[worker].taken) > NOISE_BYTES
         }
         news = sum(abs(nbytes - bodies[worker].taken) for worker, nbytes in changed.items())
         if news > NEWS * self._most_bytes:
