@@ -1,5 +1,7 @@
 """Workers that take more than all may have: who is stopped, who is not, and what their callers hear."""
 
+import pytest
+
 from overwinter.core.actions import Announce, Decide, Refuse, Reply, StartBody, StopBody
 from overwinter.core.events import MemoryMeasured, Pressed, Removed
 from overwinter.core.profile import Point, Profile
@@ -95,6 +97,31 @@ def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
         world.settle_processes()
     assert rests == sorted(set(rests))
     assert len([each for each in world.log if isinstance(each, StartBody)]) == 4
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_who_needs_room_does_not_wait_for_the_greedy_of_others(removed):
+    world = node()
+    greedy, request = woken(world, "greedy", tenant="u")
+    if removed:
+        world.send(Removed("greedy@1"))
+    assert measured(world, greedy=990) == []
+    world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
+    mine = world.arrive("honest")
+    actions = world.stage()
+    assert [each.worker for each in actions if isinstance(each, StopBody)] == [greedy]
+    assert world.answers[request].error == "NoSpaceError"
+    world.settle()
+    assert isinstance(world.answers[mine], Reply)
+
+
+def test_a_tenant_waits_for_what_is_its_own():
+    world = node()
+    woken(world, "mine")
+    measured(world, mine=990)
+    world.deploy(spec("next", blobs=(("n", 10),), profile=PROFILE))
+    world.arrive("next")
+    assert not [each for each in world.stage() if isinstance(each, StopBody)]
 
 
 def test_a_tenant_with_many_workers_somewhat_beyond_goes_before_one_with_a_single_one():

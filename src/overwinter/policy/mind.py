@@ -243,28 +243,6 @@ class Mind(Deploying):
             over -= greedy.nbytes
             self._outgrew(greedy, now)
 
-    def _outgrew(self, body: Body, now: Seconds) -> None:
-        """Kill a body that takes more than there is. What it runs is refused: again it would take as much. But if it
-        takes little more than it was to, that is tried again as after any death.
-        """
-        function, why = self.state.owner(body), memory.told(body, self.config.memory_bytes)
-        self.in_hand, body.stopped_for, starting = body.function, why, body.state == "starting"
-        if function is not None:
-            self._decide(function, "stop", why)
-        if body.state == "idle" or not (starting or memory.is_far_beyond(body)):
-            self._stop(body, now, kill=True)
-            return
-        refused = [id_ for run in list(body.runs) for id_ in self._end_run(body, run) if id_ in self.state.requests]
-        self._stop(body, now, kill=True, event="failed")
-        for id_ in refused:
-            self._refuse(id_, "NoSpaceError", why, self.config.retry_after_min_s)
-        if function is None:
-            return
-        if starting and not self.state.has_body(function):
-            self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
-            self._leave_if_idle(function)
-        self._failed(function, "NoSpaceError", why, now)
-
     # Time
 
     def _alarm(self, now: Seconds) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.profile import Point
-from overwinter.policy import tenants, turns
+from overwinter.policy import memory, tenants, turns
 from overwinter.policy.bodies import Bodies
 from overwinter.policy.state import Body, Function, Tenant
 
@@ -73,19 +73,6 @@ class Room(Bodies):
 
     # Who is stopped
 
-    def _let_one_go(self, now: Seconds) -> bool:
-        """Have a body leave for those who wait for room, unless there will be room for all; whether one does."""
-        function = self._without_room()
-        if function is None:
-            return False
-        body = self.idle_for(function) or self._busy_for(function, now)
-        if body is None:
-            return False
-        self._retire(body, now)
-        if body.tenant != function.spec.tenant:
-            self._drain(body, now)
-        return True
-
     def idle_for(self, function: Function) -> Body | None:
         """The body that is stopped at once."""
         if tenants.alone(self.state):
@@ -101,6 +88,20 @@ class Room(Bodies):
         mine = function.spec.tenant
         busy = (body for body in over if body.state == "busy" and (own_may or body.tenant != mine))
         return max(busy, key=lambda body: (self._riches(body), body.retires, -body.ready_at, -body.id), default=None)
+
+    def _greedy_for(self, function: Function) -> Body | None:
+        """The body of another tenant that has to go at once for a function's: what it takes beyond its need was free
+        until somebody needs it.
+        """
+        limit, mine, bodies = self.config.memory_bytes, function.spec.tenant, self.state.bodies.values()
+        greedy = [body for body in bodies if memory.is_far_beyond(body) and body.tenant != mine]
+        if limit is None or not greedy:
+            return None
+        stay = self.state.body_bytes - sum(body.nbytes for body in bodies if body.state == "stopping")
+        if stay + self._awaited(function).memory_bytes <= limit:
+            return None
+        givers = {body.id for body in self._givers(function)}
+        return memory.next_to_stop(body for body in greedy if body.goes or body.id in givers)
 
     def _givers(self, function: Function) -> list[Body]:
         """Bodies that may have to go for a function's."""

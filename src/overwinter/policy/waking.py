@@ -12,7 +12,7 @@ from math import inf
 from overwinter.core.actions import Announce, Drop, Stage, StartBody
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName, WorkerId
 from overwinter.core.profile import Shape
-from overwinter.policy import cores, keepalive, reclaiming, recovery, turns
+from overwinter.policy import cores, keepalive, memory, reclaiming, recovery, turns
 from overwinter.policy.containment import asked
 from overwinter.policy.lifecycles import step_blocks, step_function
 from overwinter.policy.room import Room
@@ -288,6 +288,46 @@ class Waking(Room):
             self._leave_lines(function)
 
     # Ends
+
+    def _let_one_go(self, now: Seconds) -> bool:
+        """Have a body leave for those who wait for room, unless there will be room for all; whether one does."""
+        first = self.first_in_line()
+        greedy = None if first is None else self._greedy_for(self.state.functions[first])
+        if greedy is not None:
+            self._outgrew(greedy, now)
+            return True
+        function = self._without_room()
+        if function is None:
+            return False
+        body = self.idle_for(function) or self._busy_for(function, now)
+        if body is None:
+            return False
+        self._retire(body, now)
+        if body.tenant != function.spec.tenant:
+            self._drain(body, now)
+        return True
+
+    def _outgrew(self, body: Body, now: Seconds) -> None:
+        """Kill a body that takes more than there is. What it runs is refused: again it would take as much. But if it
+        takes little more than it was to, that is tried again as after any death.
+        """
+        function, why = self.state.owner(body), memory.told(body, self.config.memory_bytes)
+        self.in_hand, body.stopped_for, starting = body.function, why, body.state == "starting"
+        if function is not None:
+            self._decide(function, "stop", why)
+        if body.state == "idle" or not (starting or memory.is_far_beyond(body)):
+            self._stop(body, now, kill=True)
+            return
+        refused = [id_ for run in list(body.runs) for id_ in self._end_run(body, run) if id_ in self.state.requests]
+        self._stop(body, now, kill=True, event="failed")
+        for id_ in refused:
+            self._refuse(id_, "NoSpaceError", why, self.config.retry_after_min_s)
+        if function is None:
+            return
+        if starting and not self.state.has_body(function):
+            self._refuse_queue(function, "NoSpaceError", why, self.config.retry_after_min_s)
+            self._leave_if_idle(function)
+        self._failed(function, "NoSpaceError", why, now)
 
     def _spare(self, function: Function, lost_blocks: bool, now: Seconds) -> bool:
         """Whether a body's end is no failure: its blocks had vanished from memory, and not twice in a row. A deploy or
