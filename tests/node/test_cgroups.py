@@ -1,13 +1,19 @@
-"""Where the system lets it, the node bounds all workers together, and leaves no group behind."""
+"""Where the system lets it, the node shares the cores out among tenants, and leaves no group behind."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from overwinter.node.cgroups import NAME, Groups
+from overwinter.node.cgroups import IDLE, NAME, Groups
 
-from .rig import Rig
+from .rig import Function, Rig, Same, until
+
+X = {"x": torch.zeros(2, 4)}
 
 
 @pytest.fixture
@@ -19,12 +25,25 @@ def parents():
     groups.close()
 
 
+def cores_of(pid: int) -> str:
+    """The name of the process' group for cores, from the node's own on."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "cpu" or (not controllers and NAME in path):
+            return path[path.rindex(NAME) :] if NAME in path else ""
+    return ""
+
+
+def places(parents, name: str) -> list[Path]:
+    return [place for parent in parents for place in parent.glob(f"{name}*")]
+
+
 def test_what_the_zygote_forks_is_in_a_group_that_goes_with_the_node(parents):
     left = [parent / f"{NAME}killed" for parent in parents]
     for place in left:
-        place.mkdir(exist_ok=True)
+        (place / "1").mkdir(parents=True, exist_ok=True)
     rig = Rig()
-    groups = [parent / f"{NAME}{os.getpid()}" for parent in parents]
+    groups = [parent / rig.processes.zygotes.groups.name for parent in parents]
     inside = [{int(pid) for pid in (place / "cgroup.procs").read_text().split()} for place in groups]
     bounds = [int((place / "pids.max").read_text()) for place in groups if (place / "pids.max").exists()]
     rig.close()
@@ -33,8 +52,114 @@ def test_what_the_zygote_forks_is_in_a_group_that_goes_with_the_node(parents):
     assert not any(place.exists() for place in [*groups, *left])
 
 
+def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(parents):
+    rig = Rig()
+    node = rig.processes.zygotes.groups.name
+    ada, bob = (Function(Same(), X, name=name, tenant=name) for name in ("ada", "bob"))
+    rig.deploy(ada, bob)
+
+    async def scene():
+        from_base = [await rig.start_body(function) for function in (ada, bob)]
+        rig.processes.prepare("ada", ada.deployed.id)
+        await until(lambda: "ada" in rig.processes.zygotes.tenants and rig.processes.zygotes.tenants["ada"].is_idle)
+        own = rig.processes.zygotes.tenants["ada"]
+        from_own = await rig.start_body(ada)
+        assert from_own.worker in own.bodies
+        base = rig.processes.zygotes.base
+        found = [cores_of(process.pid) for process in (*from_base, own, from_own, base)]
+        shares = {(place / "cpu.shares").read_text() for place in groups() if (place / "cpu.shares").exists()}
+        assert len(shares) <= 1
+        return found
+
+    def groups():
+        return [Path(place) for parent in parents for place in (parent / node).glob("*/")]
+
+    async def empty():
+        """Bob has no worker any more, and no zygote."""
+        for body in rig.processes.bodies():
+            if body.deployed.manifest.tenant == "bob":
+                body.kill()
+        await until(lambda: len(groups()) == 1)
+
+    try:
+        ada_base, bob_base, ada_zygote, ada_own, base = rig.run(scene())
+        rig.run(empty())
+    finally:
+        rig.close()
+    assert ada_base == ada_zygote == ada_own
+    assert len({ada_base, bob_base, base}) == 3
+    assert base == node
+    assert ada_base.startswith(f"{node}/")
+    assert not places(parents, node)
+
+
+def test_whoever_is_put_behind_is_in_a_group_beside_the_nodes_that_computes_last(parents):
+    groups = Groups()
+    groups.make()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        groups.put_behind(child.pid)
+        assert cores_of(child.pid) == groups.name + IDLE
+        weights = [parent / cores_of(child.pid) / "cpu.idle" for parent in parents]
+        assert all(int(place.read_text()) == 1 for place in weights if place.exists())
+    finally:
+        child.kill()
+        child.communicate()
+        groups.close()
+    assert not places(parents, groups.name)
+
+
+NODE = """
+import sys
+from overwinter.node.cgroups import Groups
+groups = Groups()
+groups.make()
+with groups.entry("ada"):
+    print("made", flush=True)
+    input()
+"""
+
+
+def test_the_groups_of_a_killed_node_are_removed_at_the_next_start_and_those_of_a_living_one_stay(parents):
+    nodes = [
+        subprocess.Popen([sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for node in nodes:
+        assert node.stdout.readline()
+    killed, lives = nodes
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    before = len(places(parents, f"{NAME}{lives.pid}-"))
+    assert places(parents, f"{NAME}{killed.pid}-")
+    Groups()
+    assert not places(parents, f"{NAME}{killed.pid}-")
+    assert len(places(parents, f"{NAME}{lives.pid}-")) == before > 0
+    lives.kill()
+    for node in nodes:
+        node.communicate()
+    Groups()
+    assert not places(parents, f"{NAME}{lives.pid}-")
+
+
 def test_what_cannot_be_bounded_is_told_once():
     rig = Rig()
     rig.close()
     told = [line for line in rig.said if "control group" in line]
     assert len(told) == len(set(told)) == len(Groups().missing)
+
+
+def test_without_groups_workers_are_forked_all_the_same(monkeypatch):
+    monkeypatch.setattr("overwinter.node.cgroups._own", lambda controller: None)
+    rig = Rig()
+
+    async def scene():
+        body = await rig.start_body(Function(Same(), X))
+        run = rig.begin(body, **X)
+        await rig.ended(run)
+        return rig.output(run)
+
+    try:
+        assert torch.equal(rig.run(scene()), X["x"] + 1.0)
+    finally:
+        rig.close()
+    assert any("cores are not shared among tenants" in line for line in rig.said)

@@ -126,6 +126,12 @@ class BodyExited(_Event, frozen=True):
     """The host store no longer held what it should: stage anew."""
 
 
+class Demoted(_Event, frozen=True):
+    """A body computed beyond what it was given: it computes only when nobody else wants the core, for good."""
+
+    worker: WorkerId
+
+
 class ZygoteLost(_Event, frozen=True):
     """A zygote died or made room; what it had prepared is gone."""
 
@@ -183,6 +189,7 @@ Event = (
     | BodyReady
     | RunEnded
     | BodyExited
+    | Demoted
     | ZygoteLost
     | Profiled
     | Foretold

@@ -1,64 +1,177 @@
-"""What may all workers together take of the machine, where the system lets this node say so?
+"""How are the machine's cores shared, and its threads bounded, where the system lets this node say so?
 
-One control group for all that the zygote forks. It is entered once, before the first fork: moving a process may take
-20 ms, and what is born in a group costs nothing. Threads are bounded, so that the system keeps process ids for others,
-and cores are shared so that no number of busy workers takes the daemon's. Memory is not: see docs/decisions/sandbox.md.
+All that the base zygote forks is in one control group, below which each tenant has one of its own, all of one weight: a
+tenant that needs less than its share of the cores gets it when it needs it. Beside it lies a group of workers that
+compute only when nobody else wants the core. Threads are bounded, so that the system keeps process ids for others.
+Memory is not: see docs/decisions/sandbox.md.
+
+A process with a single thread that enters a group by itself, through the file for threads, waits for nobody: 50 µs. To
+move a process from outside takes 6 to 20 ms, in which no process of the system can fork.
 """
 
+import fcntl
 import os
-from collections.abc import Iterator
+import secrets
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from overwinter.core.ids import TenantId
+
 NAME = "overwinter-"
-CONTROLLERS = ("pids", "cpu")
+IDLE = "-idle"
+"""Added to the name of the node's own group: the one of those that are put behind everybody else."""
+CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
+"""And what it means not to have one."""
 PIDS_SHARE = 0.5
 """Of the system's process ids."""
-SHARES = 1024
-"""Of a core, by the scale of the first version: as much as a process without a group."""
-WEIGHT = 100
+SHARES, SHARES_LEAST = 1024, 2
+"""Of a core, by the scale of the first version: as much as a process without a group; as little as can be."""
+WEIGHT, WEIGHT_LEAST = 100, 1
 """The same by the scale of the second."""
+EMPTY_S, PAUSE_S = 1.0, 0.02
+"""How long killed processes may take to leave their groups when the node ends, and how often it looks."""
 
 
 class Groups:
-    """The node's control groups, one in each hierarchy that has a controller."""
+    """The node's control groups, one in each hierarchy that has a controller, and what lies below and beside it."""
 
     def __init__(self) -> None:
+        self.name = f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"
+        """Of the node's own group: other nodes may have the same process id, each in a namespace of its own."""
         self.missing: list[str] = []
-        """What could not be bounded."""
+        """What could not be bounded or shared."""
         self._parents: dict[str, Path] = {}
+        self._locks: dict[Path, int] = {}
+        """Groups that are this node's while it lives: others leave them alone."""
+        self._cores: Path | None = None
+        """The group below which the tenants' lie; None: they have none."""
+        self._idle: Path | None = None
+        self._tenants: dict[TenantId, Path] = {}
+        self._last = 0
         for controller in CONTROLLERS:
             parent = _own(controller)
             if parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
             else:
-                self.missing.append(f"no control group for {controller}: the system lets this node make none")
+                self._lacks(controller, "the system lets this node make none")
         self._clean()
 
+    def _lacks(self, controller: str, why: object) -> None:
+        self.missing.append(f"{CONTROLLERS[controller]}: no control group for {controller}: {why}")
+
+    # The node's
+
     def make(self) -> list[str]:
-        """Make them if they are not there; the files by which a process enters them."""
+        """Make the node's own if they are not there; the files by which the base zygote enters them."""
         places = []
         for controller, parent in list(self._parents.items()):
-            place = parent / f"{NAME}{os.getpid()}"
+            place = parent / self.name
             try:
-                place.mkdir(exist_ok=True)
+                self._claim(place)
                 _bound(controller, place)
+                if controller == "cpu":
+                    self._share_out(place)
             except OSError as error:
                 del self._parents[controller]
-                self.missing.append(f"no control group for {controller}: {error}")
+                self._lacks(controller, error)
             else:
                 places.append(str(place / "cgroup.procs"))
         return sorted(set(places))
 
+    def _claim(self, place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        if place not in self._locks:
+            self._locks[place] = os.open(place, os.O_RDONLY)
+            # Whoever looks whether it is claimed lets go of it at once.
+            fcntl.flock(self._locks[place], fcntl.LOCK_EX)
+
+    def _share_out(self, place: Path) -> None:
+        """Let groups be made below this one, and make the one beside it."""
+        if _is_second(place):
+            (place / "cgroup.subtree_control").write_text("+cpu")
+        idle = place.with_name(place.name + IDLE)
+        self._claim(idle)
+        if (idle / "pids.max").exists():
+            _bound("pids", idle)
+        if (idle / "cpu.idle").exists():
+            (idle / "cpu.idle").write_text("1")
+        elif _is_second(idle):
+            (idle / "cpu.weight").write_text(f"{WEIGHT_LEAST}")
+        else:
+            (idle / "cpu.shares").write_text(f"{SHARES_LEAST}")
+        self._cores, self._idle = place, idle
+
+    # Tenants'
+
+    @contextmanager
+    def entry(self, tenant: TenantId | None) -> Iterator[list[int]]:
+        """A descriptor of the tenant's group, which whoever is forked for it enters by writing "0"; none where there
+        are no groups, or the system has no room for one more. With None nobody is to enter one.
+        """
+        fds: list[int] = []
+        with suppress(OSError):
+            if self._cores is not None and tenant is not None:
+                fds.append(os.open(self._group_of(tenant, self._cores), os.O_WRONLY | os.O_CLOEXEC))
+        try:
+            yield fds
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _group_of(self, tenant: TenantId, cores: Path) -> Path:
+        """The file by which single threads enter the tenant's group, made if it is not there."""
+        place = self._tenants.get(tenant)
+        if place is None:
+            self._last += 1
+            place = cores / f"{self._last}"
+            place.mkdir()
+            self._tenants[tenant] = place
+            if _is_second(place):
+                # Only so can threads enter it by themselves.
+                (place / "cgroup.type").write_text("threaded")
+        return place / ("cgroup.threads" if _is_second(place) else "tasks")
+
+    def keep(self, tenants: Collection[TenantId]) -> None:
+        """Remove the groups of all other tenants, as far as nobody is in them any more."""
+        for tenant, place in list(self._tenants.items()):
+            if tenant not in tenants and _remove(place):
+                del self._tenants[tenant]
+
+    # Those behind all others
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether a process can be put behind all others."""
+        return self._idle is not None
+
+    def put_behind(self, pid: int) -> None:
+        """Let a process compute only when nobody else wants the core. Takes milliseconds; OSError if that cannot be."""
+        if self._idle is None:
+            raise FileNotFoundError("there are no control groups")
+        (self._idle / "cgroup.procs").write_text(f"{pid}")
+
+    # End
+
     def _clean(self) -> None:
-        """Remove those that killed nodes left: only an empty one can be removed."""
+        """Remove those that killed nodes left."""
         for parent in set(self._parents.values()):
             for place in parent.glob(f"{NAME}*"):
-                _remove(place)
+                if _is_unclaimed(place):
+                    _remove_all(place)
 
     def close(self) -> None:
-        """Remove them; no process may be left."""
-        for parent in set(self._parents.values()):
-            _remove(parent / f"{NAME}{os.getpid()}")
+        """Remove them. All that was in there must have been killed; waits a while for the last to end."""
+        looks = int(EMPTY_S / PAUSE_S)
+        while looks and sum(not _remove_all(place) for place in self._locks):
+            time.sleep(PAUSE_S)
+            looks -= 1
+        for lock in self._locks.values():
+            os.close(lock)
+        self._locks.clear()
+        self._tenants.clear()
+        self._cores = self._idle = None
 
 
 def _own(controller: str) -> Path | None:
@@ -84,14 +197,19 @@ def _memberships() -> Iterator[tuple[set[str], Path]]:
                 yield set(_read(place / "cgroup.subtree_control").split()), place
 
 
+def _is_second(place: Path) -> bool:
+    """Whether the group is of the second version."""
+    return (place / "cgroup.type").exists()
+
+
 def _bound(controller: str, place: Path) -> None:
     if controller == "pids":
         most = int(PIDS_SHARE * int(_read(Path("/proc/sys/kernel/pid_max"))))
         (place / "pids.max").write_text(f"{most}")
-    elif (place / "cpu.shares").exists():
-        (place / "cpu.shares").write_text(f"{SHARES * len(os.sched_getaffinity(0))}")
-    else:
+    elif _is_second(place):
         (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * len(os.sched_getaffinity(0)))}")
+    else:
+        (place / "cpu.shares").write_text(f"{SHARES * len(os.sched_getaffinity(0))}")
 
 
 def _read(path: Path) -> str:
@@ -101,9 +219,34 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _remove(place: Path) -> None:
+def _is_unclaimed(place: Path) -> bool:
+    """Whether no living node has it: a lock ends with whoever holds it."""
+    try:
+        lock = os.open(place, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _remove_all(place: Path) -> bool:
+    """Remove a group and those below it; whether it is gone."""
+    for below in place.glob("*/"):
+        _remove(below)
+    return _remove(place)
+
+
+def _remove(place: Path) -> bool:
+    """Whether the group is gone: one in which somebody is stays."""
     try:
         place.rmdir()
+    except FileNotFoundError:
+        return True
     except OSError:
-        # Somebody is in it, or it is not there.
-        return
+        return False
+    return True

@@ -148,6 +148,8 @@ class Processes:
     def looked(self) -> None:
         """All zygotes were looked at: one may have become idle, and make room."""
         self._preparing.look()
+        alive = {body.deployed.manifest.tenant for body in self._bodies.values()}
+        self.zygotes.groups.keep(alive | self.zygotes.tenants.keys())
 
     def _process_over(self, zygote: ZygoteProcess, body: BodyProcess) -> None:
         """The kernel says that a body has ended."""
@@ -170,8 +172,8 @@ class Processes:
 
         A measurer hears of the body in place of the staff. `samples` are the tensors of the requests that `load` names.
         """
-        worker = order.worker
-        zygote = self._zygote_for(function.manifest.tenant, order)
+        worker, tenant = order.worker, function.manifest.tenant
+        zygote = self._zygote_for(tenant, order)
         try:
             body = BodyProcess(worker, function, load, self._log)
         except OSError as error:
@@ -182,7 +184,10 @@ class Processes:
             body.channel.send(load, fds)
             # Only the base can give it a user of its own.
             its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
-            zygote.channel.send(its, [body.there.fileno(), body.words.there, *body.tray_fds()])
+            # What a tenant's zygote forks is born in its group.
+            with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
+                its = msgspec.structs.replace(its, grouped=bool(group))
+                zygote.channel.send(its, [body.there.fileno(), body.words.there, *body.tray_fds(), *group])
         except (ChannelClosedError, OSError, OverflowError) as error:
             body.there.close()
             body.close()

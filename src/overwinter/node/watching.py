@@ -90,7 +90,7 @@ class Zygotes:
         self._environment = dict(environment)
         self._log = log
         self._words = Words("zygote", log)
-        self._groups = Groups()
+        self.groups = Groups()
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
         self._failures = 0
@@ -116,12 +116,11 @@ class Zygotes:
     def start(self) -> None:
         """Start the base and the watch; `is_up` tells when it can fork. Orders sent before wait for it."""
         zygote = ZygoteProcess(None, None)
-        command = [sys.executable, "-m", "overwinter.worker.launch", str(zygote.there.fileno()), str(os.getpid())]
-        command += self._groups.make()
-        self._tell_lacks(self._groups.missing)
+        told = [str(zygote.there.fileno()), str(os.getpid()), *self.groups.make()]
+        self._tell_lacks(self.groups.missing)
         try:
             zygote.process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "overwinter.worker.launch", *told],
                 pass_fds=[zygote.there.fileno()],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -165,7 +164,8 @@ class Zygotes:
         zygote.number = self._last
         order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), room.memory_bytes, room.mapped_bytes)
         try:
-            self.base.channel.send(order, [zygote.there.fileno()])
+            with self.groups.entry(tenant) as group:
+                self.base.channel.send(order, [zygote.there.fileno(), *group])
         except (ChannelClosedError, OSError):
             zygote.close()
             return None
@@ -383,7 +383,7 @@ class Zygotes:
         for process in processes:
             await asyncio.to_thread(_wait_or_kill, process)
         self._words.close()
-        self._groups.close()
+        await asyncio.to_thread(self.groups.close)
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:

@@ -15,6 +15,7 @@ from overwinter.core.events import (
     BodyExited,
     BodyReady,
     Cancelled,
+    Demoted,
     Deployed,
     Event,
     Foretold,
@@ -88,6 +89,8 @@ class Mind(Deploying):
                 self.state.prepared.pop(tenant, None)
             case ZygoteLost():
                 self.state.prepared.clear()
+            case Demoted(worker):
+                self._demoted(worker, now)
             case Profiled():
                 self._profiled(event)
             case Foretold(function, rate):
@@ -156,6 +159,16 @@ class Mind(Deploying):
         # The core of its wake is its own still.
         self._serve(function, now, granted=body.point.run_cores == 1)
         self._keep(body, function, now)
+
+    def _demoted(self, worker: WorkerId, now: Seconds) -> None:
+        """What it runs may end, however long that takes; what waits is for others."""
+        body = self.state.bodies.get(worker)
+        if body is None or body.leaves:
+            return
+        self._retire(body, now)
+        function = self.state.owner(body)
+        if function is not None:
+            self._serve(function, now)
 
     # Deaths
 

@@ -15,7 +15,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class ForkBody(_Message, frozen=True):
     """Fork a body; descriptors: its end of a channel, where it prints, then for each run it may have at once a tray for
-    inputs and one for outputs.
+    inputs and one for outputs; if it is `grouped`, last the file by which it enters its tenant's control group.
     """
 
     worker: WorkerId
@@ -27,6 +27,8 @@ class ForkBody(_Message, frozen=True):
     """Address space that it needs beside that, for blocks and trays."""
     measured_cores: int | None = None
     """It is to be measured, bound to so many cores; None: it serves."""
+    grouped: bool = False
+    """Otherwise it is in the group of its zygote."""
 
 
 class Ping(_Message, frozen=True):
@@ -37,7 +39,9 @@ class Ping(_Message, frozen=True):
 
 
 class ForkZygote(_Message, frozen=True):
-    """Fork a tenant's zygote; descriptor: its end of a channel."""
+    """Fork a tenant's zygote; descriptors: its end of a channel, and perhaps the file by which it enters its tenant's
+    control group.
+    """
 
     number: int
     """Of this fork."""

@@ -1,15 +1,22 @@
-"""What a worker computes while nothing runs is billed, and one that does not end is stopped."""
+"""What a worker computes beyond what it was given puts it behind everybody else; what goes on while nothing runs is
+billed, and one that does not end is stopped.
+"""
 
+import os
+from pathlib import Path
+
+import pytest
 import torch
 
-from overwinter.core.actions import StartBody
-from overwinter.core.events import BodyReady, Deployed
+from overwinter.core.actions import Run, StartBody
+from overwinter.core.events import Arrived, BodyReady, Demoted, Deployed
 from overwinter.node import clock
+from overwinter.node.cgroups import IDLE
 from overwinter.node.insight.background import Background
 from overwinter.node.insight.metering import Meter
 from overwinter.node.insight.statistics import Statistics
 from overwinter.store.ledger import Ledger
-from tests.node.rig import Function, Same, until
+from tests.node.rig import Function, Rig, Same, until
 from tests.policy.world import spec
 
 SPINS = """
@@ -22,15 +29,25 @@ def spin():
 def setup(assets):
     threading.Thread(target=spin, daemon=True).start()
 """
+SLOW = """
+import time
+
+def preprocess(inputs, state):
+    until = time.process_time() + 0.45
+    while time.process_time() < until:
+        pass
+    return inputs
+"""
+X = {"x": torch.zeros(2, 4)}
 BOUND_S = 0.1
 
 
 def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(rig, tmp_path):
     statistics, said = Statistics(), []
-    background = Background(statistics, lambda: rig.processes, said.append, BOUND_S)
+    background = Background(statistics, lambda: rig.processes, [].append, said.append, BOUND_S)
 
     async def scene(handler):
-        body = await rig.start_body(Function(Same(), {"x": torch.zeros(2, 4)}, handler))
+        body = await rig.start_body(Function(Same(), X, handler))
         name = "spins" if handler else "rests"
         start = StartBody(body.worker, f"{name}@1", False, 1, 1)
         statistics.observe(0.0, Deployed(spec(name), resident=True), [start])
@@ -57,3 +74,143 @@ def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(ri
     assert (rested.function, spun.function) == ("rests", "spins")
     assert spun.core_ms >= 2 * BOUND_S * 1e3
     assert rested.core_ms == 0.0
+
+
+@pytest.fixture(params=["groups", "no groups"])
+def machine(request, monkeypatch):
+    """A node's processes, where the system gives control groups and where it gives none."""
+    if request.param == "no groups":
+        monkeypatch.setattr("overwinter.node.cgroups._own", lambda controller: None)
+    made = Rig()
+    if request.param == "groups" and not made.processes.zygotes.groups.has_idle:
+        made.close()
+        pytest.skip("the system gives no control groups")
+    yield made
+    made.close()
+
+
+class Scene:
+    """Workers that are looked at as the node would, at times that the test says."""
+
+    def __init__(self, rig):
+        self.rig = rig
+        self.statistics, self.posted = Statistics(), []
+        self.background = Background(self.statistics, lambda: rig.processes, self.posted.append, [].append)
+
+    async def start(self, handler, ready=True):
+        body = await self.rig.start_body(Function(Same(), X, handler))
+        self.statistics.observe(0.0, Deployed(spec("f"), resident=True), [StartBody(body.worker, "f@1", False, 1, 1)])
+        if ready:
+            self.statistics.observe(0.0, BodyReady(body.worker), [])
+        return body
+
+    async def compute(self, body):
+        """Let the worker compute for a while."""
+        before = clock.computed_s(body.pid)
+        await until(lambda: clock.computed_s(body.pid) > before + 0.2)
+
+    async def look(self, now):
+        found = self.background.look(now)
+        for body in found:
+            await self.background.put_behind(body)
+        return found
+
+    def is_behind(self, body):
+        if self.rig.processes.zygotes.groups.has_idle:
+            return IDLE in Path(f"/proc/{body.pid}/cgroup").read_text()
+        threads = [int(name) for name in os.listdir(f"/proc/{body.pid}/task")]
+        return all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads)
+
+    def decisions(self):
+        return [told.what for told in self.statistics.tallies["f"].decisions]
+
+
+def test_a_worker_that_goes_on_alone_is_put_behind_and_gets_no_more_work(machine):
+    scene = Scene(machine)
+
+    async def act():
+        body = await scene.start(SPINS)
+        assert await scene.look(1.0) == []
+        assert not scene.is_behind(body)
+        await scene.compute(body)
+        assert await scene.look(1.25) == [body]
+        assert scene.is_behind(body)
+        assert scene.posted == []
+        assert await scene.look(1.5) == await scene.look(1.75) == []
+        assert scene.posted == [Demoted(body.worker)]
+        assert scene.decisions() == ["demote"]
+
+    machine.run(act())
+
+
+def test_a_run_that_goes_on_for_long_is_put_behind_and_ends_with_the_right_answer(machine):
+    scene = Scene(machine)
+
+    async def act():
+        body = await scene.start(SLOW)
+        x = {"x": torch.ones(2, 4)}
+        run = machine.begin(body, **x)
+        arrived = Arrived(run, "f", None, None)
+        scene.statistics.observe(1.0, arrived, [Run(body.worker, run, (run,))])
+        await scene.look(1.0)
+        await scene.compute(body)
+        # So far it may: nothing is known of how long a run takes.
+        assert await scene.look(1.9) == []
+        await scene.compute(body)
+        assert await scene.look(2.1) == [body]
+        assert scene.is_behind(body)
+        await machine.ended(run)
+        assert torch.equal(machine.output(run), x["x"] + 1.0)
+        # It was a run's, and is billed as one.
+        assert scene.statistics.tallies["f"].background_core_s == 0.0
+
+    machine.run(act())
+
+
+def test_a_run_that_waits_for_long_is_left_alone(rig):
+    scene = Scene(rig)
+
+    async def act():
+        body = await scene.start(None)
+        arrived = Arrived(1, "f", None, None)
+        scene.statistics.observe(1.0, arrived, [Run(body.worker, 1, (1,))])
+        assert [await scene.look(now) for now in (1.0, 5.0, 9.0)] == [[], [], []]
+
+    rig.run(act())
+
+
+def test_a_worker_that_is_usually_slow_has_the_time_that_it_needs(rig):
+    scene = Scene(rig)
+
+    async def act():
+        body = await scene.start(SPINS)
+        scene.statistics.tallies["f"].usual_run_s = 3.0
+        arrived = Arrived(1, "f", None, None)
+        scene.statistics.observe(1.0, arrived, [Run(body.worker, 1, (1,))])
+        await scene.look(1.0)
+        found = []
+        for now in (12.0, 14.0):
+            await scene.compute(body)
+            found.append(await scene.look(now))
+        assert found == [[], [body]]
+
+    rig.run(act())
+
+
+def test_what_loads_for_long_is_put_behind_and_known_once_it_is_ready(rig):
+    scene = Scene(rig)
+
+    async def act():
+        body = await scene.start(SPINS, ready=False)
+        body.ready = False
+        for now in (0.5, 1.5):
+            await scene.compute(body)
+            found = await scene.look(now)
+        assert found == [body]
+        await scene.look(1.75)
+        assert scene.posted == []
+        body.ready = True
+        await scene.look(2.0)
+        assert scene.posted == [Demoted(body.worker)]
+
+    rig.run(act())

@@ -1,26 +1,35 @@
-"""Which workers compute while nothing runs?
+"""Which workers compute beyond what they were given?
 
-A handler may leave threads behind that take cores when its function has nothing to do. What a worker computes beyond
-the cores of its runs is billed as if it had run, and one that goes on is stopped: cores are for those who have work.
+They were given the cores of their runs, as long as a run, or the load before the first, goes on for no longer than it
+usually does, four times over. A handler may leave threads behind, and may never come to an end. A worker that computes
+beyond that is put behind everybody else for good: it gets no more work, and what it runs goes on when a core is free.
+What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from overwinter.core.events import Demoted, Event
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.core.underway import LivingBody
 from overwinter.node import clock
+from overwinter.node.bodies import BodyProcess
+from overwinter.node.demotion import put_behind
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics, Told
 from overwinter.node.processes import Processes
 
-LOOK_S = 1.0
+LOOK_S = 0.25
+PATIENCE, PATIENCE_S = 4.0, 1.0
+"""How much longer than usual a run or a load may go on, and how long at least."""
 NOISE = 0.05
 """Of a core: a worker that tidies up after itself is not billed for it."""
 SHARE = 0.1
 """Of a core: what a worker may compute for ever while nothing runs."""
+BEYOND_S = 0.1
+"""Of a core, beyond what it was given and that share: then it is put behind everybody else."""
 BOUND_S = 5.0
-"""Of a core, beyond that share: then it is stopped."""
+"""Of a core, beyond its runs and that share: then it is stopped."""
 
 
 class Seen(NamedTuple):
@@ -29,60 +38,111 @@ class Seen(NamedTuple):
     at: Seconds
     computed_s: float
     allowed_s: float
-    over_s: float
-    """What it computed beyond its share, and did not make good by being still."""
+    over_s: float = 0.0
+    """What it computed beyond its share while nothing ran, and did not make good by being still."""
+    late_s: float = 0.0
+    """What it computed for something that went on for too long."""
 
 
 class Background:
-    """Looks now and then. Belongs to the loop's thread: a look costs less than a microsecond a worker."""
+    """Looks now and then. Belongs to the loop's thread: a look costs some microseconds a worker."""
 
     def __init__(
         self,
         statistics: Statistics,
         processes: Callable[[], Processes],
+        post: Callable[[Event], None],
         log: Callable[[str], None],
         bound_s: float = BOUND_S,
     ) -> None:
         self._statistics = statistics
         self._processes = processes
+        self._post = post
         self._log = log
         self._bound_s = bound_s
         self._seen: dict[WorkerId, Seen] = {}
+        self._behind: dict[WorkerId, bool] = {}
+        """Workers that were put behind everybody else, and whether the scheduler knows."""
 
     async def run(self) -> None:
         """Look for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(clock.now())
+            for body in self.look(clock.now()):
+                await self.put_behind(body)
 
-    def look(self, now: Seconds) -> None:
-        """Bill what was computed since the last look, and stop who does not end."""
+    def look(self, now: Seconds) -> list[BodyProcess]:
+        """Bill what was computed since the last look, and stop who does not end; who is to be put behind."""
         before, self._seen = self._seen, {}
+        self._behind = {worker: told for worker, told in self._behind.items() if worker in self._statistics.bodies}
+        found = []
         for worker, living in list(self._statistics.bodies.items()):
             body = self._processes().body(worker)
-            # Until it is ready it loads: that is the wake's.
-            if body is None or body.pid is None or not body.ready:
+            if body is None or body.pid is None:
                 continue
             computed_s = clock.computed_s(body.pid)
             if computed_s is None:
                 continue
-            seen = _seen(before.get(worker), living, computed_s, now)
-            self._seen[worker] = seen
+            seen = self._seen[worker] = _seen(before.get(worker), living, body.ready, computed_s, now)
             if seen.over_s > self._bound_s:
-                reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
-                self._log(f"worker {worker} of {living.function} is stopped: {reason}")
-                living.tally.decisions.append(Told(now, "stop", reason))
-                self._processes().give_up(body, reason)
+                self._stop(body, living, seen, now)
+            elif worker in self._behind:
+                self._tell(body)
+            elif max(seen.over_s, seen.late_s) > BEYOND_S:
+                self._decide(body, living, seen, now)
+                found.append(body)
+        return found
+
+    async def put_behind(self, body: BodyProcess) -> None:
+        """Let a worker compute only when nobody else wants the core. A thread does it: the kernel takes a while."""
+        processes = self._processes()
+        if body.pid is not None and processes.body(body.worker) is body:
+            await asyncio.to_thread(put_behind, processes.zygotes.groups, body.pid)
+
+    def _decide(self, body: BodyProcess, living: LivingBody[FunctionStatistics], seen: Seen, now: Seconds) -> None:
+        what = "run" if body.ready else "load"
+        reason = f"its {what} goes on for much longer than usual"
+        if seen.over_s > BEYOND_S:
+            reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
+        self._log(f"worker {body.worker} of {living.function} computes only when a core is free from now on: {reason}")
+        living.tally.decisions.append(Told(now, "demote", reason))
+        self._behind[body.worker] = False
+
+    def _tell(self, body: BodyProcess) -> None:
+        """The scheduler hears of it at the look after: what was slow to load may then have begun to run something."""
+        if body.ready and not self._behind[body.worker]:
+            self._behind[body.worker] = True
+            self._post(Demoted(body.worker))
+
+    def _stop(self, body: BodyProcess, living: LivingBody[FunctionStatistics], seen: Seen, now: Seconds) -> None:
+        reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
+        self._log(f"worker {body.worker} of {living.function} is stopped: {reason}")
+        living.tally.decisions.append(Told(now, "stop", reason))
+        self._processes().give_up(body, reason)
 
 
-def _seen(last: Seen | None, living: LivingBody[FunctionStatistics], computed_s: float, now: Seconds) -> Seen:
+def _seen(
+    last: Seen | None, living: LivingBody[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
+) -> Seen:
     """What is known now; what the worker computed on its own is billed."""
     busy_s = living.busy_s + (now - living.busy_since if living.runs else 0.0)
     allowed_s = busy_s * living.cores
     if last is None:
-        return Seen(now, computed_s, allowed_s, 0.0)
-    own_s = max(0.0, computed_s - last.computed_s - (allowed_s - last.allowed_s))
-    passed_s = now - last.at
+        return Seen(now, computed_s, allowed_s)
+    spent_s, passed_s = computed_s - last.computed_s, now - last.at
+    late_s = last.late_s + spent_s if _is_late(living, ready, now) else 0.0
+    if not ready:
+        # That is the wake's.
+        return Seen(now, computed_s, allowed_s, 0.0, late_s)
+    own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
     if own_s > NOISE * passed_s:
         living.tally.background_core_s += own_s
-    return Seen(now, computed_s, allowed_s, max(0.0, last.over_s + own_s - SHARE * passed_s))
+    return Seen(now, computed_s, allowed_s, max(0.0, last.over_s + own_s - SHARE * passed_s), late_s)
+
+
+def _is_late(living: LivingBody[FunctionStatistics], ready: bool, now: Seconds) -> bool:
+    """Whether what it does should have ended long ago."""
+    if ready:
+        begun = min((since for since, _ in living.runs.values()), default=now)
+        return now - begun > max(PATIENCE_S, PATIENCE * living.tally.usual_run_s)
+    return now - living.since > max(PATIENCE_S, PATIENCE * living.tally.usual_wake_s)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError
+from overwinter.core.events import Event
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.node import clock
 from overwinter.node.functions import DeployedFunction
@@ -56,6 +57,10 @@ class House(Protocol):
         """Zygotes and bodies."""
         ...
 
+    def post(self, event: Event) -> None:
+        """Let the scheduler know what happened."""
+        ...
+
     def pipelines_seen(self) -> Sequence[Seen]:
         """What was seen of each pipeline."""
         ...
@@ -81,7 +86,7 @@ class Insight:
         self.statistics = Statistics()
         accounting = Accounting(state, house.hosts, lambda: house.processes, self.statistics, log)
         self._sources = Sources(house.config.mind, state, self.statistics, accounting, house.hosts.health)
-        self._background = Background(self.statistics, lambda: house.processes, log)
+        self._background = Background(self.statistics, lambda: house.processes, house.post, log)
         self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, log)
         self._tasks: list[asyncio.Task[None]] = []

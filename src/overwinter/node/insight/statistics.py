@@ -21,6 +21,8 @@ from overwinter.store.shares import Shares
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+SMOOTHING = 0.2
+"""Of the last in what is usual."""
 RECENT = 256
 """Answers of a function whose latencies are remembered one by one."""
 TOLD = 32
@@ -66,10 +68,16 @@ class FunctionStatistics(Tally):
         self.refusals: deque[Told] = deque(maxlen=TOLD)
         self.disk_byte_s = self.host_byte_s = 0.0
         """Owed for blocks that it holds no more."""
+        self.usual_run_s = self.usual_wake_s = 0.0
+        """Smoothed seconds of a run, and of a wake; 0 until there was one."""
         self.background_core_s = 0.0
         """What its bodies computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
         """When a profile of it came."""
+
+
+def _smoothed(before: float, seconds: float) -> float:
+    return before + SMOOTHING * (seconds - before) if before else seconds
 
 
 class Statistics(Tracker[FunctionStatistics]):
@@ -119,10 +127,12 @@ class Statistics(Tracker[FunctionStatistics]):
 
     def _ran(self, tally: FunctionStatistics, seconds: float, batch: int) -> None:
         self.run_times.add(seconds)
+        tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
         self.batches.add(batch)
 
     def _woken(self, body: LivingBody[FunctionStatistics], seconds: float) -> None:
         self.wake_times[body.start].add(seconds)
+        body.tally.usual_wake_s = _smoothed(body.tally.usual_wake_s, seconds)
 
     def _came(self, spec: FunctionSpec, now: Seconds) -> None:
         self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
