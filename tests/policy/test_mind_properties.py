@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from overwinter.core.actions import Reply
 from overwinter.core.events import (
     Cancelled,
+    Demoted,
     Foretold,
     LoadAsked,
     MemoryMeasured,
@@ -162,6 +163,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), lost=st.booleans())
     def die(self, data, lost):
         self.world.die(data.draw(st.sampled_from(sorted(self.world.alive))), lost_blocks=lost)
+
+    @precondition(lambda self: self.world.alive - set(self.world.starting))
+    @rule(data=st.data())
+    def demoted(self, data):
+        self.world.send(Demoted(data.draw(st.sampled_from(sorted(self.world.alive - set(self.world.starting))))))
 
     @precondition(lambda self: self.world.alarm is not None)
     @rule()
