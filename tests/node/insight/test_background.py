@@ -3,6 +3,7 @@ billed, and one that does not end is stopped.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,22 @@ def test_a_run_that_goes_on_for_long_is_put_behind_and_ends_with_the_right_answe
         assert scene.statistics.tallies["f"].background_core_s == 0.0
 
     machine.run(act())
+
+
+def test_one_that_has_rested_is_found_all_the_same_when_it_goes_on_alone(rig):
+    scene = Scene(rig)
+
+    async def act():
+        body = await scene.start(SPINS)
+        # Before it began, as far as is known here.
+        os.kill(body.pid, signal.SIGSTOP)
+        assert [await scene.look(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)] == [[]] * 5
+        os.kill(body.pid, signal.SIGCONT)
+        for _ in range(3):
+            await scene.compute(body)
+        assert body in [each for number in range(4) for each in await scene.look(5.25 + number / 4)]
+
+    rig.run(act())
 
 
 def test_a_run_that_waits_for_long_is_left_alone(rig):

@@ -20,6 +20,8 @@ from overwinter.node.insight.statistics import FunctionStatistics, Statistics, T
 from overwinter.node.processes import Processes
 
 LOOK_S = 0.25
+TURNS = 4
+"""One that runs nothing, and did not compute, is looked at so many times less often."""
 PATIENCE, PATIENCE_S = 4.0, 1.0
 """How much longer than usual a run or a load may go on, and how long at least."""
 NOISE = 0.05
@@ -42,10 +44,12 @@ class Seen(NamedTuple):
     """What it computed beyond its share while nothing ran, and did not make good by being still."""
     late_s: float = 0.0
     """What it computed for something that went on for too long."""
+    still: bool = False
+    """Whether it did not compute between the last two looks."""
 
 
 class Background:
-    """Looks now and then. Belongs to the loop's thread: a look costs some microseconds a worker."""
+    """Looks now and then. Belongs to the loop's thread: a look costs microseconds a worker that does something."""
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Background:
         self._log = log
         self._bound_s = bound_s
         self._seen: dict[WorkerId, Seen] = {}
+        self._turn = 0
         self._behind: dict[WorkerId, bool] = {}
         """Workers that were put behind everybody else, and whether the scheduler knows."""
 
@@ -75,15 +80,20 @@ class Background:
         """Bill what was computed since the last look, and stop who does not end; who is to be put behind."""
         before, self._seen = self._seen, {}
         self._behind = {worker: told for worker, told in self._behind.items() if worker in self._statistics.bodies}
+        self._turn = (self._turn + 1) % TURNS
         found = []
         for worker, living in list(self._statistics.bodies.items()):
+            last = before.get(worker)
+            if last is not None and worker % TURNS != self._turn and _rests(last, living):
+                self._seen[worker] = last
+                continue
             body = self._processes().body(worker)
             if body is None or body.pid is None:
                 continue
             computed_s = clock.computed_s(body.pid)
             if computed_s is None:
                 continue
-            seen = self._seen[worker] = _seen(before.get(worker), living, body.ready, computed_s, now)
+            seen = self._seen[worker] = _seen(last, living, body.ready, computed_s, now)
             if seen.over_s > self._bound_s:
                 self._stop(body, living, seen, now)
             elif worker in self._behind:
@@ -133,11 +143,17 @@ def _seen(
     late_s = last.late_s + spent_s if _is_late(living, ready, now) else 0.0
     if not ready:
         # That is the wake's.
-        return Seen(now, computed_s, allowed_s, 0.0, late_s)
+        return Seen(now, computed_s, allowed_s, late_s=late_s)
     own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
     if own_s > NOISE * passed_s:
         living.tally.background_core_s += own_s
-    return Seen(now, computed_s, allowed_s, max(0.0, last.over_s + own_s - SHARE * passed_s), late_s)
+    over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
+    return Seen(now, computed_s, allowed_s, over_s, late_s, spent_s < NOISE * passed_s and over_s == 0.0)
+
+
+def _rests(last: Seen, living: LivingBody[FunctionStatistics]) -> bool:
+    """Whether it did nothing the last time, and has run nothing since."""
+    return last.still and not living.runs and living.busy_s * living.cores == last.allowed_s
 
 
 def _is_late(living: LivingBody[FunctionStatistics], ready: bool, now: Seconds) -> bool:
