@@ -19,7 +19,7 @@ means = zygote.Means(Channel(there, ToZygote), None, shelter, None)
 """
 FORKS = {
     "worker": "zygote._be_body(ForkBody(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",
-    "zygote": "zygote._be_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), there.fileno(), os.getppid(), means)",
+    "zygote": "zygote._be_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), [there.fileno()], os.getppid(), means)",
 }
 
 
