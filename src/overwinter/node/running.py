@@ -50,7 +50,7 @@ async def running(
         hosts = HostStores(place, repository)
         if not config.keep_warm:
             stack.callback(hosts.close)
-        most_bytes = config.mind.host_bytes
+        host_bytes = config.mind.host_bytes
         config = msgspec.structs.replace(config, mind=_bounded(config, hosts))
         file = stack.enter_context(_journal_file(config.journal, log))
         node = Node(config, repository, hosts, Mind(config.mind))
@@ -67,12 +67,12 @@ async def running(
             node._effects.post = node.post
             node.processes.start()
             verifier = Verifier(hosts, config.verify_share, node._effects.lose, log)
-            most_bytes = config.mind.memory_bytes or total_bytes()
-            footprints = Footprints(node._mind.state, lambda: node.processes, most_bytes, node.post)
+            memory_bytes = config.mind.memory_bytes or total_bytes()
+            footprints = Footprints(node._mind.state, lambda: node.processes, memory_bytes, node.post)
             upkeep = [
                 footprints.run(),
                 watch_memory(config.memory_free_min_bytes, node.post),
-                watch_room(hosts, most_bytes, config.mind.host_bytes, node.post),
+                watch_room(hosts, host_bytes, config.mind.host_bytes, node.post),
                 collect_unneeded(repository, config.unneeded_keep_s, log),
                 verifier.run(),
             ]

@@ -1,0 +1,31 @@
+"""A node's upkeep goes by what the node was configured with."""
+
+import asyncio
+
+import pytest
+
+from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.node import upkeep
+from overwinter.node.running import running
+from overwinter.store.hosts import HostStores
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.rig import until
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 100 * MIB, 10 * MIB])
+def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(tmp_path, monkeypatch, memory_bytes):
+    looks = []
+    monkeypatch.setattr(upkeep, "ROOM_EVERY_S", 0.001)
+    monkeypatch.setattr(HostStores, "room", lambda stores: looks.append(1) or 1 << 50)
+    mind = MindConfig(host_bytes=20 * MIB, memory_bytes=memory_bytes)
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), mind=mind)
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+            # What the first look found is told by then.
+            await until(lambda: len(looks) > 1)
+            assert node._mind.state.host_limit == 20 * MIB
+
+    asyncio.run(scene())
