@@ -1,7 +1,7 @@
 """How are the machine's cores shared, and its threads bounded, where the system lets this node say so?
 
-All that the base zygote forks is in one control group, below which each tenant has one of its own, all of one weight: a
-tenant that needs less than its share of the cores gets it when it needs it. Beside it lies a group of workers that
+All that the base zygote forks is in one control group, below which each tenant has one of its own. All have one weight
+but those that used more of the cores than others (shares.py). Beside it lies a group of workers that
 compute only when nobody else wants the core. Threads are bounded, so that the system keeps process ids for others.
 Memory is not: see docs/decisions/sandbox.md.
 
@@ -30,6 +30,8 @@ SHARES, SHARES_LEAST = 1024, 2
 """Of a core, by the scale of the first version: as much as a process without a group; as little as can be."""
 WEIGHT, WEIGHT_LEAST = 100, 1
 """The same by the scale of the second."""
+LOWERED = 16
+"""A tenant that used more of the cores than others has this part of their weight."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
 """How long killed processes may take to leave their groups when the node ends, and how often it looks."""
 
@@ -49,6 +51,8 @@ class Groups:
         """The group below which the tenants' lie; None: they have none."""
         self._idle: Path | None = None
         self._tenants: dict[TenantId, Path] = {}
+        self._lowered: set[TenantId] = set()
+        """Tenants that have less weight than others."""
         self._last = 0
         for controller in CONTROLLERS:
             parent = _own(controller)
@@ -138,6 +142,14 @@ class Groups:
         for tenant, place in list(self._tenants.items()):
             if tenant not in tenants and _remove(place):
                 del self._tenants[tenant]
+                self._lowered.discard(tenant)
+
+    def lower(self, tenants: Collection[TenantId]) -> None:
+        """Let these tenants have less weight than all others, until told otherwise."""
+        for tenant, place in self._tenants.items():
+            if (tenant in tenants) != (tenant in self._lowered):
+                self._lowered ^= {tenant}
+                _weigh(place, LOWERED if tenant in tenants else 1)
 
     # Those behind all others
 
@@ -210,6 +222,15 @@ def _bound(controller: str, place: Path) -> None:
         (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * len(os.sched_getaffinity(0)))}")
     else:
         (place / "cpu.shares").write_text(f"{SHARES * len(os.sched_getaffinity(0))}")
+
+
+def _weigh(place: Path, part: int) -> None:
+    """Give a tenant's group this part of the usual weight."""
+    with suppress(OSError):
+        if _is_second(place):
+            (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // part)}")
+        else:
+            (place / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // part)}")
 
 
 def _read(path: Path) -> str:

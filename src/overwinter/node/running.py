@@ -24,6 +24,7 @@ from overwinter.node.pressure import total_bytes, watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
+from overwinter.node.shares import CoreShares
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
 from overwinter.node.watching import Bounds
@@ -71,6 +72,7 @@ async def running(
             footprints = Footprints(node._mind.state, lambda: node.processes, memory_bytes, node.post)
             upkeep = [
                 footprints.run(),
+                CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(),
                 watch_memory(config.memory_free_min_bytes, node.post),
                 watch_room(hosts, host_bytes, config.mind.host_bytes, node.post),
                 collect_unneeded(repository, config.unneeded_keep_s, log),

@@ -13,7 +13,7 @@ from overwinter.core.actions import Run, StartBody
 from overwinter.core.events import Arrived, BodyReady, Demoted, Deployed
 from overwinter.node import clock
 from overwinter.node.cgroups import IDLE
-from overwinter.node.insight.background import Background
+from overwinter.node.insight.background import LOOK_S, TURNS, Background
 from overwinter.node.insight.metering import Meter
 from overwinter.node.insight.statistics import Statistics
 from overwinter.store.ledger import Ledger
@@ -179,7 +179,7 @@ def test_one_that_has_rested_is_found_all_the_same_when_it_goes_on_alone(rig):
         os.kill(body.pid, signal.SIGCONT)
         for _ in range(3):
             await scene.compute(body)
-        assert body in [each for number in range(4) for each in await scene.look(5.25 + number / 4)]
+        assert body in [each for number in range(TURNS) for each in await scene.look(5.25 + number * LOOK_S)]
 
     rig.run(act())
 

@@ -19,8 +19,8 @@ from overwinter.node.demotion import put_behind
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics, Told
 from overwinter.node.processes import Processes
 
-LOOK_S = 0.25
-TURNS = 4
+LOOK_S = 0.1
+TURNS = 10
 """One that runs nothing, and did not compute, is looked at so many times less often."""
 PATIENCE, PATIENCE_S = 4.0, 1.0
 """How much longer than usual a run or a load may go on, and how long at least."""

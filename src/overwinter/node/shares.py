@@ -1,0 +1,79 @@
+"""Whose workers get the cores first when there are too few? Those of tenants that used less of them lately.
+
+The kernel shares the cores out among the tenants that want them at a moment, whatever they used before: a tenant that
+computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
+about its share or more has a lesser weight while the cores are scarce, as processes have in schedulers that let usage
+decay (Kay and Lauder, A fair share scheduler, 1988). Where there are no control groups nothing is done.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from math import exp
+
+from overwinter.core.ids import Seconds, TenantId
+from overwinter.node import clock
+from overwinter.node.processes import Processes
+
+LOOK_S = 0.1
+MEMORY_S = 0.3
+"""Time in which usage decays to a third."""
+SCARCE = 0.6
+"""Of all cores: below it nobody is kept waiting."""
+NEARLY = 0.75
+"""Of a tenant's share: who used more has less weight."""
+LEAST = 0.02
+"""Of a core: who used less uses none."""
+
+
+class CoreShares:
+    """Belongs to the loop's thread: a look costs two microseconds a process."""
+
+    def __init__(self, processes: Callable[[], Processes], cores: float) -> None:
+        self._processes = processes
+        self._cores = cores
+        self._seen: dict[int, float] = {}
+        """Seconds of a core that each process had computed at the last look."""
+        self._last = Seconds(0.0)
+        self._used: dict[TenantId, float] = {}
+        """Cores that each tenant used lately."""
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(clock.now())
+
+    def look(self, now: Seconds) -> None:
+        """Weigh the tenants by what they have used."""
+        processes = self._processes()
+        if not processes.zygotes.groups.has_idle:
+            return
+        passed_s, self._last = now - self._last, now
+        fresh = 1 - exp(-passed_s / MEMORY_S)
+        spent = self._spent(processes)
+        cores = {tenant: spent[tenant] / passed_s for tenant in spent.keys() | self._used.keys()}
+        used = {tenant: fresh * cores[tenant] + (1 - fresh) * self._used.get(tenant, 0.0) for tenant in cores}
+        self._used = {tenant: each for tenant, each in used.items() if each > LEAST}
+        processes.zygotes.groups.lower(above_their_share(self._used, self._cores))
+
+    def _spent(self, processes: Processes) -> dict[TenantId, float]:
+        """Seconds of a core that the processes of each tenant computed since the last look."""
+        last, self._seen = self._seen, {}
+        spent: dict[TenantId, float] = defaultdict(float)
+        pids = [(body.deployed.manifest.tenant, body.pid) for body in processes.bodies()]
+        pids += [(tenant, zygote.pid) for tenant, zygote in processes.zygotes.tenants.items()]
+        for tenant, pid in pids:
+            computed_s = None if pid is None else clock.computed_s(pid)
+            if pid is not None and computed_s is not None:
+                self._seen[pid] = computed_s
+                spent[tenant] += max(0.0, computed_s - last.get(pid, computed_s))
+        return spent
+
+
+def above_their_share(used: dict[TenantId, float], cores: float) -> set[TenantId]:
+    """Of the tenants that use cores those that used nearly their share or more, while the cores are scarce."""
+    if sum(used.values()) < SCARCE * cores:
+        return set()
+    share = cores / len(used)
+    return {tenant for tenant, each in used.items() if each > NEARLY * share}
