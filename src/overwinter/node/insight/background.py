@@ -1,9 +1,10 @@
 """Which workers compute beyond what they were given?
 
 They were given the cores of their runs, as long as a run, or the load before the first, goes on for no longer than it
-usually does, four times over. A handler may leave threads behind, and may never come to an end. A worker that computes
-beyond that is put behind everybody else for good: it gets no more work, and what it runs goes on when a core is free.
-What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped.
+usually does, four times over. One that only waits for the core, because others compute, is not late: it must have
+computed for longer than that, too. A handler may leave threads behind, and may never come to an end. A worker that
+computes beyond that is put behind everybody else for good: it gets no more work, and what it runs goes on when a core
+is free. What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped.
 """
 
 import asyncio
@@ -44,6 +45,10 @@ class Seen(NamedTuple):
     """What it computed beyond its share while nothing ran, and did not make good by being still."""
     late_s: float = 0.0
     """What it computed for something that went on for too long."""
+    begun: Seconds | None = None
+    """When the oldest of its runs began."""
+    run_s: float = 0.0
+    """What it computed since."""
     still: bool = False
     """Whether it did not compute between the last two looks."""
 
@@ -140,15 +145,19 @@ def _seen(
     if last is None:
         return Seen(now, computed_s, allowed_s)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
-    late_s = last.late_s + spent_s if _is_late(living, ready, now) else 0.0
     if not ready:
-        # That is the wake's.
+        # That is the wake's, and so is all that it computed before.
+        late_s = last.late_s + spent_s if _is_late(living, ready, computed_s, now) else 0.0
         return Seen(now, computed_s, allowed_s, late_s=late_s)
+    begun = _begun(living)
+    run_s = spent_s + (last.run_s if begun == last.begun else 0.0)
+    late_s = last.late_s + spent_s if _is_late(living, ready, run_s, now) else 0.0
     own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
     if own_s > NOISE * passed_s:
         living.tally.background_core_s += own_s
     over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
-    return Seen(now, computed_s, allowed_s, over_s, late_s, spent_s < NOISE * passed_s and over_s == 0.0)
+    still = spent_s < NOISE * passed_s and over_s == 0.0
+    return Seen(now, computed_s, allowed_s, over_s, late_s, begun, run_s, still)
 
 
 def _rests(last: Seen, living: LivingBody[FunctionStatistics]) -> bool:
@@ -156,9 +165,17 @@ def _rests(last: Seen, living: LivingBody[FunctionStatistics]) -> bool:
     return last.still and not living.runs and living.busy_s * living.cores == last.allowed_s
 
 
-def _is_late(living: LivingBody[FunctionStatistics], ready: bool, now: Seconds) -> bool:
-    """Whether what it does should have ended long ago."""
-    if ready:
-        begun = min((since for since, _ in living.runs.values()), default=now)
-        return now - begun > max(PATIENCE_S, PATIENCE * living.tally.usual_run_s)
-    return now - living.since > max(PATIENCE_S, PATIENCE * living.tally.usual_wake_s)
+def _begun(living: LivingBody[FunctionStatistics]) -> Seconds | None:
+    """When the oldest of its runs began; None: it runs nothing."""
+    return min((since for since, _ in living.runs.values()), default=None)
+
+
+def _is_late(living: LivingBody[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:
+    """Whether what it does, and has computed so much for, should have ended long ago. What others slow down goes on for
+    long as well, but computes no more than usual.
+    """
+    begun = _begun(living) if ready else living.since
+    usual_s = PATIENCE * (living.tally.usual_run_s if ready else living.tally.usual_wake_s)
+    if begun is None:
+        return False
+    return now - begun > max(PATIENCE_S, usual_s) and computed_s >= usual_s * living.cores
