@@ -234,3 +234,17 @@ def test_what_loads_for_long_is_put_behind_and_known_once_it_is_ready(rig):
         assert scene.posted == [Demoted(body.worker)]
 
     rig.run(act())
+
+
+def test_what_loads_until_between_two_looks_is_not_put_behind_for_it(rig):
+    scene = Scene(rig)
+
+    async def act():
+        body = await scene.start(SPINS, ready=False)
+        body.ready = False
+        await scene.look(0.25)
+        await scene.compute(body)
+        body.ready = True
+        assert await scene.look(0.5) == []
+
+    rig.run(act())

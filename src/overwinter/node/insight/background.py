@@ -45,6 +45,7 @@ class Seen(NamedTuple):
     """What it computed beyond its share while nothing ran, and did not make good by being still."""
     late_s: float = 0.0
     """What it computed for something that went on for too long."""
+    loading: bool = False
     begun: Seconds | None = None
     """When the oldest of its runs began."""
     run_s: float = 0.0
@@ -143,12 +144,13 @@ def _seen(
     busy_s = living.busy_s + (now - living.busy_since if living.runs else 0.0)
     allowed_s = busy_s * living.cores
     if last is None:
-        return Seen(now, computed_s, allowed_s)
+        return Seen(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at
-    if not ready:
-        # That is the wake's, and so is all that it computed before.
-        late_s = last.late_s + spent_s if _is_late(living, ready, computed_s, now) else 0.0
-        return Seen(now, computed_s, allowed_s, late_s=late_s)
+    if not ready or last.loading:
+        # That is the wake's, also what came after the look before its end.
+        is_late = not ready and _is_late(living, ready, computed_s, now)
+        late_s = last.late_s + spent_s if is_late else 0.0
+        return Seen(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
     begun = _begun(living)
     run_s = spent_s + (last.run_s if begun == last.begun else 0.0)
     late_s = last.late_s + spent_s if _is_late(living, ready, run_s, now) else 0.0
@@ -157,7 +159,7 @@ def _seen(
         living.tally.background_core_s += own_s
     over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
     still = spent_s < NOISE * passed_s and over_s == 0.0
-    return Seen(now, computed_s, allowed_s, over_s, late_s, begun, run_s, still)
+    return Seen(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)
 
 
 def _rests(last: Seen, living: LivingBody[FunctionStatistics]) -> bool:
