@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from overwinter.core.config import NodeConfig
@@ -128,7 +129,8 @@ class Node:
         except BaseException as error:
             if not self._broken.done():
                 self.post(Removed(function.id))
-            await asyncio.shield(asyncio.to_thread(self._forget, function.id, deployment))
+            self._effects.functions.pop(function.id, None)
+            await asyncio.shield(asyncio.to_thread(self._forget, deployment))
             if isinstance(error, HandlerError):
                 # In a deploy, what the author sent is what the caller got wrong.
                 raise AuthorError(str(error)) from error
@@ -173,14 +175,10 @@ class Node:
         unnumbered.on_trial = True
         unnumbered.check_load()
 
-    def _forget(self, id_: FunctionId, deployment: Deployment) -> None:
-        try:
+    def _forget(self, deployment: Deployment) -> None:
+        with suppress(NotFoundError):
+            # Its owner may have removed it meanwhile.
             self.repository.remove(deployment.name, deployment.version)
-        except NotFoundError:
-            # Its owner removed it meanwhile.
-            return
-        finally:
-            self._effects.functions.pop(id_, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Take away one version, or all with None; what runs now still ends.
