@@ -131,10 +131,10 @@ class Groups:
             self._last += 1
             place = cores / f"{self._last}"
             place.mkdir()
-            self._tenants[tenant] = place
             if _is_second(place):
                 # Only so can threads enter it by themselves.
                 (place / "cgroup.type").write_text("threaded")
+            self._tenants[tenant] = place
         return place / ("cgroup.threads" if _is_second(place) else "tasks")
 
     def keep(self, tenants: Collection[TenantId]) -> None:

@@ -13,7 +13,7 @@ from overwinter.node.bodies import BodyProcess
 from overwinter.worker.tray import LARGE_BYTES
 
 THREADS = 2
-FAULTS = (OSError, ValueError, TypeError)
+FAULTS = (OSError, MemoryError, ValueError, TypeError)
 """What goes wrong by the fault of the system or of a body."""
 
 T = TypeVar("T")
