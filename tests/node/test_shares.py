@@ -47,7 +47,7 @@ def test_who_used_more_is_never_before_who_used_less(used, cores):
 
 def test_a_tenant_that_takes_all_has_less_weight_until_it_stops():
     rig = Rig()
-    if not rig.processes.zygotes.groups.has_idle:
+    if not rig.processes.zygotes.groups.shares_cores:
         rig.close()
         pytest.skip("the system gives no control groups")
     ada, bob = (

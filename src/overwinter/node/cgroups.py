@@ -154,8 +154,8 @@ class Groups:
     # Those behind all others
 
     @property
-    def has_idle(self) -> bool:
-        """Whether a process can be put behind all others."""
+    def shares_cores(self) -> bool:
+        """Whether tenants have groups of their own, and a process can be put behind all others."""
         return self._idle is not None
 
     def put_behind(self, pid: int) -> None:

@@ -28,7 +28,7 @@ class Quotas:
         self._config = config
         self._functions = functions
         self._deploys: Counter[TenantId] = Counter()
-        self._promised: list[_Share] = []
+        self._reserved: list[_Share] = []
         """To deploys under way whose function is not among the others yet."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
         """Under way."""
@@ -43,7 +43,7 @@ class Quotas:
         if self._deploys[tenant] >= most:
             raise OverloadedError(f"tenant {tenant!r} has {most} deploys under way: wait for one to end", WAIT_S)
         deployed = [_Share(each.manifest.tenant, each.manifest_bytes) for each in self._functions.values()]
-        shares = [*deployed, *self._promised]
+        shares = [*deployed, *self._reserved]
         others = [share for share in shares if share.tenant != tenant]
         own = [share for share in shares if share.tenant == tenant]
         self._check(len(others) + len(own), self._config.functions_max, "this node")
@@ -53,12 +53,12 @@ class Quotas:
         _check_bytes(taken, room // 2, f"tenant {tenant!r}")
         _check_bytes(taken + sum(share.manifest_bytes for share in others), room, "this node")
         self._deploys[tenant] += 1
-        promised = [_Share(tenant, manifest_bytes)]
-        self._promised += promised
+        reserved = [_Share(tenant, manifest_bytes)]
+        self._reserved += reserved
 
         def counted() -> None:
-            while promised:
-                self._promised.remove(promised.pop())
+            while reserved:
+                self._reserved.remove(reserved.pop())
 
         try:
             yield counted

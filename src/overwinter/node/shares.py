@@ -47,7 +47,7 @@ class CoreShares:
     def look(self, now: Seconds) -> None:
         """Weigh the tenants by what they have used."""
         processes = self._processes()
-        if not processes.zygotes.groups.has_idle:
+        if not processes.zygotes.groups.shares_cores:
             return
         passed_s, self._last = now - self._last, now
         fresh = 1 - exp(-passed_s / MEMORY_S)

@@ -2,8 +2,8 @@
 
 A worker is admitted with what its function was measured to need, and may take up to `memory_mib`. The room of a node is
 given out by needs, so that whenever there is too little, somebody takes more than its need. None but those are stopped:
-whoever keeps within its need loses nothing by others' greed. What is beyond the needs is free until somebody needs it:
-then a worker of another tenant that takes far more than its need goes at once (room.py).
+whoever keeps within its need loses nothing for what others take. What is beyond the needs is free until somebody needs
+it: then a worker of another tenant that takes far more than its need goes at once (room.py).
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
 somewhat more; who takes far more goes first. Of these it is one of the tenant whose workers together are furthest

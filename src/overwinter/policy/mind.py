@@ -234,11 +234,11 @@ class Mind(Deploying):
                 return
             won += body.nbytes
             self._stop(body, now)
-        while won < nbytes and (greedy := memory.next_to_stop(self.state.bodies.values())) is not None:
-            if not memory.is_far_beyond(greedy):
+        while won < nbytes and (excessive := memory.next_to_stop(self.state.bodies.values())) is not None:
+            if not memory.is_far_beyond(excessive):
                 return
-            won += greedy.nbytes
-            self._outgrew(greedy, now)
+            won += excessive.nbytes
+            self._outgrew(excessive, now)
 
     def _memory_measured(self, event: MemoryMeasured, now: Seconds) -> None:
         """Count what workers take, and stop some if all together may not have it."""
@@ -252,9 +252,9 @@ class Mind(Deploying):
         # One that was asked to stop may go on to grow.
         self._actions += [StopBody(body.id, kill=True) for body in stopping if memory.is_far_beyond(body)]
         over = self.state.body_bytes - limit - sum(body.nbytes for body in stopping)
-        while over > 0 and (greedy := memory.next_to_stop(bodies)) is not None:
-            over -= greedy.nbytes
-            self._outgrew(greedy, now)
+        while over > 0 and (excessive := memory.next_to_stop(bodies)) is not None:
+            over -= excessive.nbytes
+            self._outgrew(excessive, now)
 
     # Time
 

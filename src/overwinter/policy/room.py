@@ -89,19 +89,19 @@ class Room(Bodies):
         busy = (body for body in over if body.state == "busy" and (own_may or body.tenant != mine))
         return max(busy, key=lambda body: (self._riches(body), body.retires, -body.ready_at, -body.id), default=None)
 
-    def _greedy_for(self, function: Function) -> Body | None:
+    def _excessive_for(self, function: Function) -> Body | None:
         """The body of another tenant that has to go at once for a function's: what it takes beyond its need was free
         until somebody needs it.
         """
         limit, mine, bodies = self.config.memory_bytes, function.spec.tenant, self.state.bodies.values()
-        greedy = [body for body in bodies if memory.is_far_beyond(body) and body.tenant != mine]
-        if limit is None or not greedy:
+        excessive = [body for body in bodies if memory.is_far_beyond(body) and body.tenant != mine]
+        if limit is None or not excessive:
             return None
         stay = self.state.body_bytes - sum(body.nbytes for body in bodies if body.state == "stopping")
         if stay + self._awaited(function).memory_bytes <= limit:
             return None
         givers = {body.id for body in self._givers(function)}
-        return memory.next_to_stop(body for body in greedy if body.goes or body.id in givers)
+        return memory.next_to_stop(body for body in excessive if body.goes or body.id in givers)
 
     def _givers(self, function: Function) -> list[Body]:
         """Bodies that may have to go for a function's."""

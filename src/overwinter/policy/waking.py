@@ -292,9 +292,9 @@ class Waking(Room):
     def _let_one_go(self, now: Seconds) -> bool:
         """Have a body leave for those who wait for room, unless there will be room for all; whether one does."""
         first = self.first_in_line()
-        greedy = None if first is None else self._greedy_for(self.state.functions[first])
-        if greedy is not None:
-            self._outgrew(greedy, now)
+        excessive = None if first is None else self._excessive_for(self.state.functions[first])
+        if excessive is not None:
+            self._outgrew(excessive, now)
             return True
         function = self._without_room()
         if function is None:

@@ -83,7 +83,7 @@ def machine(request, monkeypatch):
     if request.param == "no groups":
         monkeypatch.setattr("overwinter.node.cgroups._own", lambda controller: None)
     made = Rig()
-    if request.param == "groups" and not made.processes.zygotes.groups.has_idle:
+    if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
         made.close()
         pytest.skip("the system gives no control groups")
     yield made
@@ -117,7 +117,7 @@ class Scene:
         return found
 
     def is_behind(self, body):
-        if self.rig.processes.zygotes.groups.has_idle:
+        if self.rig.processes.zygotes.groups.shares_cores:
             return IDLE in Path(f"/proc/{body.pid}/cgroup").read_text()
         threads = [int(name) for name in os.listdir(f"/proc/{body.pid}/task")]
         return all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads)
