@@ -91,11 +91,13 @@ class Rig:
             (known[id_].deployed.bare_load(), known[id_].open(bare=True)) if known[id_].deployed.rehearsals else None
         )
 
-    async def start_body(self, function: Function, cores: int = 1, concurrency: int = 1) -> BodyProcess:
+    async def start_body(
+        self, function: Function, cores: int = 1, concurrency: int = 1, on_trial: bool = False
+    ) -> BodyProcess:
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
         order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, deployed.mapped_bytes())
-        self.processes.fork(deployed, order, deployed.load(cores=cores, concurrency=concurrency), fds)
+        self.processes.fork(deployed, order, deployed.load(on_trial, cores, concurrency), fds)
         for fd in fds:
             os.close(fd)
         await until(lambda: BodyReady(worker) in self.events or self.exits(worker))

@@ -6,11 +6,13 @@ import random
 import resource
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
+from overwinter.core.events import RunEnded
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.copying import THREADS
 from overwinter.node.effects import TRAYS_IDLE_S
@@ -40,6 +42,9 @@ class Same(torch.nn.Module):
     def forward(self, x):
         return {"y": x + 1.0}
 
+
+SPARE_BYTES = 16 << 20
+"""Much less than large tensors have."""
 
 GATED = """
 import time
@@ -241,6 +246,34 @@ def test_threads_leave_a_small_limit_of_memory_its_room(rig):
     assert [rig.output(run)[0, 0].item() for run in rig.run(scene())] == [number + 1.0 for number in range(16)]
 
 
+FAT = """
+def setup(assets):
+    return bytearray(1 << 30)
+"""
+
+
+class Fat(torch.nn.Module):
+    """Has in between what it is not given."""
+
+    def forward(self, x):
+        return {"y": x.repeat(1, 40_000).sum(dim=1, keepdim=True)}
+
+
+@pytest.mark.parametrize(("module", "handler"), [(Same(), FAT), (Fat(), None)], ids=["handler", "program"])
+def test_a_body_that_finds_too_little_memory_to_load_names_it_and_the_way_out(rig, module, handler):
+    function = Function(module, {"x": torch.zeros(2, 1024)}, handler, memory_mib=192)
+
+    async def scene():
+        with pytest.raises(AssertionError) as failed:
+            await rig.start_body(function, on_trial=True)
+        return str(failed.value)
+
+    reason = rig.run(scene())
+    assert ("HandlerError" if handler else "ProgramError") in reason
+    assert "too little memory" in reason
+    assert "memory_mib" in reason
+
+
 FORGER = """
 import msgspec, os, socket, time
 
@@ -329,6 +362,49 @@ def test_a_body_that_grew_its_tray_behind_the_nodes_back_is_given_up_alone(rig):
 
     [end] = rig.exits(rig.run(scene()).worker)
     assert "cannot be made to hold" in end.reason
+
+
+@contextmanager
+def no_memory():
+    """This process gets only a little more memory meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + SPARE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("when", ["laid", "taken"])
+def test_a_node_without_memory_for_tensors_says_so_and_its_body_serves_on(rig, when):
+    function = Function(Same(), {"x": torch.zeros(2, 16 << 10)})
+    large = torch.ones(1 << 10, 16 << 10)
+
+    async def scene():
+        body = await rig.start_body(function)
+        with ExitStack() as scarce:
+            with no_copies(rig):
+                run = rig.begin(body, x=large)
+                if when == "laid":
+                    scarce.enter_context(no_memory())
+            if when == "taken":
+                with no_copies(rig):
+                    await until(lambda: run not in body._flights)
+                    scarce.enter_context(no_memory())
+            await until(lambda: run in rig.ends() or rig.exits(body.worker))
+        assert not rig.exits(body.worker)
+        # Its tray may be larger than the node could map.
+        again = rig.begin(body, x=large[:700])
+        await rig.ended(again)
+        await stopped(rig, body)
+        return run, again
+
+    run, again = rig.run(scene())
+    [failure] = next(event.failures for event in rig.events if isinstance(event, RunEnded) and event.run == run)
+    assert failure.error == "OverloadedError"
+    assert rig.failures(again) == []
+    assert torch.equal(rig.output(again), large[:700] + 1.0)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from overwinter.core.tensor import (
     check_size,
 )
 from overwinter.worker.messages import Answer, Failure, LoadFailed
+from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.tray import Tray, offsets
 
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
@@ -33,7 +34,9 @@ class AnswerCheck:
         self._outputs = outputs
 
     def outputs_of(self, answer: Answer, tray: Tray) -> list[list[Tensor] | Failure]:
-        """A copy of each request's outputs, or its failure; ValueError if the answer cannot be true."""
+        """A copy of each request's outputs, or its failure; ValueError if the answer cannot be true, OSError or
+        MemoryError when this node has no memory for them.
+        """
         for outcome in answer.outcomes:
             if not isinstance(outcome, Failure):
                 self._check(outcome.metas)
@@ -47,6 +50,8 @@ class AnswerCheck:
         try:
             tray.follow(answer.tray_bytes)
         except OSError as error:
+            if lacks_memory(error):
+                raise
             raise ValueError(f"its tray cannot be mapped: {error}") from error
         at = iter(places)
         return [

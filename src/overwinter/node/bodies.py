@@ -100,6 +100,10 @@ class BodyProcess:
             raise ValueError(f"run {answer.run} was not asked for")
         return flight
 
+    def take_back(self, run: RunId) -> Flight:
+        """A run that the body will not be told of; its slot is its own until `free`."""
+        return self._flights.pop(run)
+
     def free(self, flight: Flight) -> None:
         """Its outputs were taken."""
         self._free.append(flight.slot)

@@ -59,6 +59,7 @@ from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.messages import Answer, Failure, ForkBody, Load, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
+from overwinter.worker.shortage import lacks_memory
 
 STAGE_THREADS = 4
 """For what a wake waits for: threads that deploys share wait for each other, and for the repository's lock."""
@@ -277,7 +278,10 @@ class NodeEffects:
         slot = body.begin(action.run, action.requests)
 
         def failed(error: Exception) -> None:
-            self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
+            if lacks_memory(error):
+                self._end_run(body, action.run, body.take_back(action.run), error)
+            else:
+                self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
 
         def laid(tray_bytes: int) -> None:
             self.processes.send(body, RunBatch(action.run, slot, metas, tray_bytes))
@@ -290,9 +294,12 @@ class NodeEffects:
         flight = body.end(answer)
 
         def failed(error: Exception) -> None:
-            if body.over:
+            if lacks_memory(error):
+                self._end_run(body, answer.run, flight, error)
+            elif body.over:
                 raise error
-            self.processes.give_up(body, f"it answered nonsense: {error}")
+            else:
+                self.processes.give_up(body, f"it answered nonsense: {error}")
 
         take = partial(body.answer_check.outputs_of, answer, body.slots[flight.slot].outputs)
         self._copies.make(body, said_bytes(answer), take, partial(self._taken, body, answer, flight), failed)
@@ -311,6 +318,13 @@ class NodeEffects:
         if body.is_idle_since(answer.run) and body.is_large():
             self._loop.call_later(TRAYS_IDLE_S, self._give_back, body, answer.run, body.give_back())
         self.post(RunEnded(body.worker, answer.run, tuple(failures)))
+
+    def _end_run(self, body: BodyProcess, run: RunId, flight: Flight, error: Exception) -> None:
+        """The node has no memory to copy what a run takes or gives: its callers hear so, and its body serves on."""
+        body.free(flight)
+        told = f"this node has no memory for the tensors of {body.function} now ({error}): try again later"
+        failures = tuple(RunFailure(request, "OverloadedError", told) for request in flight.requests)
+        self.post(RunEnded(body.worker, run, failures))
 
     def _give_back(self, body: BodyProcess, run: RunId, pieces: Iterator[None]) -> None:
         """As long as nothing runs; others have their turn between two pieces."""

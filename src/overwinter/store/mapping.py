@@ -31,7 +31,8 @@ def map_read_only(fd: int, nbytes: int) -> int:
     """
     address = _libc.mmap(_aligned_room(nbytes), nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
-        raise StoreError(f"a block could not be mapped: {os.strerror(ctypes.get_errno())}")
+        refused = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise StoreError(f"a block could not be mapped: {refused.strerror}") from refused
     return int(address)
 
 

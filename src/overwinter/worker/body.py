@@ -37,6 +37,7 @@ from overwinter.worker.messages import (
     Trying,
 )
 from overwinter.worker.runner import Named, Outcome, Prepared, Runner, load
+from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.tray import Slot, Tray, offsets
 from overwinter.worker.trial import doubts, prove
 from overwinter.worker.values import parcels, read
@@ -147,11 +148,8 @@ class Body:
             self._runner, _ = load(message, fds, self._prepared)
             told = self._try(self._runner, message)
             self._grow(message.concurrency, message.threads)
-        except OverwinterError as error:
-            self._channel.send(LoadFailed(type(error).__name__, str(error)))
-            return False
         except Exception as error:  # noqa: BLE001 - the border to a program and a handler that nobody has run before
-            self._channel.send(LoadFailed("ProgramError", f"{type(error).__name__}: {error}"))
+            self._channel.send(_load_failed(message.function, error))
             return False
         finally:
             _close(fds)
@@ -176,7 +174,10 @@ class Body:
             try:
                 follower.start()
             except RuntimeError as error:
-                raise WorkerError(f"there is no thread for {concurrency} runs at once: {error}") from error
+                raise WorkerError(
+                    f"there is no thread for {concurrency} runs at once: {error}; each needs {STACK_BYTES >> 20} MiB "
+                    "of its memory_mib: set it to more, or ask for fewer runs at once"
+                ) from error
             self._followers.append(follower)
 
     def _follow(self, threads: int) -> None:
@@ -200,6 +201,19 @@ class Body:
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
+
+
+def _load_failed(function: str, error: Exception) -> LoadFailed:
+    """Why a function cannot be loaded, and the way out where there was too little memory."""
+    kind, told = "ProgramError", f"{type(error).__name__}: {error}"
+    if isinstance(error, OverwinterError):
+        kind, told = type(error).__name__, str(error)
+    if lacks_memory(error):
+        told = (
+            f"there is too little memory to load {function} ({told}): set memory_mib to more, or load less; if it is "
+            "the machine's that lacks, unload other functions"
+        )
+    return LoadFailed(kind, told)
 
 
 def _read(tray: Tray, requests: Iterable[Sequence[TensorMeta]]) -> list[Named]:

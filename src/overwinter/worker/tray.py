@@ -38,6 +38,8 @@ class Tray:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
+        self._grown = nbytes
+        """The file, as far as this process made it so large, which may not have found room to map it."""
         self.map = mmap.mmap(fd, nbytes)
         self.view = memoryview(self.map)
 
@@ -61,8 +63,9 @@ class Tray:
     def hold(self, nbytes: int) -> None:
         """Make room for `nbytes`; OSError when the system has none."""
         if nbytes > self.nbytes:
-            grown = max(nbytes, 2 * self.nbytes)
+            grown = max(nbytes, 2 * self.nbytes, self._grown)
             os.ftruncate(self.fd, grown)
+            self._grown = grown
             self._remap(grown)
 
     def follow(self, nbytes: int) -> None:
@@ -83,7 +86,9 @@ class Tray:
             rest, at = rest[written:], at + written
 
     def take(self, at: int, nbytes: int) -> Buffer:
-        """A copy of so many bytes from this place; ValueError if they are not there."""
+        """A copy of so many bytes from this place; ValueError if they are not there, OSError or MemoryError when this
+        process has no memory for them.
+        """
         if nbytes <= LARGE_BYTES:
             return bytes(self.view[at : at + nbytes])
         taken = memoryview(mmap.mmap(-1, nbytes))

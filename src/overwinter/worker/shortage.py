@@ -1,0 +1,18 @@
+"""Did something fail for want of memory?"""
+
+import errno
+
+ALLOCATORS = ("can't allocate memory", "not enough memory")
+"""What PyTorch's allocators say in a RuntimeError."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether the system, or a limit, gave no memory; also where this error was raised for another that says so."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
+            return True
+        if isinstance(cause, RuntimeError) and any(words in str(cause) for words in ALLOCATORS):
+            return True
+        cause = cause.__cause__
+    return False

@@ -1,0 +1,33 @@
+"""What fails for want of memory is told from what fails otherwise, whoever says so."""
+
+import errno
+import mmap
+
+import pytest
+import torch
+
+from overwinter.core.errors import HandlerError
+from overwinter.worker.shortage import lacks_memory
+
+MUCH = 1 << 50
+"""More than any system gives."""
+
+
+@pytest.mark.parametrize(
+    "take",
+    [lambda: bytearray(MUCH), lambda: mmap.mmap(-1, MUCH), lambda: torch.empty(MUCH)],
+    ids=["heap", "map", "torch"],
+)
+def test_what_asks_for_too_much_lacks_memory(take):
+    with pytest.raises((MemoryError, OSError, RuntimeError)) as raised:
+        take()
+    assert lacks_memory(raised.value)
+    wrapped = HandlerError("it failed")
+    wrapped.__cause__ = raised.value
+    assert lacks_memory(wrapped)
+
+
+def test_what_fails_otherwise_does_not():
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(2) @ torch.zeros(3)
+    assert not any(map(lacks_memory, [raised.value, OSError(errno.EPERM, "no"), ValueError("memory")]))
