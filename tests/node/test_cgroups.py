@@ -1,15 +1,17 @@
 """Where the system lets it, the node shares the cores out among tenants, and leaves no group behind."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE, NAME, Groups
+from overwinter.node.cgroups import IDLE, NAME, Groups, _remove_left
 
 from .rig import Function, Rig, Same, until
 
@@ -139,6 +141,45 @@ def test_the_groups_of_a_killed_node_are_removed_at_the_next_start_and_those_of_
         node.communicate()
     Groups()
     assert not places(parents, f"{NAME}{lives.pid}-")
+
+
+def test_a_group_that_another_node_removes_before_it_is_locked_is_made_again(tmp_path):
+    groups, place = Groups(), tmp_path / NAME
+    place.mkdir()
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    claiming = threading.Thread(target=groups._claim, args=(place,))
+    claiming.start()
+    waits = f":{place.stat().st_ino} "
+    while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
+        assert claiming.is_alive()
+    place.rmdir()
+    os.close(other)
+    claiming.join()
+    _remove_left(place)
+    assert place.exists()
+    groups.close()
+    _remove_left(place)
+    assert not place.exists()
+
+
+def test_groups_that_nodes_make_while_others_remove_what_was_left_stay(tmp_path):
+    groups, places = Groups(), [tmp_path / f"{NAME}{number}" for number in range(300)]
+    made = threading.Event()
+
+    def remove():
+        while not made.is_set():
+            for place in tmp_path.iterdir():
+                _remove_left(place)
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    for place in places:
+        groups._claim(place)
+    made.set()
+    removing.join()
+    assert all(place.exists() for place in places)
+    groups.close()
 
 
 def test_what_cannot_be_bounded_is_told_once():

@@ -85,11 +85,15 @@ class Groups:
         return sorted(set(places))
 
     def _claim(self, place: Path) -> None:
+        """Make the group, and let all others leave it alone."""
         place.mkdir(exist_ok=True)
-        if place not in self._locks:
-            self._locks[place] = os.open(place, os.O_RDONLY)
-            # Whoever looks whether it is claimed lets go of it at once.
-            fcntl.flock(self._locks[place], fcntl.LOCK_EX)
+        while place not in self._locks:
+            lock = _locked(place, fcntl.LOCK_EX)
+            if lock is not None:
+                self._locks[place] = lock
+            else:
+                # Another node took it for one that was left, and removed it before it was locked.
+                place.mkdir(exist_ok=True)
 
     def _share_out(self, place: Path) -> None:
         """Let groups be made below this one, and make the one beside it."""
@@ -170,8 +174,8 @@ class Groups:
         """Remove those that killed nodes left."""
         for parent in set(self._parents.values()):
             for place in parent.glob(f"{NAME}*"):
-                if _is_unclaimed(place):
-                    _remove_all(place)
+                with suppress(OSError):
+                    _remove_left(place)
 
     def close(self) -> None:
         """Remove them. All that was in there must have been killed; waits a while for the last to end."""
@@ -240,19 +244,32 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _is_unclaimed(place: Path) -> bool:
-    """Whether no living node has it: a lock ends with whoever holds it."""
+def _locked(place: Path, how: int) -> int | None:
+    """A descriptor that locks the group; None: it is gone, or another node has it."""
     try:
         lock = os.open(place, os.O_RDONLY)
-    except OSError:
-        return False
+    except FileNotFoundError:
+        return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, how)
+        if os.path.samestat(os.fstat(lock), os.stat(place)):
+            return lock
+    except (FileNotFoundError, BlockingIOError):
+        pass
     except OSError:
-        return False
-    finally:
         os.close(lock)
-    return True
+        raise
+    os.close(lock)
+    return None
+
+
+def _remove_left(place: Path) -> None:
+    """Remove a group unless a living node has it: a lock ends with whoever holds it."""
+    lock = _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if lock is not None:
+        # Nobody can claim it meanwhile.
+        _remove_all(place)
+        os.close(lock)
 
 
 def _remove_all(place: Path) -> bool:
