@@ -10,23 +10,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from overwinter.node.cgroups import Groups
+from overwinter.node.proofs import is_over
 
 PASSES = 100
 """At most, over all threads of a process: a thread that was made meanwhile may be as its maker was."""
 
 
-def put_behind(groups: Groups, pid: int) -> None:
-    """Put a process behind all others. Takes milliseconds; one that is gone is none."""
+def put_behind(groups: Groups, pid: int, pidfd: int) -> None:
+    """Put the process behind all others, and close its descriptor. Takes milliseconds; one that is over is none, and
+    whoever got its number is left alone.
+    """
     try:
-        groups.put_behind(pid)
+        if not is_over(pidfd):
+            groups.put_behind(pid)
     except OSError:
         # There is none, or the process is gone.
-        _make_idle(pid)
+        _make_idle(pid, pidfd)
+    finally:
+        os.close(pidfd)
 
 
-def _make_idle(pid: int) -> None:
+def _make_idle(pid: int, pidfd: int) -> None:
     for _ in range(PASSES):
-        if not sum(_make_thread_idle(thread) for thread in _threads(pid)):
+        threads = _threads(pid)
+        if is_over(pidfd) or not sum(_make_thread_idle(thread) for thread in threads):
             return
 
 

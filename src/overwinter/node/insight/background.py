@@ -8,6 +8,7 @@ is free. What it computes beyond its runs is billed as if it had run, and one th
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -112,8 +113,15 @@ class Background:
     async def put_behind(self, body: BodyProcess) -> None:
         """Let a worker compute only when nobody else wants the core. A thread does it: the kernel takes a while."""
         processes = self._processes()
-        if body.pid is not None and processes.body(body.worker) is body:
-            await asyncio.to_thread(put_behind, processes.zygotes.groups, body.pid)
+        if body.pid is None or body.pidfd is None or processes.body(body.worker) is not body:
+            return
+        try:
+            # Its end closes the node's own, also while the thread looks.
+            pidfd = os.dup(body.pidfd)
+        except OSError as error:
+            self._log(f"worker {body.worker} of {body.function} computes on as before: {error}")
+        else:
+            await asyncio.to_thread(put_behind, processes.zygotes.groups, body.pid, pidfd)
 
     def _decide(self, body: BodyProcess, living: LivingBody[FunctionStatistics], seen: Seen, now: Seconds) -> None:
         what = "run" if body.ready else "load"

@@ -1,0 +1,43 @@
+"""Whoever got the number of a process that is over is not put behind in its place."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from overwinter.node.cgroups import IDLE, Groups
+from overwinter.node.demotion import put_behind
+
+from .test_cgroups import cores_of
+
+
+def child():
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "no groups"])
+def test_a_process_is_put_behind_and_not_the_one_that_got_its_number(grouped):
+    groups = Groups()
+    if grouped:
+        if groups.missing:
+            pytest.skip(groups.missing[0])
+        groups.make()
+
+    def is_behind(pid):
+        return IDLE in cores_of(pid) if grouped else os.sched_getscheduler(pid) == os.SCHED_IDLE
+
+    lives, over = child(), child()
+    try:
+        pidfd, own = os.pidfd_open(over.pid), os.pidfd_open(lives.pid)
+        over.communicate()
+        put_behind(groups, lives.pid, pidfd)
+        assert not is_behind(lives.pid)
+        put_behind(groups, lives.pid, own)
+        assert is_behind(lives.pid)
+        for fd in (pidfd, own):
+            with pytest.raises(OSError):
+                os.fstat(fd)
+    finally:
+        lives.communicate()
+        groups.close()
