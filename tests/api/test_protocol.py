@@ -15,9 +15,11 @@ import uvloop
 from overwinter.api.app import serve
 from overwinter.api.connections import Connections
 from overwinter.api.messages import Receive, Scope, Send
-from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX
+from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
 from tests.api.door import LIMITS, Served, serving
 
+READ_BYTES = 256 << 10
+"""At most, of a connection at once."""
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\n"
 
@@ -239,3 +241,43 @@ def test_tiny_chunks_are_parsed_a_step_at_a_time() -> None:
         uvloop.run(asyncio.wait_for(work(listener, client), 20))
     assert [sum(sizes) for sizes in bodies] == [count, count, 0]
     assert max(map(max, bodies)) <= STEP_BYTES
+
+
+def test_what_waits_to_be_parsed_is_bounded_however_the_application_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 500_000
+    chunks = b"4\r\nabcd\r\n" * count + b"0\r\n\r\n"
+    waiting: list[int] = []
+    read = 0
+    parse = BoundedProtocol._parse
+
+    def counted(protocol: BoundedProtocol, data: bytes) -> bytes:
+        waiting.append(len(data))
+        return parse(protocol, data)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal read
+        more = True
+        while more:
+            # Between two of its turns so much is parsed that it waits, and not all that there is.
+            for _ in range(10):
+                await asyncio.sleep(0)
+            message = await receive()
+            read += len(message["body"])
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def work(listener: socket.socket, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, LIMITS, 0))
+            await loop.sock_sendall(client, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+            assert (await loop.sock_recv(client, 65536)).startswith(b"HTTP/1.1 200")
+            serving.cancel()
+
+    monkeypatch.setattr(BoundedProtocol, "_parse", counted)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        client.setblocking(False)
+        uvloop.run(asyncio.wait_for(work(listener, client), 20))
+    assert read == 4 * count
+    assert max(waiting) <= READ_BYTES + STEP_BYTES

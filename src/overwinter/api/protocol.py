@@ -4,11 +4,13 @@ The server reads HTTP with httptools, which has no bounds of its own. Bodies are
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -30,6 +32,21 @@ CHUNKED = b"transfer-encoding"
 
 class _RefusedError(Exception):
     """The request breaks a bound; ends the parser's work."""
+
+
+class _Flow(FlowControl):
+    """Whether the connection is read. Whoever would read on waits until what came is parsed."""
+
+    def __init__(self, transport: asyncio.Transport, parses: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._parses = parses
+
+    def resume_reading(self) -> None:
+        """Read on, now or as soon as all is parsed."""
+        if self._parses():
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -70,6 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Find room for it, or refuse it."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, lambda: bool(self._rest))
         self.caller = client_of(self.client[0] if self.client else "")
         if not self._all.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
