@@ -116,20 +116,21 @@ class Node:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         await in_thread(self._check, manifest)
         self._pipelines.protect(manifest.name, manifest)
-        deployment = await in_thread(self.repository.register, manifest, clock.wall(), False)
-        function = DeployedFunction(deployment, self.config.mind.memory_bytes)
-        function.profile = await asyncio.to_thread(self.profiler.stored, function)
-        self._effects.functions[function.id] = function
-        counted()
-        function.on_trial = True
+        deployment = await self._register(manifest)
         try:
+            function = DeployedFunction(deployment, self.config.mind.memory_bytes)
+            function.profile = await asyncio.to_thread(self.profiler.stored, function)
+            self._effects.functions[function.id] = function
+            counted()
+            function.on_trial = True
             await self._ask(function.id, Deployed(function.spec(), on_trial=True))
             function.on_trial = False
             await asyncio.to_thread(self.repository.prove, deployment.name, deployment.version)
         except BaseException as error:
-            if not self._broken.done():
-                self.post(Removed(function.id))
-            self._effects.functions.pop(function.id, None)
+            id_ = function_id(deployment.name, deployment.version)
+            if id_ in self._effects.functions and not self._broken.done():
+                self.post(Removed(id_))
+            self._effects.functions.pop(id_, None)
             await asyncio.shield(asyncio.to_thread(self._forget, deployment))
             if isinstance(error, HandlerError):
                 # In a deploy, what the author sent is what the caller got wrong.
@@ -138,6 +139,17 @@ class Node:
         if self.config.profile_on_deploy:
             self.profiler.measure_soon(function)
         return DeployedVersion(deployment.name, deployment.version, function.warning())
+
+    async def _register(self, manifest: Manifest) -> Deployment:
+        """A new version, not proven yet. One that nobody waits for any more leaves again: the thread goes on."""
+        register = partial(self.repository.register, manifest, clock.wall(), proven=False)
+        registering = asyncio.get_running_loop().run_in_executor(self._reader, register)
+        try:
+            return await asyncio.shield(registering)
+        except asyncio.CancelledError:
+            with suppress(OverwinterError):
+                await asyncio.to_thread(self._forget, await registering)
+            raise
 
     async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
         """Measure a function's configurations on this machine, as far as they are not known; `tell` hears how far.

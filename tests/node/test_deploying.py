@@ -1,0 +1,74 @@
+"""A deploy that fails before its version is tried leaves none behind."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from overwinter.api.deployer import package
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import StoreError
+from overwinter.model.export import export
+from overwinter.node.running import running
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.rig import Same, until
+
+
+@pytest.fixture
+def deploying(tmp_path):
+    """Runs a scene with a node, and a manifest whose blobs it has."""
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
+    made = export(Same(), {"x": torch.ones(1)}, {})
+    packed = package("f", made.program, made.weights)
+
+    def run(scene):
+        async def within():
+            async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+                for address, content in packed.contents.items():
+                    node.repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
+                await scene(node, packed.manifest)
+                assert node.repository._catalog.rows(unproven=True) == []
+                assert (await node.deploy(packed.manifest)).version == 2
+
+        asyncio.run(within())
+
+    return run
+
+
+def test_one_that_fails_before_it_is_tried(deploying, monkeypatch):
+    async def scene(node, manifest):
+        def stored(function):
+            raise StoreError("the catalog cannot be read")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.profiler, "stored", stored)
+            with pytest.raises(StoreError):
+                await node.deploy(manifest)
+
+    deploying(scene)
+
+
+def test_one_that_is_cancelled_while_it_is_registered(deploying, monkeypatch):
+    registered, go = threading.Event(), threading.Event()
+
+    async def scene(node, manifest):
+        register = node.repository.register
+
+        def slow(*arguments, **named):
+            deployment = register(*arguments, **named)
+            registered.set()
+            go.wait()
+            return deployment
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.repository, "register", slow)
+            deploy = asyncio.create_task(node.deploy(manifest))
+            await until(registered.is_set)
+        deploy.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await deploy
+
+    deploying(scene)
