@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from overwinter.core.events import Event, Pressed
+from overwinter.node.faults import Faults
 from overwinter.node.pressure import available_bytes, watch_memory
 
 NOWHERE = Path("/nowhere")
@@ -27,7 +28,7 @@ def test_a_container_s_limit_counts_and_what_can_be_dropped_is_free(tmp_path: Pa
 def test_just_what_is_lacking_is_asked_for():
     async def first_wish() -> Event:
         wish = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(watch_memory(100, wish.set_result, lambda: 30))
+        task = asyncio.create_task(watch_memory(100, wish.set_result, Faults([].append), lambda: 30))
         try:
             return await wish
         finally:

@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
 
@@ -22,7 +23,7 @@ from overwinter.core.actions import (
     StartBody,
     StopBody,
 )
-from overwinter.core.errors import MachineError, OverwinterError, StoreError, WorkerError, error_named
+from overwinter.core.errors import OverwinterError, StoreError, WorkerError, error_named
 from overwinter.core.events import (
     Alarm,
     BodyExited,
@@ -51,6 +52,7 @@ from overwinter.node import clock, views
 from overwinter.node.answers import TOLD_MOST, said_bytes
 from overwinter.node.bodies import BodyProcess, Flight
 from overwinter.node.copying import Copies
+from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.zygotes import Room
@@ -137,13 +139,14 @@ class NodeEffects:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
             added = await self._loop.run_in_executor(self._threads, host.stage, function.blobs)
-        except MachineError as error:
+        except MACHINE as error:
             name, told = type(error).__name__, self._told(function, error)
             self.post(StageFailed(function.id, operation, name, told, addresses, function.store))
         else:
             self.post(Staged(function.id, operation, added, addresses, function.store))
             # Nobody waits for this: it makes the next wakes cheaper.
-            await asyncio.to_thread(host.join_pages, function.blobs)
+            with suppress(*MACHINE):
+                await asyncio.to_thread(host.join_pages, function.blobs)
 
     # Bodies
 
@@ -162,8 +165,8 @@ class NodeEffects:
             try:
                 if not await self._loop.run_in_executor(self._threads, host.verify, address):
                     self._log(f"block {address} of {function.id} changed in memory, and is read from disk again")
-            except StoreError:
-                # It left meanwhile; the fork will see.
+            except MACHINE:
+                # It left meanwhile, or cannot be read; the fork will see.
                 continue
         if action.worker in self._verified_for:
             self._verified_for.remove(action.worker)
@@ -187,7 +190,7 @@ class NodeEffects:
                 lost.append(f"worker {body.worker} of {function.id}")
         return lost
 
-    def _told(self, function: DeployedFunction, error: MachineError) -> str:
+    def _told(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store; the log hears all of it."""
         self._log(f"function {function.id}: {error}")
         return f"function {function.id}: {without_addresses(str(error))}"

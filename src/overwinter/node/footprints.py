@@ -19,6 +19,7 @@ from overwinter.core.events import Event, MemoryMeasured
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
 from overwinter.node.bodies import BodyProcess
+from overwinter.node.faults import Faults
 from overwinter.node.insight.memory import anonymous_bytes
 from overwinter.node.processes import Processes
 from overwinter.policy.state import State
@@ -62,11 +63,12 @@ class Footprints:
         self._last_bytes = 0
         self._last_at = Seconds(0.0)
 
-    async def run(self) -> None:
+    async def run(self, faults: Faults) -> None:
         """Look for ever."""
         while True:
-            began = clock.now()
-            pause_s = self.look(began)
+            began, pause_s = clock.now(), CALM_S
+            with faults.contained("workers' memory"):
+                pause_s = self.look(began)
             await asyncio.sleep(max(pause_s, (clock.now() - began) / SHARE))
 
     def look(self, now: Seconds) -> float:

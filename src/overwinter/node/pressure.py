@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overwinter.core.events import Event, Pressed
+from overwinter.node.faults import Faults
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -44,11 +45,15 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
 
 
 async def watch_memory(
-    least_bytes: int, post: Callable[[Event], None], available: Callable[[], int | None] = available_bytes
+    least_bytes: int,
+    post: Callable[[Event], None],
+    faults: Faults,
+    available: Callable[[], int | None] = available_bytes,
 ) -> None:
     """Ask the mind, for ever, for what is lacking whenever less than `least_bytes` could be had."""
     while True:
-        free = available()
-        if free is not None and free < least_bytes:
-            post(Pressed(least_bytes - free))
+        with faults.contained("free memory"):
+            free = available()
+            if free is not None and free < least_bytes:
+                post(Pressed(least_bytes - free))
         await asyncio.sleep(EVERY_S)

@@ -16,6 +16,7 @@ from overwinter.core.config import MindConfig, NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.journal import Journal
 from overwinter.node.effects import NodeEffects
+from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
 from overwinter.node.insight.insight import Insight
 from overwinter.node.loop import Loop
@@ -56,13 +57,14 @@ async def running(
         file = stack.enter_context(_journal_file(config.journal, log))
         node = Node(config, repository, hosts, Mind(config.mind))
         node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
+        faults = Faults(log)
         async with asyncio.TaskGroup() as tasks:
             node._effects = NodeEffects(hosts, tasks, log)
             node._quotas = Quotas(config, node._effects.functions)
             node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
             node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             with repository.reserve.spent():
-                node.insight = Insight(node, node._mind.state, node._deployed, log)
+                node.insight = Insight(node, node._mind.state, node._deployed, faults, log)
             readers = (node.profiler.observer.observe, node.insight.statistics.observe)
             node._loop = Loop(node._mind, node.journal, node._effects, readers)
             node._effects.post = node.post
@@ -71,12 +73,12 @@ async def running(
             memory_bytes = config.mind.memory_bytes or total_bytes()
             footprints = Footprints(node._mind.state, lambda: node.processes, memory_bytes, node.post)
             upkeep = [
-                footprints.run(),
-                CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(),
-                watch_memory(config.memory_free_min_bytes, node.post),
-                watch_room(hosts, host_bytes, config.mind.host_bytes, node.post),
-                collect_unneeded(repository, config.unneeded_keep_s, log),
-                verifier.run(),
+                footprints.run(faults),
+                CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(faults),
+                watch_memory(config.memory_free_min_bytes, node.post, faults),
+                watch_room(hosts, host_bytes, config.mind.host_bytes, node.post, faults),
+                collect_unneeded(repository, config.unneeded_keep_s, faults),
+                verifier.run(faults),
             ]
             watches = [tasks.create_task(watch) for watch in upkeep]
             try:

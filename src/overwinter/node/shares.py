@@ -13,6 +13,7 @@ from math import exp
 
 from overwinter.core.ids import Seconds, TenantId
 from overwinter.node import clock
+from overwinter.node.faults import Faults
 from overwinter.node.processes import Processes
 
 LOOK_S = 0.1
@@ -38,11 +39,12 @@ class CoreShares:
         self._used: dict[TenantId, float] = {}
         """Cores that each tenant used lately."""
 
-    async def run(self) -> None:
+    async def run(self, faults: Faults) -> None:
         """Look for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(clock.now())
+            with faults.contained("tenants' shares"):
+                self.look(clock.now())
 
     def look(self, now: Seconds) -> None:
         """Weigh the tenants by what they have used."""

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from overwinter.core.errors import MachineError
 from overwinter.core.events import Event, RoomMeasured
 from overwinter.node import clock
+from overwinter.node.faults import Faults
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 
@@ -18,21 +18,16 @@ ROOM_STEP = 0.02
 """A tmpfs that grew or shrank by less is as large as before."""
 
 
-async def collect_unneeded(repository: Repository, keep_s: float, log: Callable[[str], None]) -> None:
+async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults) -> None:
     """Remove, for ever, blocks that no function has needed for so long."""
-    said = ""
     while True:
         await asyncio.sleep(max(keep_s / 2, COLLECT_EVERY_S))
-        try:
+        with faults.contained("unneeded blocks"):
             await asyncio.to_thread(repository.collect, clock.wall(), keep_s)
-        except MachineError as error:
-            if str(error) != said:
-                said = str(error)
-                log(f"blocks that nobody needs stay on disk: {error}")
 
 
 async def watch_room(
-    hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None]
+    hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None], faults: Faults
 ) -> None:
     """Tell the mind, for ever, whenever the host stores may hold another number of bytes than is known.
 
@@ -42,7 +37,9 @@ async def watch_room(
     known = known_bytes or 0
     while True:
         await asyncio.sleep(ROOM_EVERY_S)
-        room = await asyncio.to_thread(hosts.room)
+        room = None
+        with faults.contained("room on the tmpfs"):
+            room = await asyncio.to_thread(hosts.room)
         if room is None:
             continue
         bound = int(room * TMPFS_SHARE)

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import Address, Seconds, StoreName
 from overwinter.node import clock
+from overwinter.node.faults import Faults
 from overwinter.store.hosts import HostStores
 
 EVERY_S = 1.0
@@ -38,14 +39,15 @@ class Verifier:
         self._begun = Seconds(0.0)
         self._owed_s = 0.0
 
-    async def run(self) -> None:
+    async def run(self, faults: Faults) -> None:
         """Hash blocks until cancelled; returns at once when no share of a core is given to it."""
         if not self._share:
             return
         thread = ThreadPoolExecutor(1, "verifier", initializer=_yield_to_all)
         try:
             while True:
-                await self._pass(thread)
+                with faults.contained("blocks in memory"):
+                    await self._pass(thread)
                 await asyncio.sleep(EVERY_S)
         finally:
             self._closing.set()

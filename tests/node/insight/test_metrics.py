@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from overwinter.core.actions import Decide, Refuse, Reply, Run, StartBody
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Arrived, BodyReady, Deployed, RunEnded
+from overwinter.node.faults import Faults
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.metrics import render
 from overwinter.node.insight.sources import Sources
@@ -29,7 +30,9 @@ def sources(*steps) -> Sources:
         if isinstance(event, Deployed):
             mind.handle(event, now)
     accounting = Accounting(mind.state, None, None, statistics, print)
-    return Sources(MindConfig(cores=4, memory_bytes=1 << 30), mind.state, statistics, accounting, Health())
+    return Sources(
+        MindConfig(cores=4, memory_bytes=1 << 30), mind.state, statistics, accounting, Health(), Faults(print)
+    )
 
 
 STEPS = (

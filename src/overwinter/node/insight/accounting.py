@@ -13,6 +13,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
 from overwinter.node import clock
+from overwinter.node.faults import Faults
 from overwinter.node.insight.memory import FileMemory, ProcessMemory, anonymous_bytes, directory_memory, process_memory
 from overwinter.node.insight.statistics import Statistics
 from overwinter.node.processes import Processes
@@ -88,14 +89,12 @@ class Accounting:
         self.mismatches: Counter[Kind] = Counter()
         self.passes = 0
 
-    async def run(self, every_s: float) -> None:
+    async def run(self, every_s: float, faults: Faults) -> None:
         """Compare for ever."""
         while True:
             await asyncio.sleep(every_s)
-            try:
+            with faults.contained("accounts"):
                 await self.compare()
-            except OSError as error:
-                self._log(f"the mind's bytes were not compared with the kernel's: {error}")
 
     async def compare(self) -> None:
         """One pass."""

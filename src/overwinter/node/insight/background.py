@@ -18,6 +18,7 @@ from overwinter.core.underway import LivingBody
 from overwinter.node import clock
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.demotion import put_behind
+from overwinter.node.faults import Faults
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics, Told
 from overwinter.node.processes import Processes
 
@@ -76,12 +77,16 @@ class Background:
         self._behind: dict[WorkerId, bool] = {}
         """Workers that were put behind everybody else, and whether the scheduler knows."""
 
-    async def run(self) -> None:
+    async def run(self, faults: Faults) -> None:
         """Look for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for body in self.look(clock.now()):
-                await self.put_behind(body)
+            found: list[BodyProcess] = []
+            with faults.contained("workers' time"):
+                found = self.look(clock.now())
+            for body in found:
+                with faults.contained("workers behind all others"):
+                    await self.put_behind(body)
 
     def look(self, now: Seconds) -> list[BodyProcess]:
         """Bill what was computed since the last look, and stop who does not end; who is to be put behind."""
@@ -115,13 +120,9 @@ class Background:
         processes = self._processes()
         if body.pid is None or body.pidfd is None or processes.body(body.worker) is not body:
             return
-        try:
-            # Its end closes the node's own, also while the thread looks.
-            pidfd = os.dup(body.pidfd)
-        except OSError as error:
-            self._log(f"worker {body.worker} of {body.function} computes on as before: {error}")
-        else:
-            await asyncio.to_thread(put_behind, processes.zygotes.groups, body.pid, pidfd)
+        # Its end closes the node's own, also while the thread looks.
+        pidfd = os.dup(body.pidfd)
+        await asyncio.to_thread(put_behind, processes.zygotes.groups, body.pid, pidfd)
 
     def _decide(self, body: BodyProcess, living: LivingBody[FunctionStatistics], seen: Seen, now: Seconds) -> None:
         what = "run" if body.ready else "load"

@@ -10,6 +10,7 @@ from overwinter.core.errors import NotFoundError
 from overwinter.core.events import Event
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.node import clock
+from overwinter.node.faults import Faults
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.activity import NodeActivity, activity
@@ -79,13 +80,14 @@ class _Disk:
 class Insight:
     """Belongs to the loop's thread; what takes long is made in others."""
 
-    def __init__(self, house: House, state: State, find: Find, log: Callable[[str], None]) -> None:
+    def __init__(self, house: House, state: State, find: Find, faults: Faults, log: Callable[[str], None]) -> None:
         """`find` gives a version of a function, or the one that answers for the name; NotFoundError."""
+        self._faults = faults
         self._house = house
         self._find = find
         self.statistics = Statistics()
         accounting = Accounting(state, house.hosts, lambda: house.processes, self.statistics, log)
-        self._sources = Sources(house.config.mind, state, self.statistics, accounting, house.hosts.health)
+        self._sources = Sources(house.config.mind, state, self.statistics, accounting, house.hosts.health, faults)
         self._background = Background(self.statistics, lambda: house.processes, house.post, log)
         self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, log)
@@ -93,14 +95,15 @@ class Insight:
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Write down what is used, compare bytes, and look at who computes, now and then, until closed."""
-        accounting = self._sources.accounting.run(self._house.config.accounting_s)
+        accounting = self._sources.accounting.run(self._house.config.accounting_s, self._faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
-        self._tasks.append(tasks.create_task(self._background.run()))
+        self._tasks.append(tasks.create_task(self._background.run(self._faults)))
 
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
+            with self._faults.contained("ledger"):
+                await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
     async def close(self) -> None:
         """Write down what is not written yet."""

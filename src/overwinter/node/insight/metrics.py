@@ -59,6 +59,8 @@ class _Node(Collector):
         yield from _machine(sources.config, sources.state)
         yield from _accounts(sources.accounting)
         yield from _health(sources.health)
+        told = "Looks of the node's at something that the machine let fail."
+        yield counter("looks_failed", told, ["what"], _by_name(sources.faults.counts.copy()))
 
 
 def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:

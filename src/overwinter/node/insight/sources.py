@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from overwinter.core.config import MindConfig
+from overwinter.node.faults import Faults
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.statistics import Statistics
 from overwinter.policy.state import State
@@ -23,3 +24,5 @@ class Sources(NamedTuple):
     """What the kernel says."""
     health: Health
     """What was found of blocks."""
+    faults: Faults
+    """What could not be looked after."""

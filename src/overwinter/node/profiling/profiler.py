@@ -15,6 +15,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.profiling import Limits, Progress, Wanted, wanted_batches, wanted_shapes, with_points
 from overwinter.model.program import Program, decode_program
 from overwinter.node import clock
+from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.bench import Bench
@@ -157,7 +158,7 @@ class Profiler:
         """Nobody waits for it, so that its failure goes into the log."""
         try:
             await work
-        except OverwinterError as error:
+        except (OverwinterError, *MACHINE) as error:
             self._log(f"{failed}: {error}")
 
     async def _correct(self, id_: FunctionId, correction: Correction) -> None:

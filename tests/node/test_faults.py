@@ -1,0 +1,105 @@
+"""What the machine lets fail ends a look of the node's, and not the node; a mistake of ours is seen."""
+
+import asyncio
+import errno
+
+import pytest
+
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import StoreError
+from overwinter.node import upkeep, verifying
+from overwinter.node.faults import Faults
+from overwinter.node.footprints import Footprints
+from overwinter.node.insight.accounting import Accounting
+from overwinter.node.insight.background import Background
+from overwinter.node.running import running
+from overwinter.node.shares import CoreShares
+from overwinter.store.hosts import HostStores
+from overwinter.store.repository import Repository
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.rig import until
+
+LOOKS = [
+    (Footprints, "look"),
+    (CoreShares, "look"),
+    (Background, "look"),
+    (Accounting, "compare"),
+    (verifying.Verifier, "_pass"),
+    (HostStores, "room"),
+    (Repository, "collect"),
+]
+"""What the node does again and again."""
+FAILURES = [OSError(errno.EIO, "the disk fails"), MemoryError(), StoreError("a block cannot be read")]
+
+
+def no_thread():
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_what_the_machine_lets_fail_is_counted_and_told_once(failure):
+    said = []
+    faults = Faults(said.append)
+    for _ in range(3):
+        with faults.contained("disk"):
+            raise failure
+    with faults.contained("threads"):
+        no_thread()
+    assert faults.counts == {"disk": 3, "threads": 1}
+    assert [what in line for what, line in zip(("disk", "threads"), said, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("mistake", [TypeError("no"), RuntimeError("dictionary changed size during iteration")])
+def test_a_mistake_is_not_contained(mistake):
+    faults = Faults([].append)
+    with pytest.raises(type(mistake)), faults.contained("disk"):
+        raise mistake
+    assert not faults.counts
+
+
+def node_in(tmp_path, said):
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), accounting_s=0.05, unneeded_keep_s=0.1)
+    return running(config, ZYGOTE_ENVIRONMENT, said)
+
+
+def test_a_node_lives_on_whatever_fails_of_what_it_looks_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(upkeep, "ROOM_EVERY_S", 0.05)
+    monkeypatch.setattr(verifying, "EVERY_S", 0.05)
+    tried = dict.fromkeys(LOOKS, 0)
+
+    def failing(look):
+        def fail(*arguments):
+            tried[look] += 1
+            raise OSError(errno.EIO, "the disk fails")
+
+        return fail
+
+    for look in LOOKS:
+        monkeypatch.setattr(*look, failing(look))
+    said: list[str] = []
+
+    async def scene():
+        async with node_in(tmp_path, said.append) as node:
+            await until(lambda: all(count > 1 for count in tried.values()))
+            assert node.live()
+            metrics = (await node.insight.metrics()).decode()
+        told = [line for line in said if "the disk fails" in line]
+        assert len(told) == len(set(told)) == len(LOOKS)
+        assert metrics.count("overwinter_looks_failed_total{what=") == len(LOOKS)
+
+    asyncio.run(scene())
+
+
+def test_a_mistake_of_ours_ends_the_node(tmp_path, monkeypatch):
+    def mistaken(*arguments):
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr(Footprints, "look", mistaken)
+
+    async def scene():
+        async with node_in(tmp_path, [].append):
+            await asyncio.sleep(60)
+
+    with pytest.raises(ExceptionGroup, match="TaskGroup") as raised:
+        asyncio.run(scene())
+    assert raised.group_contains(TypeError, match="a mistake")
