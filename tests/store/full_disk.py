@@ -95,6 +95,31 @@ def test_a_repository_on_a_full_disk_is_refused(small_disk, room):
         Repository(small_disk / "repository")
 
 
+def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_makes_room(small_disk):
+    repository = Repository(small_disk / "repository")
+    one, other = base(), head_variant("other", seed=1)
+    for model in (one, other):
+        model.deploy(repository)
+    repository.close()
+    # As one that was made before there were reserves.
+    (small_disk / "repository" / "reserve").unlink()
+    fill_disk(small_disk)
+    repository = Repository(small_disk / "repository")
+    assert {kept.name for kept in repository.deployments()} == {one.manifest.name, "other"}
+    assert repository.read(other.manifest.program.address) == other.files[other.manifest.program.address]
+    with pytest.raises(NoSpaceError, match=str(small_disk)):
+        put(repository, BLOB.address, DATA)
+    repository.remove(one.manifest.name)
+    assert repository.collect(2 * NOW, grace_s=1).files == len(one.files.keys() - other.files.keys())
+    assert [kept.name for kept in repository.deployments()] == ["other"]
+    repository.remove("other")
+    repository.collect(2 * NOW, grace_s=1)
+    assert put(repository, address_of(DATA[:9]), DATA[:9])
+    repository.close()
+    # Its log is back.
+    assert (small_disk / "repository" / "catalog.sqlite").read_bytes()[18:20] == b"\2\2"
+
+
 def test_what_is_not_needed_is_removed_on_a_full_disk(small_disk):
     repository = Repository(small_disk / "repository")
     one, other = base(), head_variant("other", seed=1)

@@ -23,13 +23,16 @@ def small_disk() -> Iterator[Path]:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def test_a_node_starts_and_removes_on_a_full_disk(small_disk, tmp_path):
+@pytest.mark.parametrize("reserved", [True, False], ids=["reserve", "older"])
+def test_a_node_starts_and_removes_on_a_full_disk(small_disk, tmp_path, reserved):
     outside = ["--journal", str(tmp_path / "journal"), "--disk-free-min-bytes", "1MiB", "--unneeded-keep-s", "0.5"]
     node = NodeProcess(small_disk / "data", *outside, port_file=tmp_path / "port")
     try:
         deploy(node, "kept", Scale(2.0))
         deploy(node, "large", Scale(3.0, size=1 << 20))
         node.stop()
+        if not reserved:
+            (small_disk / "data" / "reserve").unlink()
         fill_disk(small_disk)
         node.start()
         assert ask(node, "kept") == [3.0] * 4

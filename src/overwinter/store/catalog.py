@@ -190,7 +190,8 @@ class Catalog:
                 _tell_tenants(db)
             if not found:
                 db.execute("INSERT INTO node VALUES (?)", (str(uuid.uuid4()),))
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            if found < SCHEMA_VERSION:
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             (identity,) = db.execute("SELECT identity FROM node").fetchone()
         return str(identity)
 

@@ -15,25 +15,55 @@ INDEX_BYTES = 32 << 10
 """One piece of the index of a write-ahead log; a disk with less room gives an I/O error in place of a full disk."""
 
 
+LOG_BYTES = 8 * INDEX_BYTES
+"""Room on the disk with which a file that is used without its log gets it back."""
+LOGGED = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+UNLOGGED = (
+    # Without the index of a log, which has no room, its file can be read by one process alone.
+    "PRAGMA locking_mode = EXCLUSIVE",
+    "PRAGMA journal_mode = MEMORY",
+    "PRAGMA locking_mode = NORMAL",
+    "PRAGMA synchronous = FULL",
+)
+
+
 class Database:
-    """One sqlite file with a write-ahead log; any thread may use it, and other processes beside it."""
+    """One sqlite file with a write-ahead log; any thread may use it, and other processes beside it.
+
+    Where the disk has no room for the log the file is changed in place until there is some: what was deployed can be
+    read and removed. A crash amid such a change may damage it.
+    """
 
     def __init__(self, path: Path, busy_timeout_s: float) -> None:
         """Open or make the file; StoreError when it is none of sqlite's, NoSpaceError."""
         self.path = path
         self._lock = threading.Lock()
-        with self.errors():
-            with suppress(OSError):
-                # Made before sqlite would, for this user alone; sqlite gives its other files the same rights.
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self._db = sqlite3.connect(path, busy_timeout_s, isolation_level=None, check_same_thread=False)
+        with suppress(OSError):
+            # Made before sqlite would, for this user alone; sqlite gives its other files the same rights.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        self._is_logged = True
         try:
-            with self.errors():
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = FULL")
-        except BaseException:
-            self._db.close()
-            raise
+            self._db = self._opened(busy_timeout_s, LOGGED)
+        except NoSpaceError:
+            self._is_logged = False
+            self._db = self._opened(busy_timeout_s, UNLOGGED)
+
+    def _opened(self, busy_timeout_s: float, pragmas: tuple[str, ...]) -> sqlite3.Connection:
+        with self.errors():
+            db = sqlite3.connect(self.path, busy_timeout_s, isolation_level=None, check_same_thread=False)
+            try:
+                for pragma in pragmas:
+                    db.execute(pragma)
+            except BaseException:
+                db.close()
+                raise
+        return db
+
+    def _log_again(self) -> None:
+        """Write a log from now on, if there is room for it."""
+        if not self._is_logged and free_bytes(self.path.parent) >= LOG_BYTES:
+            with suppress(sqlite3.OperationalError):
+                self._is_logged = self._db.execute(LOGGED[0]).fetchone() == ("wal",)
 
     def close(self) -> None:
         """Close the file."""
@@ -48,9 +78,11 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """To change; all of it or, after any error, nothing."""
-        with self._lock, self.errors(), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield self._db
+        with self._lock, self.errors():
+            self._log_again()
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
 
     @contextmanager
     def errors(self) -> Iterator[None]:
