@@ -10,8 +10,7 @@ import pytest
 from overwinter.core.errors import NoSpaceError
 from tests.store.family import fill_disk
 
-from .nodes import NodeProcess, Scale, ask, deploy
-from .test_serving import wait_until
+from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 
 @pytest.fixture

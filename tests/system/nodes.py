@@ -6,7 +6,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +20,8 @@ from overwinter.model.agreement import agree
 from overwinter.model.export import export
 
 START_S = 60.0
+
+T = TypeVar("T")
 
 
 class NodeProcess:
@@ -86,13 +91,11 @@ class NodeProcess:
 
     def wait_for(self, kind: str, count: int = 1) -> None:
         """Wait until the mind has asked `count` times for an action of this kind, or heard such an event."""
-        deadline = threading.Event()
-        for _ in range(2000):
-            seen = [e["type"] for step in self.steps() for e in (step[1], *step[2])]
-            if seen.count(kind) >= count:
-                return
-            deadline.wait(0.01)
-        raise AssertionError(f"{kind} was not seen {count} times; seen: {sorted(set(seen))}")
+
+        def seen() -> list[str]:
+            return [e["type"] for step in self.steps() for e in (step[1], *step[2])]
+
+        wait_until(lambda: seen().count(kind) >= count, lambda: f"of {kind} not {count}, but {sorted(set(seen()))}")
 
     def store(self) -> Path:
         """The host store's directory."""
@@ -140,13 +143,16 @@ def is_nested(pid: int) -> bool:
 
 
 def wait_gone(pids: list[int]) -> None:
-    waiting = threading.Event()
-    for _ in range(1000):
-        alive = [pid for pid in pids if pid in parents_of_all()]
-        if not alive:
-            return
-        waiting.wait(0.01)
-    raise AssertionError(f"still alive: {alive}")
+    wait_until(lambda: not parents_of_all().keys() & set(pids))
+
+
+def wait_until(holds: Callable[[], T], told: Callable[[], object] = lambda: "it never came true") -> T:
+    """What it says as soon as that is true; for as long as a machine may be busy with other things."""
+    pause, end = threading.Event(), time.monotonic() + START_S
+    while not (found := holds()):
+        assert time.monotonic() < end, told()
+        pause.wait(0.005)
+    return found
 
 
 class Scale(torch.nn.Module):

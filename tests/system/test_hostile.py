@@ -16,8 +16,7 @@ from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Manifest
 from overwinter.worker.channel import PACKET_BYTES_MAX
 
-from .nodes import NodeProcess, Scale, ask, deploy
-from .test_serving import wait_until
+from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 SOCKET = """
 import os, socket, msgspec

@@ -20,8 +20,7 @@ from overwinter.node.profiling.machine import fingerprint
 from overwinter.node.profiling.observer import RUNS_MIN
 from overwinter.store.repository import Repository
 
-from .nodes import NodeProcess, ask, deploy
-from .test_serving import wait_until
+from .nodes import NodeProcess, ask, deploy, wait_until
 
 # A batch pays for the first, whose runs mostly read weights, and hardly for the second, whose work grows with the rows.
 MODELS = ("mlp", "vgg16")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from overwinter.api.client import Client
 from overwinter.cli.main import main
 from overwinter.core.errors import DeadlineError, NotFoundError
-from tests.system.nodes import NodeProcess, Scale, ask, deploy
+from tests.system.nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -46,19 +45,10 @@ class Samples(dict):
         return sum(value for (its, has), value in self.items() if its == f"overwinter_{name}" and wanted <= has)
 
 
-def until(truth, tries: int = 400):
-    pause = threading.Event()
-    for _ in range(tries):
-        if found := truth():
-            return found
-        pause.wait(0.025)
-    raise AssertionError(f"still not so: {truth()}")
-
-
 def after_passes(node: NodeProcess, count: int) -> Samples:
     """When the bytes were compared so many times more."""
     goal = Samples(node).of("accounting_passes_total") + count
-    return until(lambda: (seen := Samples(node)).of("accounting_passes_total") >= goal and seen)
+    return wait_until(lambda: (seen := Samples(node)).of("accounting_passes_total") >= goal and seen)
 
 
 def test_metrics_count_what_was_asked(node):
@@ -108,7 +98,7 @@ def test_top_shows_the_active_first(node):
 
 
 def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
-    explained = until(lambda: (it := node.client.explain("one"))["bodies"][0]["private_bytes"] and it)
+    explained = wait_until(lambda: (it := node.client.explain("one"))["bodies"][0]["private_bytes"] and it)
     disk, host, private = explained["tiers"]
     assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]
     # What another tenant holds of the same is not told.
@@ -138,7 +128,7 @@ def test_explain_tells_what_was_refused(node):
     assert Samples(node).of("requests_total", function="slow", outcome="refused", error="DeadlineError") == 1
     node.client.remove("slow")
     # Its body goes a moment later.
-    until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
+    wait_until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
 
 
 def test_usage_is_of_each_tenant_and_outlives_the_node(tmp_path):
@@ -176,7 +166,7 @@ def test_a_block_cut_behind_the_nodes_back_is_told_once_and_counted(tmp_path):
         os.truncate(victim, 4096)
         stray = node.store() / ("0" * 64)
         stray.write_bytes(b"x" * 5000)
-        until(lambda: Samples(node).of("accounting_mismatch_total", kind="files") == 2)
+        wait_until(lambda: Samples(node).of("accounting_mismatch_total", kind="files") == 2)
         assert after_passes(node, 3).of("accounting_mismatch_total", kind="files") == 2
         said = [line for line in node.said if "do not agree" in line]
         assert len(said) == 1
@@ -190,7 +180,7 @@ def test_nothing_tells_that_another_tenant_keeps_the_same_blocks_in_memory(node)
     deploy(node, "copied", Scale(2.0), tenant="copier")
     with Client(node.url, tenant="copier") as copier:
         copier.unload("copied")
-        described = until(lambda: (it := copier.function("copied"))["life"] == "unloaded" and it)
+        described = wait_until(lambda: (it := copier.function("copied"))["life"] == "unloaded" and it)
         assert described["missing_bytes"] == described["nbytes"]
         assert copier.explain("copied")["tiers"][1]["resident"] == 0
         copier.remove("copied")

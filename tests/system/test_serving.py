@@ -20,7 +20,7 @@ from overwinter.core.errors import (
 )
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask, deploy
+from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 SLOW = """
 import time
@@ -217,15 +217,6 @@ def test_a_stopped_node_leaves_nothing_behind(make_node):
 
 
 # What the tests above wait with
-
-
-def wait_until(holds) -> None:
-    pause = threading.Event()
-    for _ in range(2000):
-        if holds():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it never came true")
 
 
 def arrived(node: NodeProcess, name: str) -> int:

@@ -15,8 +15,7 @@ from overwinter.api.deployer import package
 from overwinter.core.errors import OverwinterError
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask, deploy
-from .test_serving import wait_until
+from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 
 TENANTS = ("ada", "bob")
 HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
