@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from overwinter.core.events import RunEnded
+from overwinter.node import clock
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.copying import THREADS
 from overwinter.node.effects import TRAYS_IDLE_S
@@ -532,3 +533,31 @@ def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
         assert failures > 2 * 3
 
     asyncio.run(scene())
+
+
+COMPUTES = """
+import time
+
+def preprocess(inputs, state):
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+    return inputs
+"""
+
+
+def test_what_a_body_computes_for_a_run_is_not_computed_alone(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, COMPUTES)
+
+    async def scene():
+        body = await rig.start_body(function)
+        began = clock.computed_s(body.pid)
+        for _ in range(2):
+            await rig.ended(rig.begin(body, x=torch.zeros(2, 4)))
+        alone_s, computed_s = body.computed_alone_s(), clock.computed_s(body.pid) - began
+        await stopped(rig, body)
+        return alone_s, computed_s
+
+    alone_s, computed_s = rig.run(scene())
+    assert computed_s >= 0.4
+    assert alone_s < 0.1

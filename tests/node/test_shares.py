@@ -8,19 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.node.cgroups import LOWERED
-from overwinter.node.shares import CoreShares, above_their_share
+from overwinter.node.shares import ALONE_S, CoreShares, above_their_share
 
 from .rig import Function, Rig, Same, until
 
 X = {"x": torch.zeros(2, 4)}
-SPINS = """
+FOR_A_WHILE = """
 import threading
+import time
 
-def spin():
-    while True:
+def work():
+    while time.thread_time() < 0.3:
         pass
 
-threading.Thread(target=spin, daemon=True).start()
+def preprocess(inputs, state):
+    threading.Thread(target=work, daemon=True).start()
+    return inputs
+"""
+FOR_EVER = """
+def preprocess(inputs, state):
+    while True:
+        pass
 """
 USED = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.02, 8), min_size=1)
 
@@ -45,31 +53,63 @@ def test_who_used_more_is_never_before_who_used_less(used, cores):
     )
 
 
+def weights(groups, *tenants):
+    return [
+        int(file.read_text())
+        for tenant in tenants
+        for name in ("cpu.shares", "cpu.weight")
+        for file in groups._tenants[tenant].glob(name)
+    ]
+
+
+def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seconds():
+    rig = Rig()
+    groups = rig.processes.zygotes.groups
+    if not groups.shares_cores:
+        rig.close()
+        pytest.skip("the system gives no control groups")
+    ada = Function(Same(), X, FOR_A_WHILE, name="ada", tenant="ada")
+    rig.deploy(ada)
+    # So many that what it uses of them is little.
+    shares = CoreShares(lambda: rig.processes, 64)
+
+    async def scene():
+        works = await rig.start_body(ada)
+        [usual] = weights(groups, "ada")
+        await rig.ended(rig.begin(works, **X))
+        now = 0.0
+        while "ada" in shares._used or works.computed_alone_s() < 0.1:
+            now += 0.1
+            await asyncio.sleep(0.1)
+            shares.look(now)
+        found = weights(groups, "ada")
+        shares.look(now + ALONE_S)
+        return usual, found, weights(groups, "ada")
+
+    usual, found, later = rig.run(scene())
+    rig.close()
+    assert found == [usual // LOWERED]
+    assert later == [usual]
+
+
 def test_a_tenant_that_takes_all_has_less_weight_until_it_stops():
     rig = Rig()
     if not rig.processes.zygotes.groups.shares_cores:
         rig.close()
         pytest.skip("the system gives no control groups")
     ada, bob = (
-        Function(Same(), X, handler, name=name, tenant=name) for name, handler in (("ada", SPINS), ("bob", None))
+        Function(Same(), X, handler, name=name, tenant=name) for name, handler in (("ada", FOR_EVER), ("bob", None))
     )
     rig.deploy(ada, bob)
     # Of a machine that may be busy with other things.
     shares = CoreShares(lambda: rig.processes, 0.2)
     groups = rig.processes.zygotes.groups
 
-    def weights():
-        return [
-            int(file.read_text())
-            for tenant in ("ada", "bob")
-            for name in ("cpu.shares", "cpu.weight")
-            for file in groups._tenants[tenant].glob(name)
-        ]
-
     async def scene():
         spins = await rig.start_body(ada)
         await rig.start_body(bob)
-        usual = weights()
+        rig.begin(spins, **X)
+        usual = weights(groups, "ada", "bob")
         now = 0.0
 
         async def lowered():
@@ -77,7 +117,7 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops():
             now += 0.1
             await asyncio.sleep(0.1)
             shares.look(now)
-            return weights()
+            return weights(groups, "ada", "bob")
 
         while (found := await lowered()) == usual:
             pass

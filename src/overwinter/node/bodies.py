@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
+from overwinter.node import clock
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import SECTOR_BYTES
@@ -17,6 +18,9 @@ from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromBody, Load
 from overwinter.worker.tray import KEPT_BYTES, Slot, Tray, offsets
+
+AFTER_RUN_S = 0.002
+"""Of a core, after a run: what a worker needs to tidy up."""
 
 
 class Flight(NamedTuple):
@@ -59,6 +63,9 @@ class BodyProcess:
         self._copies = 0
         self.last_run: RunId | None = None
         self._flights: dict[RunId, Flight] = {}
+        self._alone_s = 0.0
+        self._alone_from: float | None = None
+        """What it had computed when nothing ran any more; None: something runs, or that is not known."""
         # The one used last is taken first: its pages are there.
         self._free = list(range(load.concurrency))
         with ExitStack() as undo:
@@ -88,6 +95,9 @@ class BodyProcess:
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
         """The slot that is this run's until it ends; the mind never asks for more runs than there are slots."""
+        if not self._flights:
+            self.computed_alone_s()
+            self._alone_from = None
         self.last_run = run
         slot = self._free.pop()
         self._flights[run] = Flight(slot, requests)
@@ -98,11 +108,26 @@ class BodyProcess:
         flight = self._flights.pop(answer.run, None)
         if flight is None or len(flight.requests) != len(answer.outcomes):
             raise ValueError(f"run {answer.run} was not asked for")
+        if not self._flights:
+            computed_s = self._computed_s()
+            self._alone_from = None if computed_s is None else computed_s + AFTER_RUN_S
         return flight
 
     def take_back(self, run: RunId) -> Flight:
         """A run that the body will not be told of; its slot is its own until `free`."""
         return self._flights.pop(run)
+
+    def computed_alone_s(self) -> float:
+        """Seconds of all cores that it computed so far while it was ready and nothing ran."""
+        computed_s = self._computed_s() if self.ready and not self._flights else None
+        if computed_s is not None:
+            if self._alone_from is not None:
+                self._alone_s += max(0.0, computed_s - self._alone_from)
+            self._alone_from = max(computed_s, self._alone_from or 0.0)
+        return self._alone_s
+
+    def _computed_s(self) -> float | None:
+        return None if self.pid is None else clock.computed_s(self.pid)
 
     def free(self, flight: Flight) -> None:
         """Its outputs were taken."""

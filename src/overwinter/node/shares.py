@@ -3,7 +3,8 @@
 The kernel shares the cores out among the tenants that want them at a moment, whatever they used before: a tenant that
 computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
 about its share or more has a lesser weight while the cores are scarce, as processes have in schedulers that let usage
-decay (Kay and Lauder, A fair share scheduler, 1988). Where there are no control groups nothing is done.
+decay (Kay and Lauder, A fair share scheduler, 1988). So has for some seconds one whose workers computed while nothing
+ran in them, however little it used: nobody gave it these cores. Where there are no control groups nothing is done.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from math import exp
 
-from overwinter.core.ids import Seconds, TenantId
+from overwinter.core.ids import Seconds, TenantId, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.processes import Processes
@@ -25,10 +26,14 @@ NEARLY = 0.75
 """Of a tenant's share: who used more has less weight."""
 LEAST = 0.02
 """Of a core: who used less uses none."""
+ALONE = 0.1
+"""Of a core: what the workers of a tenant may compute while nothing runs in them."""
+ALONE_S = 10.0
+"""For so long a tenant whose workers computed more has less weight."""
 
 
 class CoreShares:
-    """Belongs to the loop's thread: a look costs two microseconds a process."""
+    """Belongs to the loop's thread: a look costs some microseconds a process."""
 
     def __init__(self, processes: Callable[[], Processes], cores: float) -> None:
         self._processes = processes
@@ -38,6 +43,12 @@ class CoreShares:
         self._last = Seconds(0.0)
         self._used: dict[TenantId, float] = {}
         """Cores that each tenant used lately."""
+        self._alone: dict[WorkerId, float] = {}
+        """Seconds of a core that each worker had computed, while nothing ran in it, at the last look."""
+        self._used_alone: dict[TenantId, float] = {}
+        """Cores that the workers of each tenant used lately while nothing ran in them."""
+        self._until: dict[TenantId, Seconds] = {}
+        """Until when each has less weight for that."""
 
     async def run(self, faults: Faults) -> None:
         """Look for ever."""
@@ -52,12 +63,11 @@ class CoreShares:
         if not processes.zygotes.groups.shares_cores:
             return
         passed_s, self._last = now - self._last, now
-        fresh = 1 - exp(-passed_s / MEMORY_S)
-        spent = self._spent(processes)
-        cores = {tenant: spent[tenant] / passed_s for tenant in spent.keys() | self._used.keys()}
-        used = {tenant: fresh * cores[tenant] + (1 - fresh) * self._used.get(tenant, 0.0) for tenant in cores}
-        self._used = {tenant: each for tenant, each in used.items() if each > LEAST}
-        processes.zygotes.groups.lower(above_their_share(self._used, self._cores))
+        self._used = _decayed(self._used, self._spent(processes), passed_s)
+        self._used_alone = _decayed(self._used_alone, self._spent_alone(processes), passed_s)
+        self._until |= {tenant: Seconds(now + ALONE_S) for tenant, each in self._used_alone.items() if each > ALONE}
+        self._until = {tenant: until for tenant, until in self._until.items() if until > now}
+        processes.zygotes.groups.lower(above_their_share(self._used, self._cores) | self._until.keys())
 
     def _spent(self, processes: Processes) -> dict[TenantId, float]:
         """Seconds of a core that the processes of each tenant computed since the last look."""
@@ -71,6 +81,25 @@ class CoreShares:
                 self._seen[pid] = computed_s
                 spent[tenant] += max(0.0, computed_s - last.get(pid, computed_s))
         return spent
+
+    def _spent_alone(self, processes: Processes) -> dict[TenantId, float]:
+        """The same of workers while nothing ran in them."""
+        last, self._alone = self._alone, {}
+        spent: dict[TenantId, float] = defaultdict(float)
+        for body in processes.bodies():
+            self._alone[body.worker] = body.computed_alone_s()
+            spent[body.deployed.manifest.tenant] += self._alone[body.worker] - last.get(body.worker, 0.0)
+        return spent
+
+
+def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s: float) -> dict[TenantId, float]:
+    """Cores used lately, of those used before and the seconds of a core spent since."""
+    fresh = 1 - exp(-passed_s / MEMORY_S)
+    both = {
+        tenant: fresh * spent.get(tenant, 0.0) / passed_s + (1 - fresh) * used.get(tenant, 0.0)
+        for tenant in spent.keys() | used.keys()
+    }
+    return {tenant: each for tenant, each in both.items() if each > LEAST}
 
 
 def above_their_share(used: dict[TenantId, float], cores: float) -> set[TenantId]:
