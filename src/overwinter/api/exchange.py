@@ -15,6 +15,9 @@ from overwinter.core.tensor import Buffer
 
 JSON_TYPE = (b"content-type", b"application/json")
 
+WATCH_AFTER_S = 0.02
+"""Whether a caller has gone is looked at from then on: most answers are there sooner, and need no second task."""
+
 T = TypeVar("T")
 
 encode_json = msgspec.json.Encoder().encode
@@ -73,14 +76,20 @@ class Request(msgspec.Struct):
         """Await `answer` after the body was read; cancel it when the client hangs up, so that no queue holds it."""
         gone = False
         outcome: T | OverwinterError
+        watchers: list[asyncio.Task[None]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(self._hung_up())
+                later = asyncio.get_running_loop().call_later(
+                    WATCH_AFTER_S, lambda: watchers.append(group.create_task(self._hung_up()))
+                )
                 try:
                     outcome = await answer
                 except OverwinterError as error:
                     outcome = error
-                watcher.cancel()
+                finally:
+                    later.cancel()
+                for watcher in watchers:
+                    watcher.cancel()
         except* _HungUpError:
             gone = True
         if gone:
