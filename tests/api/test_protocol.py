@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.api.door import LIMITS, Served, serving
 
 READ_BYTES = 256 << 10
 """At most, of a connection at once."""
+DATA_SEGS_IN = 152
+"""Where the kernel's `tcp_info` counts the packets with data that came."""
+
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\n"
 
@@ -208,6 +212,16 @@ def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_oddities_of_http(served: Served, data: bytes, status: int) -> None:
     assert send(served, data)[1] == status
+
+
+def test_a_small_answer_is_one_packet(served: Served) -> None:
+    with connect(served) as client:
+        client.sendall(GET + b"\r\n")
+        answer = client.recv(65536)
+        while not answer.endswith(b'{"live":true}'):
+            answer += client.recv(65536)
+        (packets,) = struct.unpack_from("I", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160), DATA_SEGS_IN)
+        assert packets == 1
 
 
 def test_tiny_chunks_are_parsed_a_step_at_a_time() -> None:

@@ -49,6 +49,35 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Joining:
+    """The transport of one answer: the head goes out with what follows it, which must be something.
+
+    Each write is a packet, and wakes the reader.
+    """
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self._head: bytes | None = None
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Send it, or keep it if it is the head."""
+        if self._head is None and self._cycle.response_started:
+            self._head = data
+        elif self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is kept, and no more."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -237,6 +266,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        # Nothing follows the head of an answer to HEAD.
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = _Joining(self.transport, cycle)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _leave(self) -> None:
