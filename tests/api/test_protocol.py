@@ -89,6 +89,15 @@ def test_a_head_is_bounded(served: Served, http: httpx.Client, data: bytes, stat
     assert http.get("/v2/health/live").status_code == 200
 
 
+def test_a_trailer_is_no_header(served: Served) -> None:
+    head = b"POST /overwinter/v1/blocks/missing HTTP/1.1\r\nHost: x\r\nOverwinter-Tenant: b\r\n"
+    body = b'Transfer-Encoding: chunked\r\n\r\n12\r\n{"addresses":  []}\r\n0\r\n'
+    with connect(served) as client:
+        # Another tenant's name counts as little as this, which is none.
+        client.sendall(head + body + b"Overwinter-Tenant: NO NAME\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_requests_ahead_of_their_answers_are_bounded(served: Served) -> None:
     slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'

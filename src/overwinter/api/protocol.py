@@ -108,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parsing: asyncio.Task[None] | None = None
         self._frame_bytes = 0
         """Of this message, all but its body."""
+        self._headers_count = 0
         self._body_bytes = 0
         self._step_body_bytes = 0
 
@@ -174,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_head = True
         self._chunked = False
-        self._frame_bytes = self._body_bytes = 0
+        self._frame_bytes = self._body_bytes = self._headers_count = 0
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
@@ -183,9 +184,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(414, f"the path of the request is longer than {URL_MAX} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer."""
-        if len(self.headers) >= self._limits.headers_max:
+        """A header, or a trailer. What trailers say counts for nothing: a proxy that sets headers does not see them."""
+        self._headers_count += 1
+        if self._headers_count > self._limits.headers_max:
             self._stop(431, f"the request has more than {self._limits.headers_max} headers")
+        if not self._in_head:
+            return
         if name.lower() == CHUNKED:
             self._chunked = True
         super().on_header(name, value)
