@@ -12,6 +12,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
 from overwinter.core.profile import Point, Profile
 from overwinter.store.blocks import address_of
+from overwinter.store.kept import kept_manifest
 from overwinter.store.manifest import Block, Piece
 from overwinter.store.repository import Repository
 from tests.store.family import (
@@ -220,6 +221,23 @@ def test_removal_frees_what_no_other_function_needs(repository):
     assert blocks_and_drafts(repository) == set(other.files)
     assert (collected.files, collected.nbytes) == (len(only_ours), sum(len(one.files[name]) for name in only_ours))
     assert repository.register(other.manifest, now=1.0).version == 2
+
+
+def test_collections_read_each_manifest_once(repository, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        "overwinter.store.repository.kept_manifest", lambda data: (read.append(data), kept_manifest(data))[1]
+    )
+    for model in (base(), head_variant("other", seed=1)):
+        model.deploy(repository)
+    for _ in range(3):
+        repository.collect(LATER, grace_s=60)
+    assert len(read) == 2
+    repository.remove(BASE)
+    assert repository.collect(LATER, grace_s=60).files
+    assert repository.register(head_variant("other", seed=1).manifest, now=LATER).version == 2
+    repository.collect(LATER, grace_s=60)
+    assert len(read) == 3
 
 
 def test_a_collection_spares_what_a_deploy_in_progress_counts_on(repository):

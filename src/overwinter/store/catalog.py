@@ -165,6 +165,13 @@ class Catalog:
                 raise _not_found(name, version, _versions(db, name))
         return Row(*row)
 
+    def versions(self) -> list[tuple[FunctionName, int]]:
+        """All versions, also those on trial."""
+        with self.file.reading() as db:
+            # The index of the primary key alone answers this: no manifest is read.
+            found = db.execute("SELECT name, version FROM functions")
+            return [(FunctionName(name), int(version)) for name, version in found]
+
     def rows(self, unproven: bool = False) -> list[Row]:
         """All versions that have passed their trial, or with `unproven` all, by name and number."""
         with self.file.reading() as db:

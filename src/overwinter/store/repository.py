@@ -20,10 +20,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from overwinter.core.errors import CallerError, ConflictError, StoreError
+from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
@@ -61,6 +62,13 @@ class KeptPipeline(msgspec.Struct, frozen=True):
     """Which of its numbers, kept before there were these bounds, were brought within them."""
 
 
+class _Need(NamedTuple):
+    """What a version of a function needs, and whose it is."""
+
+    tenant: TenantId
+    addresses: tuple[Address, ...]
+
+
 class Repository:
     """Blocks as files and functions in sqlite, under one directory."""
 
@@ -77,6 +85,8 @@ class Repository:
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
         self.node_identity = self._catalog.node_identity
+        self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
+        """Of each version that the last collection found; a version means one thing for ever."""
 
     def close(self) -> None:
         """Close the catalog."""
@@ -258,9 +268,8 @@ class Repository:
         old = now - grace_s
         with self.reserve.spent(), self._locked(fcntl.LOCK_EX), disk_errors("remove unneeded blocks", self._blocks):
             needed: dict[TenantId, set[Address]] = {}
-            for deployment in map(_deployment, self._catalog.rows(unproven=True)):
-                manifest = deployment.manifest
-                needed.setdefault(manifest.tenant, set()).update(blob.address for blob in manifest.blobs())
+            for tenant, addresses in self._needs().values():
+                needed.setdefault(tenant, set()).update(addresses)
             kept = self._holdings.since(old).union(*needed.values())
             # One after another: a list of all entries would stay in the heap.
             for entry in (entry for room in self._blocks.iterdir() for entry in os.scandir(room)):
@@ -272,6 +281,19 @@ class Repository:
             # After the files: the table may need the room that they had.
             self._holdings.forget(old, needed)
         return Collected(files, nbytes)
+
+    def _needs(self) -> dict[tuple[FunctionName, int], _Need]:
+        """What each version needs. A manifest is read once: all of them may be hundreds of MiB."""
+        known, self._known_needs = self._known_needs, {}
+        for key in self._catalog.versions():
+            # One that is removed meanwhile needs nothing any more.
+            with suppress(NotFoundError):
+                self._known_needs[key] = known.get(key) or self._need(*key)
+        return self._known_needs
+
+    def _need(self, name: FunctionName, version: int) -> _Need:
+        manifest = self.deployment(name, version).manifest
+        return _Need(manifest.tenant, tuple(blob.address for blob in manifest.blobs()))
 
     # Pipelines
 
