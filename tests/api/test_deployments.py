@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from overwinter.api.app import DISK_THREADS
+from overwinter.core.tensor import TENSORS_MAX
 from overwinter.store.blocks import address_of
 from tests.api.door import BLOCK_BYTES_MAX, LIMITS, Served, manifest_of, serving, spec
 
@@ -15,6 +16,7 @@ BLOCKS = "/overwinter/v1/blocks"
 FUNCTIONS = "/overwinter/v1/functions"
 TAKES = (spec("x", "FP32", "batch", 2),)
 GIVES = (spec("y", "FP32", "batch", 2),)
+MANY = tuple(spec(f"{number:0100}", "FP32", "batch", 2) for number in range(TENSORS_MAX))
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,7 @@ def test_a_function_whose_blocks_are_missing(http: httpx.Client) -> None:
         ("application/msgpack", bytes(300 << 10), 413),
         ("application/json", b"[" * 40_000, 413),
         ("application/json", b" " * (9 << 20), 413),
+        ("application/json", msgspec.json.encode(manifest_of("wide", b"", TAKES, MANY)), 413),
     ],
 )
 def test_a_manifest_that_is_none(http: httpx.Client, kind: str, body: bytes, status: int) -> None:
