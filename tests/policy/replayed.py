@@ -1,11 +1,14 @@
-"""Prints every action of a mind over one long random sequence of events: for comparison between processes."""
+"""One long random sequence of events, the same for the same seed; as a program it prints every action of a mind.
+
+For comparison between processes, and between schedulers (benchmarks/decisions.py).
+"""
 
 import sys
 from random import Random
 
 import msgspec
 
-from overwinter.core.events import LoadAsked, MemoryMeasured, Pressed, Removed, UnloadAsked
+from overwinter.core.events import Cancelled, LoadAsked, MemoryMeasured, Pressed, Profiled, Removed, UnloadAsked
 from overwinter.core.profile import Point, Profile
 from tests.policy.world import World, spec
 
@@ -15,7 +18,7 @@ POINTS = tuple(Point(cores, 4 * batch, batch, 1, 0.1 * batch / cores) for cores 
 
 
 def deploy(world: World, chance: Random, number: int) -> None:
-    name = chance.choice(NAMES)
+    name = NAMES[number] if number < len(NAMES) else chance.choice(NAMES)
     blobs = [(f"shared{chance.randrange(4)}", 5), (f"{name}-x", 7), (f"{name}-y", 3)]
     own: dict = dict(chance.choice([{}, {}, {"dedicated": True}, {"pinned": True}]))
     profile = chance.choice([None, Profile(weight_bytes=15, macs=100, points=POINTS)])
@@ -24,13 +27,27 @@ def deploy(world: World, chance: Random, number: int) -> None:
     world.deploy(spec(name, number, blobs, profile=profile, max_batch=4, max_bodies=2, slo_ms=slo_ms, **own))
 
 
-def step(world: World, chance: Random, number: int) -> None:
-    kind = chance.random()
-    if kind < 0.02 or number < 4:
-        deploy(world, chance, number)
-    elif kind < 0.06:
+def manage(world: World, chance: Random, kind: float) -> None:
+    """What happens seldom: somebody changes what is there, goes away, or something fails."""
+    if kind < 0.06 or not world.deployed:
         event = chance.choice([LoadAsked, UnloadAsked, LoadAsked, Removed])
         world.send(event(chance.choice(sorted(world.deployed))) if world.deployed else Pressed(5))
+    elif kind < 0.08 and world.open:
+        request = chance.choice(sorted(world.open))
+        del world.open[request]
+        world.send(Cancelled(request))
+    elif kind < 0.09 and world.staging:
+        world.fail_stage(came=world.blobs[world.staging[0].function][:1])
+    else:
+        world.send(Profiled(chance.choice(sorted(world.deployed)), Profile(weight_bytes=15, macs=100, points=POINTS)))
+
+
+def step(world: World, chance: Random, number: int) -> None:
+    kind = chance.random()
+    if kind < 0.02 or number < len(NAMES):
+        deploy(world, chance, number)
+    elif kind < 0.1:
+        manage(world, chance, kind)
     elif kind < 0.5:
         world.arrive(chance.choice(NAMES))
     elif kind < 0.52:
@@ -46,11 +63,15 @@ def step(world: World, chance: Random, number: int) -> None:
         world.settle_processes()
 
 
+def play(world: World, chance: Random, steps: int) -> None:
+    """So many random steps."""
+    for number in range(steps):
+        step(world, chance, number)
+
+
 def main(policy: str) -> None:
     world = World(policy=policy, cores=2, bodies_max=4, host_bytes=60, memory_bytes=40)
-    chance = Random(1)
-    for number in range(STEPS):
-        step(world, chance, number)
+    play(world, Random(1), STEPS)
     sys.stdout.buffer.write(msgspec.json.encode(world.log))
 
 

@@ -119,7 +119,8 @@ def _check_room(mind: Mind) -> None:
         return
     assert not mind.has_room_for(state.functions[first]), f"{first} waits beside room enough"
     idle = mind.idle_for(state.functions[first])
-    assert idle is None or any(body.leaves for body in state.bodies.values()), f"{first} waits beside an idle body"
+    leaves = any(body.leaves or body.goes for body in state.bodies.values())
+    assert idle is None or leaves, f"{first} waits beside an idle body"
 
 
 def _check_bytes(mind: Mind, now: Seconds) -> None:

@@ -1,0 +1,363 @@
+"""Which decisions does the scheduler take in every scenario, under every policy and every bound?
+
+One line for each: a hash of the journal (every event and every action with its time, in order) and what came of it.
+`--save` keeps the lines; `--against` compares with kept ones: equal hashes are the same decisions, and where they
+differ the figures of both are shown. So a rebuilt scheduler is held to the old one. Scenarios are cut to some seconds,
+pipelines of the examples get functions with made times, and random worlds are those of the scheduler's own tests, with
+other tenants, trials, removals and pressure. The bounds are made from the scenario alone, so that they stay when the
+scheduler changes. A hash must not depend on PYTHONHASHSEED: run it under several.
+"""
+
+import argparse
+import hashlib
+import io
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from benchmarks.measure import print_result
+from overwinter.core.actions import Refuse, Reply, StartBody
+from overwinter.core.policies import POLICIES
+from overwinter.simulation.scenario import Scenario, read_scenario, scenario_of
+from overwinter.simulation.world import World
+from tests.policy import replayed
+from tests.policy.world import World as RandomWorld
+
+ROOT = Path(__file__).parent.parent
+
+
+class Cut(NamedTuple):
+    """What is run of a scenario."""
+
+    seconds: float = 30.0
+    """Longer than a period of the scalers, and a second or two of work at most."""
+    few: int = 4
+    """Workers, and cores of workers, where they are scarce."""
+
+
+CUTS = {
+    "asyfunc": Cut(12.0, 30),
+    "faults": Cut(120.0, 3),
+    "small": Cut(200.0, 2),
+    "thousand": Cut(12.0, 100),
+    "twitter": Cut(30.0, 4),
+    "tetris/ss": Cut(40.0, 2),
+    "tetris/svt": Cut(40.0, 6),
+    "tetris/qa-audio": Cut(40.0, 4),
+    "tetris/qa-text": Cut(15.0, 4),
+    "pipelines/faces": Cut(120.0, 2),
+    "pipelines/inbox": Cut(120.0, 2),
+}
+HOST_SHARE = 0.8
+"""Of the blocks of all functions, where the host store is small."""
+BOUNDS = ("none", "memory", "host", "workers", "cores", "tenants", "all")
+"""What is scarce beside what the scenario says. tenants: each kind of function is another's, and workers are few."""
+SEEDS = (1, 2, 3)
+STEPS = 600
+"""Of a random world."""
+RANDOM: Mapping[str, Mapping[str, int]] = {
+    "none": {},
+    "memory": {"memory_bytes": 40},
+    "host": {"host_bytes": 60},
+    "workers": {"bodies_max": 4},
+    "cores": {"cores": 2},
+    "tenants": {"bodies_max": 4, "tenant_bodies_max": 2},
+    "all": {"memory_bytes": 40, "host_bytes": 60, "bodies_max": 4, "cores": 2},
+}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler decided in one run, and what came of it."""
+
+    hash: str
+    attainment: float | None
+    """Of the requests with a promise; of pipelines where there are some. None: nothing was promised."""
+    peak_mib: float
+    """Blocks and private memory of workers; of random worlds the blocks alone."""
+    wakes: int
+    missed: int
+    """Requests with a promise that were not answered within it."""
+    answered: int
+    refused: int
+    requests_per_s: float
+    """Of the simulator, on this core."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What `--save` writes."""
+
+    commit: str
+    runs: dict[str, Outcome]
+
+
+class Case(NamedTuple):
+    """One run that may be asked for."""
+
+    scenario: str
+    policy: str
+    bounds: str
+    run: Callable[[], Outcome]
+
+    @property
+    def name(self) -> str:
+        """How it is called in what is saved."""
+        return f"{self.scenario} {self.policy} {self.bounds}"
+
+
+class Hash(io.RawIOBase):
+    """A file of a journal of which nothing but the hash is kept; its first line, the configuration, is no step."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._steps = False
+
+    def write(self, line: Any) -> int:
+        """Add a step."""
+        if self._steps:
+            self._hash.update(line)
+        self._steps = True
+        return len(line)
+
+    def hexdigest(self) -> str:
+        """Of all steps."""
+        return self._hash.hexdigest()
+
+
+class HashedWorld(RandomWorld):
+    """A random world that keeps the hash of its steps, and the most blocks that it had."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.hash = Hash()
+        self.hash.write(b"")
+        self.peak = 0
+
+    def send(self, event: Any) -> list[Any]:
+        """Hand the event over."""
+        actions = super().send(event)
+        self.hash.write(msgspec.json.encode((self.now, event, actions)))
+        self.peak = max(self.peak, len(self.resident))
+        return actions
+
+
+# Scenarios
+
+
+def pipeline_scenario(path: Path, seconds: float) -> Scenario:
+    """A pipeline of the examples over functions with made times."""
+    pipeline = tomllib.loads(path.read_text())
+    stages = pipeline["stages"]
+    names = sorted({stage["function"] for stage in stages.values()})
+    functions = [
+        {
+            "name": name,
+            "blocks": [{"mib": 10, "count": 4, "shared": path.stem}, {"mib": 2}],
+            "latency_ms": {"1": 15 + 10 * number, "4": 40 + 30 * number},
+            "jitter": 0.1,
+            "settings": {"slo_ms": pipeline["slo_ms"] / len(stages), "max_batch": 4, "keep_alive_s": 5},
+        }
+        for number, name in enumerate(names)
+    ]
+    application = {
+        "name": pipeline["name"],
+        "slo_ms": pipeline["slo_ms"],
+        "stages": {name: {key: stage[key] for key in ("function", "inputs")} for name, stage in stages.items()},
+        "workload": {"kind": "bursty", "rate": 2, "factor": 15, "every_s": 30, "length_s": 4},
+    }
+    table = {"duration_s": seconds, "node": {"cores": 4}}
+    return scenario_of(table | {"functions": functions, "applications": [application]})
+
+
+def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
+    """All scenarios by name, cut short."""
+    folder = ROOT / "scenarios"
+    for path in sorted(folder.rglob("*.toml")):
+        name = str(path.relative_to(folder).with_suffix(""))
+        scenario = read_scenario(path)
+        seconds = min(scenario.duration_s, longer * CUTS.get(name, Cut()).seconds)
+        yield name, msgspec.structs.replace(scenario, duration_s=seconds, settle_s=0.0)
+    for path in sorted((ROOT / "examples" / "pipelines").glob("*.toml")):
+        name = f"pipelines/{path.stem}"
+        yield name, pipeline_scenario(path, longer * CUTS.get(name, Cut()).seconds)
+
+
+def bounded(scenario: Scenario, policy: str, bounds: str, most: int) -> Scenario:
+    """The scenario under a policy, with what is scarce made scarcer: so many workers and cores at most."""
+    functions = scenario.simulated()
+    bodies = [min(point.memory_bytes for point in each.spec.profile.points) for each in functions]
+    blocks = {blob.address: blob.nbytes for each in functions for blob in each.spec.blobs}
+    largest = max(sum({blob.address: blob.nbytes for blob in each.spec.blobs}.values()) for each in functions)
+    few: dict[str, dict[str, Any]] = {
+        "none": {},
+        "memory": {"memory_bytes": max(2 * max(bodies), most * sum(bodies) // len(bodies))},
+        "host": {"host_bytes": max(largest, int(HOST_SHARE * sum(blocks.values())))},
+        "workers": {"bodies_max": most},
+        "cores": {"cores": min(most, max(1, scenario.node.cores // 2))},
+        "tenants": {"bodies_max": most},
+    }
+    few["all"] = {key: value for each in few.values() for key, value in each.items()}
+    models = scenario.functions
+    if bounds == "tenants":
+        models = tuple(msgspec.structs.replace(each, tenant=each.name) for each in models)
+    mind = msgspec.structs.replace(scenario.mind, policy=policy, **few[bounds])
+    return msgspec.structs.replace(scenario, mind=mind, functions=models)
+
+
+# Runs
+
+
+def simulate(scenario: Scenario, policy: str, bounds: str, most: int, traces: Path) -> Outcome:
+    """Run a scenario."""
+    journal = Hash()
+    world = World(bounded(scenario, policy, bounds, most), traces, journal)
+    begun = time.process_time()
+    report = world.run()
+    spent = time.process_time() - begun
+    total, ends = report.total, report.applications.values()
+    promised = [(each.requests, each.attainment) for each in (*report.functions.values(), *ends)]
+    if ends:
+        promised = [(each.requests, each.attainment) for each in ends]
+    asked = sum(requests for requests, attainment in promised if attainment is not None)
+    within = sum(round(requests * attainment) for requests, attainment in promised if attainment is not None)
+    return Outcome(
+        hash=journal.hexdigest(),
+        attainment=within / asked if asked else None,
+        peak_mib=round(report.memory.peak / 2**20, 3),
+        wakes=sum(total.wakes.values()),
+        missed=asked - within,
+        answered=total.answered,
+        refused=sum(total.refused.values()),
+        requests_per_s=round(total.requests / spent),
+    )
+
+
+def play(seed: int, policy: str, bounds: str) -> Outcome:
+    """Run a random world."""
+    world = HashedWorld(policy=policy, **RANDOM[bounds])
+    begun = time.process_time()
+    replayed.play(world, Random(seed), STEPS)
+    spent = time.process_time() - begun
+    return Outcome(
+        hash=world.hash.hexdigest(),
+        attainment=None,
+        peak_mib=world.peak,
+        wakes=sum(isinstance(action, StartBody) for action in world.log),
+        missed=0,
+        answered=sum(isinstance(action, Reply) for action in world.log),
+        refused=sum(isinstance(action, Refuse) for action in world.log),
+        requests_per_s=round(world.next_request / spent),
+    )
+
+
+def cases(traces: Path | None, longer: float) -> Iterator[Case]:
+    """All that may be run; what needs a recorded trace only where there is one."""
+    for name, scenario in scenarios(longer):
+        recorded = any(getattr(each.workload, "path", None) for each in scenario.functions)
+        if recorded and traces is None:
+            print(f"{name} is left out: say where recorded traces lie with --traces")
+            continue
+        few = CUTS.get(name, Cut()).few
+        for policy in POLICIES:
+            for bounds in BOUNDS:
+                yield Case(name, policy, bounds, partial(simulate, scenario, policy, bounds, few, traces or Path()))
+    for seed in SEEDS:
+        for policy in POLICIES:
+            for bounds in RANDOM:
+                yield Case(f"random/{seed}", policy, bounds, partial(play, seed, policy, bounds))
+
+
+# What is told
+
+
+def told(outcome: Outcome) -> str:
+    """The figures of a run as a line."""
+    attainment = "     -" if outcome.attainment is None else f"{outcome.attainment:6.4f}"
+    return (
+        f"{outcome.hash}  {attainment} {outcome.peak_mib:9.1f} {outcome.wakes:6} {outcome.missed:6} "
+        f"{outcome.answered:8} {outcome.refused:8} {outcome.requests_per_s:10.0f}"
+    )
+
+
+HEAD = f"{'scenario policy bounds':40} {'hash':17} attain  peak MiB  wakes missed answered  refused requests/s"
+
+
+def commit() -> str:
+    """The commit of this source, and whether it was changed since."""
+    asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def read(path: Path) -> Saved:
+    """What was saved."""
+    return msgspec.json.decode(path.read_bytes(), type=Saved)
+
+
+def save(path: Path, runs: Mapping[str, Outcome]) -> None:
+    """Write a line for each run; those of the same commit that are there already stay."""
+    now, kept = commit(), {}
+    if path.exists() and (before := read(path)).commit == now:
+        kept = before.runs
+    encode = msgspec.json.Encoder().encode
+    lines = (f"{encode(name).decode()}: {encode(outcome).decode()}" for name, outcome in (kept | runs).items())
+    path.write_text(f'{{"commit": {encode(now).decode()}, "runs": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def compare(old: Saved, new: Mapping[str, Outcome]) -> int:
+    """Tell what differs from what was saved, for each scenario; how many runs do."""
+    print(f"\nagainst {old.commit}:")
+    both = [name for name in new if name in old.runs]
+    differing = [name for name in both if new[name].hash != old.runs[name].hash]
+    for name in differing:
+        print(f"{name:40} {told(old.runs[name])}\n{'':40} {told(new[name])}")
+    for scenario in dict.fromkeys(name.split()[0] for name in both):
+        own = [name for name in both if name.split()[0] == scenario]
+        sums = [summed([runs[name] for name in own]) for runs in (old.runs, new)]
+        changed = sum(name in differing for name in own)
+        print(f"{scenario:20} {len(own) - changed} of {len(own)} the same; old, new: {sums[0]} | {sums[1]}")
+    return len(differing)
+
+
+def summed(outcomes: Iterable[Outcome]) -> str:
+    """The figures of several runs together."""
+    runs = list(outcomes)
+    kept = [each.attainment for each in runs if each.attainment is not None]
+    attainment = "-" if not kept else f"{sum(kept) / len(kept):.4f}"
+    peak = sum(each.peak_mib for each in runs) / len(runs)
+    counts = [sum(getattr(each, name) for each in runs) for name in ("wakes", "missed", "answered", "refused")]
+    spent = sum((each.answered + each.refused) / each.requests_per_s for each in runs if each.requests_per_s)
+    rate = (counts[2] + counts[3]) / spent if spent else 0.0
+    return f"{attainment} {peak:.1f} MiB, wakes {counts[0]}, missed {counts[1]}, {rate:.0f}/s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies")
+    parser.add_argument("--only", nargs="*", default=[], help="words, one of which must be in 'scenario policy bounds'")
+    parser.add_argument("--longer", type=float, default=1.0, help="times the seconds of the scenarios")
+    parser.add_argument("--save", type=Path, help="write the lines to this file")
+    parser.add_argument("--against", type=Path, help="compare with this file")
+    options = parser.parse_args()
+    runs: dict[str, Outcome] = {}
+    print(HEAD)
+    for case in cases(options.traces, options.longer):
+        if not options.only or any(word in case.name for word in options.only):
+            runs[case.name] = case.run()
+            print(f"{case.name:40} {told(runs[case.name])}", flush=True)
+    if options.save is not None:
+        save(options.save, runs)
+    differing = None
+    if options.against is not None:
+        differing = compare(read(options.against), runs)
+    everything = hashlib.blake2b("".join(each.hash for each in runs.values()).encode(), digest_size=8).hexdigest()
+    print_result({"runs": len(runs), "hash": everything, "differing": differing})
+
+
+if __name__ == "__main__":
+    main()
