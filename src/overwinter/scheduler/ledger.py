@@ -1,0 +1,175 @@
+"""What of all that is scarce is taken, and by whom?
+
+A **resource** is anything scarce: workers, private memory, cores, bytes of the host stores. A **claim** is what one
+owner (a worker, a run, a block, a request) takes of the resources, from its begin to its end. The **ledger** is the
+one table of claims, by owner. What is taken of a resource is the sum of the claims on it, and a tenant's share the sum
+of its own; both are kept as claims come, change and go, so that no question looks at all claims.
+
+The ledger records and does not decide: whoever takes has asked `fits` first, or knows why not. More than the capacity
+may be taken when a capacity shrinks, or a claim turns out larger than it was said to be.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from math import inf
+
+from overwinter.core.ids import TenantId
+
+Owner = tuple[Hashable, ...]
+"""Its kind, and its id among those of its kind."""
+
+
+class LedgerError(Exception):
+    """A claim that is there already, that is not there, or that is less than nothing."""
+
+
+class Resource:
+    """Something scarce, in whole units: workers, bytes, cores."""
+
+    __slots__ = ("_draining", "_shares", "alone", "capacity", "name", "taken")
+
+    def __init__(self, name: str, capacity: int | None = None, alone: bool = False) -> None:
+        """`capacity` None: no bound. `alone`: who has it all alone may take more than there is."""
+        self.name = name
+        self.capacity = capacity
+        self.alone = alone
+        self.taken = 0
+        """The sum of all claims on it; changed by the ledger alone."""
+        self._shares: dict[TenantId, int] = {}
+        self._draining: dict[TenantId, int] = {}
+
+    def fits(self, amount: int, taken: int | None = None) -> bool:
+        """Whether so much more can be had, beside what is taken, or would be."""
+        beside = self.taken if taken is None else taken
+        return self.capacity is None or beside + amount <= self.capacity or (self.alone and not beside)
+
+    def short(self, amount: int) -> int:
+        """How much must be given back before so much more fits."""
+        return 0 if self.capacity is None or self.fits(amount) else self.taken + amount - self.capacity
+
+    @property
+    def free(self) -> float:
+        """What nobody has taken; inf where there is no bound."""
+        return inf if self.capacity is None else max(0, self.capacity - self.taken)
+
+    def of(self, tenant: TenantId) -> int:
+        """What a tenant has of it."""
+        return self._shares.get(tenant, 0)
+
+    def staying(self, tenant: TenantId) -> int:
+        """What a tenant has of it, without what is draining."""
+        return self._shares.get(tenant, 0) - self._draining.get(tenant, 0)
+
+    def _add(self, entry: "Entry", amount: int) -> None:
+        self.taken += amount
+        if entry.tenant is not None:
+            _count(self._shares, entry.tenant, amount)
+            if entry.draining:
+                _count(self._draining, entry.tenant, amount)
+
+
+Claim = Mapping[Resource, int]
+"""How much of each resource."""
+
+
+class Entry:
+    """One line of the ledger."""
+
+    __slots__ = ("claim", "draining", "tenant")
+
+    def __init__(self, tenant: TenantId | None, claim: Claim) -> None:
+        self.tenant = tenant
+        """In whose shares it counts; None: in nobody's."""
+        self.claim = claim
+        self.draining = False
+        """It will be given back soon."""
+
+
+class Ledger:
+    """The table of all claims on these resources. What raises LedgerError changes nothing."""
+
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        self.resources = tuple(resources)
+        self._entries: dict[Owner, Entry] = {}
+
+    def take(self, owner: Owner, tenant: TenantId | None, claim: Claim) -> None:
+        """An owner without a claim takes one; `tenant`: in whose shares it counts."""
+        if owner in self._entries:
+            raise LedgerError(f"{_named(owner)} has a claim already")
+        for resource, amount in claim.items():
+            if amount < 0:
+                raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
+        entry = self._entries[owner] = Entry(tenant, claim)
+        for resource, amount in claim.items():
+            resource._add(entry, amount)
+
+    def change(self, owner: Owner, resource: Resource, amount: int) -> None:
+        """From now on the owner's claim is on so much of a resource."""
+        entry = self._entry(owner)
+        if amount < 0:
+            raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
+        before = entry.claim.get(resource, 0)
+        if amount != before:
+            entry.claim = {**entry.claim, resource: amount}
+            resource._add(entry, amount - before)
+
+    def give_back(self, owner: Owner) -> None:
+        """The owner is gone, and its claim with it."""
+        entry = self._entry(owner)
+        del self._entries[owner]
+        for resource, amount in entry.claim.items():
+            resource._add(entry, -amount)
+
+    def drain(self, owner: Owner, draining: bool = True) -> None:
+        """The owner's claim will be given back soon, and so `staying` leaves it out; False: it stays after all."""
+        entry = self._entry(owner)
+        if draining == entry.draining:
+            return
+        entry.draining = draining
+        if entry.tenant is not None:
+            for resource, amount in entry.claim.items():
+                _count(resource._draining, entry.tenant, amount if draining else -amount)
+
+    def has(self, owner: Owner) -> bool:
+        """Whether the owner has a claim."""
+        return owner in self._entries
+
+    def claims(self) -> dict[Owner, Claim]:
+        """All claims: a copy, for tests and for people."""
+        return {owner: entry.claim for owner, entry in self._entries.items()}
+
+    def check(self) -> None:
+        """AssertionError unless all that is kept of each resource is the sum of the claims on it."""
+        entries = list(self._entries.values())
+        named = {resource for entry in entries for resource in entry.claim}
+        assert named <= set(self.resources), "a claim is on a resource of another ledger"
+        for resource in self.resources:
+            shares: dict[TenantId, int] = {}
+            draining: dict[TenantId, int] = {}
+            for entry in entries:
+                amount = entry.claim.get(resource, 0)
+                if entry.tenant is not None:
+                    _count(shares, entry.tenant, amount)
+                    _count(draining, entry.tenant, amount if entry.draining else 0)
+            taken = sum(entry.claim.get(resource, 0) for entry in entries)
+            assert resource.taken == taken >= 0, f"{resource.taken} of {resource.name} are taken, and claimed {taken}"
+            assert resource._shares == shares, f"the tenants' shares of {resource.name} are wrong"
+            assert resource._draining == draining, f"what drains of {resource.name} is wrong"
+
+    def _entry(self, owner: Owner) -> Entry:
+        entry = self._entries.get(owner)
+        if entry is None:
+            raise LedgerError(f"{_named(owner)} has no claim")
+        return entry
+
+
+def _count(shares: dict[TenantId, int], tenant: TenantId, amount: int) -> None:
+    """Add to a tenant's part; one that has nothing is not in the table."""
+    now = shares.get(tenant, 0) + amount
+    if now:
+        shares[tenant] = now
+    else:
+        shares.pop(tenant, None)
+
+
+def _named(owner: Owner) -> str:
+    return " ".join(map(str, owner))
