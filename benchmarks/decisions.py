@@ -27,8 +27,8 @@ from overwinter.core.actions import Refuse, Reply, StartBody
 from overwinter.core.policies import POLICIES
 from overwinter.simulation.scenario import Scenario, read_scenario, scenario_of
 from overwinter.simulation.world import World
-from tests.policy import replayed
-from tests.policy.world import World as RandomWorld
+from tests.scheduler import replayed
+from tests.scheduler.world import World as RandomWorld
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,7 +1,7 @@
-"""What does it cost to be seen? The reader of steps beside the mind and the journal, and an answer to Prometheus.
+"""What does it cost to be seen? The reader of steps beside the scheduler and the journal, and an answer to Prometheus.
 
-One mind serves many functions that share most blocks; its steps are recorded, then handled, written down and read again
-one after the other, in turns, so that all of them meet the same machine. Run it: python -m benchmarks.reading
+One scheduler serves many functions that share most blocks; its steps are recorded, then handled, written down and read
+again one after the other, so that all of them meet the same machine. Run it: python -m benchmarks.reading
 """
 
 import gc
@@ -23,7 +23,7 @@ from overwinter.node.insight.activity import activity
 from overwinter.node.insight.metrics import render
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import Statistics
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 
 SHARED_BLOCKS, OWN_BLOCKS = 50, 4
 ROUNDS = 5
@@ -48,11 +48,11 @@ def spec(number: int) -> FunctionSpec:
 
 
 class Served:
-    """A mind whose wishes come true after a millisecond each, and the steps that it took."""
+    """A scheduler whose wishes come true after a millisecond each, and the steps that it took."""
 
     def __init__(self, functions: int) -> None:
         self.config = MindConfig(bodies_max=functions, cores=2)
-        self.mind = Mind(self.config)
+        self.scheduler = Scheduler(self.config)
         self.steps: list[Step] = []
         self._now = 0.0
         for number in range(functions):
@@ -71,7 +71,7 @@ class Served:
         while waiting:
             self._now += 0.001
             event = waiting.pop(0)
-            actions = self.mind.handle(event, Seconds(self._now))
+            actions = self.scheduler.handle(event, Seconds(self._now))
             self.steps.append((Seconds(self._now), event, actions))
             for action in actions:
                 match action:
@@ -103,15 +103,15 @@ def main(functions: int, requests: int) -> None:
     gc.freeze()
     spent: dict[str, list[float]] = {"mind": [], "journal": [], "reader": []}
     for _ in range(ROUNDS):
-        mind, journal, reader = Mind(served.config), Journal(served.config, 4096), Statistics()
+        scheduler, journal, reader = Scheduler(served.config), Journal(served.config, 4096), Statistics()
         for now, event, actions in served.steps[:woken]:
-            mind.handle(event, now)
+            scheduler.handle(event, now)
             reader.observe(now, event, actions)
-        spent["mind"].append(spent_us(asked, lambda now, event, _, mind=mind: mind.handle(event, now)))  # type: ignore[misc]
+        spent["mind"].append(spent_us(asked, lambda now, event, _, scheduler=scheduler: scheduler.handle(event, now)))  # type: ignore[misc]
         spent["journal"].append(spent_us(asked, journal.record))
         spent["reader"].append(spent_us(asked, reader.observe))
-    accounting = Accounting(served.mind.state, None, None, reader, print)  # type: ignore[arg-type]
-    sources = Sources(served.config, served.mind.state, reader, accounting)
+    accounting = Accounting(served.scheduler.state, None, None, reader, print)  # type: ignore[arg-type]
+    sources = Sources(served.config, served.scheduler.state, served.scheduler.resources, reader, accounting)
     begun = time.perf_counter()
     text = render(sources)
     rendered = time.perf_counter()

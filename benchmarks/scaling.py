@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks.measure import MIB, print_result, quantile
 from overwinter.core.profile import Point
-from overwinter.policy.scaling import default, dts, exact
-from overwinter.policy.scaling.selection import Selection
+from overwinter.scheduler.policies.scaling import default, dts, exact
+from overwinter.scheduler.policies.scaling.selection import Selection
 
 SELECTS: Mapping[str, Callable[..., Selection]] = {
     "dts": dts.select,

@@ -5,7 +5,7 @@ import torch
 
 from overwinter.core.profile import Point
 from overwinter.node.footprints import CALM_S, Footprints
-from overwinter.policy.state import Body, State
+from overwinter.scheduler.state import State, Worker
 from tests.node.rig import Function, Same, until
 
 MIB = 1 << 20
@@ -37,20 +37,20 @@ class Scene:
     def start(self, handler=None, known=True):
         body = self.rig.run(self.rig.start_body(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
         if known:
-            self.state.bodies[body.worker] = Body(body.worker, "f@1", Point(1, 1, 1, 1, 0.0), 60.0)
+            self.state.workers[body.worker] = Worker(body.worker, "f@1", "t", Point(1, 1, 1, 1, 0.0), 60.0, 0.0, None)
         return body
 
     def hear(self, event) -> None:
         self.told.append(event)
         for worker, nbytes in event.taken:
-            self.state.bodies[worker].taken = nbytes
+            self.state.workers[worker].taken = nbytes
 
     def look(self) -> float:
         self.now += 1.0
         return self.footprints.look(self.now)
 
     def taken(self, body) -> int:
-        return self.state.bodies[body.worker].taken
+        return self.state.workers[body.worker].taken
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from overwinter.core.config import MindConfig
 from overwinter.core.events import Alarm, Arrived, Cancelled
 from overwinter.core.journal import Journal
 from overwinter.node.loop import Loop
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 
 
 class Recorder:
@@ -25,7 +25,7 @@ class Recorder:
 def test_an_event_posted_during_a_step_waits_for_its_turn():
     recorder = Recorder()
     recorder.journal = Journal(MindConfig(), 10)
-    recorder.loop = Loop(Mind(MindConfig()), recorder.journal, recorder)
+    recorder.loop = Loop(Scheduler(MindConfig()), recorder.journal, recorder)
     recorder.loop.post(Arrived(1, "nobody", None, None))
     recorder.loop.post(Alarm())
     assert [steps for _, steps in recorder.done] == [1, 1]

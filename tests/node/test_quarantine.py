@@ -12,8 +12,8 @@ from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.running import running
-from overwinter.policy import queueing
-from overwinter.policy.lifecycles import LifecycleError
+from overwinter.scheduler.ledger import LedgerError
+from overwinter.scheduler.policies import queueing
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
@@ -46,14 +46,14 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path
 
     def failing(queue, request, requests):
         if request.function == "bad@1":
-            raise LifecycleError("a failure that no border contains")
+            raise LedgerError("a failure that no border contains")
         insert(queue, request, requests)
 
     async def first() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
             with pytest.raises(OverwinterError):
                 await node.infer("bad", None, [INPUT], None, 0)
-            with pytest.raises(LifecycleError):
+            with pytest.raises(LedgerError):
                 await node.broken()
 
     async def again() -> None:

@@ -26,6 +26,6 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
         async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
             # What the first look found is told by then.
             await until(lambda: len(looks) > 1)
-            assert node._mind.state.host_limit == 20 * MIB
+            assert node._scheduler.resources.host.capacity == 20 * MIB
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""What a node did can be done again: its journal, fed to a fresh mind, gives the same actions."""
+"""What a node did can be done again: its journal, fed to a fresh scheduler, gives the same actions."""
 
 import concurrent.futures
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from overwinter.core.errors import DeadlineError
 from overwinter.core.journal import Entry, read_journal
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 from tests.system.nodes import Scale, ask, deploy
 from tests.system.test_serving import SLOW, wait_for_answer
 
@@ -34,12 +34,12 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
 
 
 def assert_replays(journal: Path) -> list[Entry]:
-    """The steps of a journal, once a fresh mind has taken them all."""
+    """The steps of a journal, once a fresh scheduler has taken them all."""
     with journal.open("rb") as file:
         config, entries = read_journal(file)
-        mind, steps = Mind(config), list(entries)
+        scheduler, steps = Scheduler(config), list(entries)
     assert config.cores
     assert config.host_bytes
     for step in steps:
-        assert tuple(mind.handle(step.event, step.now)) == step.actions
+        assert tuple(scheduler.handle(step.event, step.now)) == step.actions
     return steps

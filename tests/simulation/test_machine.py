@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
 from overwinter.simulation.timeline import Timeline
-from tests.policy.world import spec
+from tests.scheduler.world import spec
 
 
 class Shop:

@@ -14,7 +14,7 @@ from overwinter.core.profile import Point, Profile
 from overwinter.simulation.latencies import Latencies
 from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.world import World
-from tests.policy.world import spec
+from tests.scheduler.world import spec
 from tests.simulation.scenes import function, scene
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from overwinter.core.actions import Refuse, Reply
 from overwinter.core.events import Arrived, BodyExited, Staged, StageFailed, ZygoteLost
 from overwinter.core.journal import read_journal
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.scenario import MIB, read_scenario
 from overwinter.simulation.world import World
 from tests.simulation.scenes import function, scene
@@ -97,8 +97,8 @@ def test_the_same_seed_gives_the_same_journal():
 def test_the_journal_replays_through_a_fresh_mind():
     scenario = msgspec.structs.replace(read_scenario(FAULTS), duration_s=60)
     config, entries = read_journal(io.BytesIO(journal_of(scenario)))
-    mind = Mind(config)
-    assert all(tuple(mind.handle(entry.event, entry.now)) == entry.actions for entry in entries)
+    scheduler = Scheduler(config)
+    assert all(tuple(scheduler.handle(entry.event, entry.now)) == entry.actions for entry in entries)
 
 
 def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answer():

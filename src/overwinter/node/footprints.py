@@ -22,7 +22,7 @@ from overwinter.node.bodies import BodyProcess
 from overwinter.node.faults import Faults
 from overwinter.node.insight.memory import anonymous_bytes
 from overwinter.node.processes import Processes
-from overwinter.policy.state import State
+from overwinter.scheduler.state import State
 
 CALM_S = 0.1
 """Between two looks."""
@@ -81,7 +81,7 @@ class Footprints:
                 self._seen[body.worker] = _Seen(computed_s, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
         if total > self._most_bytes:
-            self._end_measuring([body for body in bodies if body.worker not in self._state.bodies])
+            self._end_measuring([body for body in bodies if body.worker not in self._state.workers])
         self._tell()
         return self._pause(total, now)
 
@@ -99,13 +99,13 @@ class Footprints:
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].computed_s)
 
     def _tell(self) -> None:
-        bodies = self._state.bodies
+        workers = self._state.workers
         changed = {
             worker: seen.nbytes
             for worker, seen in self._seen.items()
-            if worker in bodies and abs(seen.nbytes - bodies[worker].taken) > NOISE_BYTES
+            if worker in workers and abs(seen.nbytes - workers[worker].taken) > NOISE_BYTES
         }
-        news = sum(abs(nbytes - bodies[worker].taken) for worker, nbytes in changed.items())
+        news = sum(abs(nbytes - workers[worker].taken) for worker, nbytes in changed.items())
         if news > NEWS * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 

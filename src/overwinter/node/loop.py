@@ -1,4 +1,4 @@
-"""The one owner of the mind: events in, actions out, each step into the journal.
+"""The one owner of the scheduler: events in, actions out, each step into the journal.
 
 `post` may be called from any callback of the node's event loop, never from another thread. An event posted
 while another is handled waits for its turn, so a step is never inside a step.
@@ -13,7 +13,7 @@ from overwinter.core.events import Event
 from overwinter.core.ids import Seconds
 from overwinter.core.journal import Journal
 from overwinter.node import clock
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 
 Observe = Callable[[Seconds, Event, list[Action]], None]
 """Reads a step; what it does must be quick, and may not post."""
@@ -28,10 +28,12 @@ class Effects(Protocol):
 
 
 class Loop:
-    """Feeds events to the mind, one after another, and hands its actions to `effects`; readers see each step."""
+    """Feeds events to the scheduler, one after another, and hands its actions to `effects`; readers see each step."""
 
-    def __init__(self, mind: Mind, journal: Journal, effects: Effects, readers: Sequence[Observe] = ()) -> None:
-        self._mind = mind
+    def __init__(
+        self, scheduler: Scheduler, journal: Journal, effects: Effects, readers: Sequence[Observe] = ()
+    ) -> None:
+        self._scheduler = scheduler
         self._journal = journal
         self._effects = effects
         self._readers = readers
@@ -39,7 +41,7 @@ class Loop:
         self._turning = False
 
     def post(self, event: Event) -> None:
-        """Let the mind know what happened."""
+        """Let the scheduler know what happened."""
         self._events.append(event)
         if self._turning:
             return
@@ -52,7 +54,7 @@ class Loop:
 
     def _turn(self, event: Event) -> None:
         now = clock.now()
-        actions = self._mind.handle(event, now)
+        actions = self._scheduler.handle(event, now)
         self._journal.record(now, event, actions)
         for read in self._readers:
             read(now, event, actions)

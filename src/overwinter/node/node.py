@@ -36,7 +36,7 @@ from overwinter.node.profiling.survey import Tell
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob, Deployment, Manifest, encode_manifest
 from overwinter.store.repository import Repository
@@ -48,13 +48,13 @@ PROGRAM_BYTES_MAX = 4 << 20
 class Node:
     """Serves functions. Made by `running`, which starts and stops all that belongs to it."""
 
-    def __init__(self, config: NodeConfig, repository: Repository, hosts: HostStores, mind: Mind) -> None:
+    def __init__(self, config: NodeConfig, repository: Repository, hosts: HostStores, scheduler: Scheduler) -> None:
         self.config = config
         self.repository = repository
         self.hosts = hosts
         self._pipelines = Pipelines(self, repository)
         self._quarantine = Quarantine(repository.root / "quarantine.json")
-        self._mind = mind
+        self._scheduler = scheduler
         self._last_request = 0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Set by `running`, in the order in which they need each other.
@@ -259,7 +259,7 @@ class Node:
         return self._view(self._deployed(name, version))
 
     def _deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
-        versions = self._mind.state.versions.get(name, [])
+        versions = self._scheduler.state.versions.get(name, [])
         asked = version if version is not None else (versions[-1] if versions else None)
         function = None if asked is None else self._effects.functions.get(function_id(name, asked))
         if function is None and name in self._pipelines:
@@ -274,7 +274,7 @@ class Node:
         """Those of a function or a pipeline that answer, ascending."""
         if name in self._pipelines:
             return [self._pipelines.view(name, None).version]
-        return list(self._mind.state.versions.get(name, []))
+        return list(self._scheduler.state.versions.get(name, []))
 
     def functions(self) -> Iterator[FunctionView]:
         """Every version of every function, by name and number, each as it is when its turn comes."""
@@ -289,19 +289,21 @@ class Node:
                 yield self._view(function, blocks[whose])
 
     def _view(self, function: DeployedFunction, blocks: TenantBlocks | None = None) -> FunctionView:
-        versions = self._mind.state.versions.get(function.deployment.name, [])
+        versions = self._scheduler.state.versions.get(function.deployment.name, [])
         latest = bool(versions) and versions[-1] == function.deployment.version
-        state = self._mind.state.functions.get(function.id)
+        state = self._scheduler.state.functions.get(function.id)
         return FunctionView(function, state, latest, blocks or self._blocks_for(function))
 
     def _blocks_for(self, function: DeployedFunction) -> TenantBlocks:
-        return TenantBlocks(self.hosts.store(function.store), self._mind.state, function.manifest.tenant)
+        return TenantBlocks(self.hosts.store(function.store), self._scheduler.state, function.manifest.tenant)
 
     # What profiling needs
 
     def busy(self) -> bool:
         """Whether any request is under way, or any body does something."""
-        return bool(self._effects.payloads) or any(body.state != "idle" for body in self._mind.state.bodies.values())
+        return bool(self._effects.payloads) or not all(
+            worker.is_idle for worker in self._scheduler.state.workers.values()
+        )
 
     async def wake(self, function: DeployedFunction) -> None:
         """Bring a function's blocks into memory; raises why not, also if it was unloaded: that is not to be undone."""
@@ -314,7 +316,7 @@ class Node:
 
     def _protect(self, name: FunctionName, gone: int | None) -> None:
         """ConflictError if a pipeline needs a version, or with None any, of the function that is to go."""
-        versions = self._mind.state.versions.get(name, [])
+        versions = self._scheduler.state.versions.get(name, [])
         left = [version for version in versions if gone not in (None, version)]
         latest = self.function(name, left[-1]) if left else None
         self._pipelines.protect(name, latest, set(versions) - set(left))
@@ -332,8 +334,8 @@ class Node:
         try:
             self._loop.post(event)
         except Exception as error:  # noqa: BLE001 - the border to the mind: nothing may go on after it failed
-            if self._mind.in_hand is not None:
-                self._quarantine.add(self._mind.in_hand, error)
+            if self._scheduler.in_hand is not None:
+                self._quarantine.add(self._scheduler.in_hand, error)
             self._broken.set_exception(error)
             self._effects.close()
 

@@ -29,7 +29,7 @@ from overwinter.node.shares import CoreShares
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
 from overwinter.node.watching import Bounds
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
@@ -55,7 +55,7 @@ async def running(
         host_bytes = config.mind.host_bytes
         config = msgspec.structs.replace(config, mind=_bounded(config, hosts))
         file = stack.enter_context(_journal_file(config.journal, log))
-        node = Node(config, repository, hosts, Mind(config.mind))
+        node = Node(config, repository, hosts, Scheduler(config.mind))
         node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
         faults = Faults(log)
         async with asyncio.TaskGroup() as tasks:
@@ -64,14 +64,14 @@ async def running(
             node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
             node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             with repository.reserve.spent():
-                node.insight = Insight(node, node._mind.state, node._deployed, faults, log)
+                node.insight = Insight(node, node._scheduler, node._deployed, faults, log)
             readers = (node.profiler.observer.observe, node.insight.statistics.observe)
-            node._loop = Loop(node._mind, node.journal, node._effects, readers)
+            node._loop = Loop(node._scheduler, node.journal, node._effects, readers)
             node._effects.post = node.post
             node.processes.start()
             verifier = Verifier(hosts, config.verify_share, node._effects.lose, log)
             memory_bytes = config.mind.memory_bytes or total_bytes()
-            footprints = Footprints(node._mind.state, lambda: node.processes, memory_bytes, node.post)
+            footprints = Footprints(node._scheduler.state, lambda: node.processes, memory_bytes, node.post)
             upkeep = [
                 footprints.run(faults),
                 CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(faults),

@@ -9,8 +9,10 @@ from overwinter.core.agreement import Agreement
 from overwinter.core.function import Settings
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node import clock
 from overwinter.node.functions import DeployedFunction
-from overwinter.policy.state import Function, State
+from overwinter.scheduler.lifecycles import function_state
+from overwinter.scheduler.state import Function, State
 from overwinter.store.residency import Place, missing_bytes
 
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
@@ -29,8 +31,9 @@ class TenantBlocks:
         """Whether the block is here for the tenant."""
         if self._own is None:
             # Only now: most views are made to run a request.
-            kept = [self._state.functions.get(id_) for id_ in list(self._state.kept)]
-            its = [each.sizes for each in kept if each is not None and each.spec.tenant == self._tenant]
+            tenant = self._state.tenants.get(self._tenant)
+            own = [] if tenant is None else [self._state.functions.get(id_) for id_ in list(tenant.functions)]
+            its = [each.sizes for each in own if each is not None and (each.loaded or each.loading is not None)]
             self._own = set().union(*its)
         return address in self._own and self._host.holds(address)
 
@@ -101,8 +104,8 @@ class FunctionView:
 
     @property
     def life(self) -> str:
-        """Its state in the mind: asleep, waking, awake, resting or unloaded."""
-        return "unloaded" if self._state is None else self._state.state
+        """Its state in the scheduler: asleep, waking, awake, backoff or unloaded."""
+        return "unloaded" if self._state is None else function_state(self._state, clock.now())
 
     @property
     def state(self) -> Availability:
@@ -134,7 +137,7 @@ class FunctionView:
             agreement=deployment.manifest.agreement,
             handler=deployment.manifest.handler is not None,
             life=self.life,
-            bodies=0 if self._state is None else len(self._state.bodies),
+            bodies=0 if self._state is None else len(self._state.workers),
             waiting=0 if self._state is None else len(self._state.queue),
             blocks=len(deployment.manifest.blocks),
             nbytes=self._function.nbytes,

@@ -25,7 +25,7 @@ class LedgerError(Exception):
 class Resource:
     """Something scarce, in whole units: workers, bytes, cores."""
 
-    __slots__ = ("_draining", "_shares", "alone", "capacity", "name", "taken")
+    __slots__ = ("_draining", "_shares", "alone", "capacity", "leaving", "name", "taken")
 
     def __init__(self, name: str, capacity: int | None = None, alone: bool = False) -> None:
         """`capacity` None: no bound. `alone`: who has it all alone may take more than there is."""
@@ -34,6 +34,8 @@ class Resource:
         self.alone = alone
         self.taken = 0
         """The sum of all claims on it; changed by the ledger alone."""
+        self.leaving = 0
+        """Of what is taken, what is draining."""
         self._shares: dict[TenantId, int] = {}
         self._draining: dict[TenantId, int] = {}
 
@@ -61,10 +63,15 @@ class Resource:
 
     def _add(self, entry: "Entry", amount: int) -> None:
         self.taken += amount
+        if entry.draining:
+            self._drain(entry, amount)
         if entry.tenant is not None:
             _count(self._shares, entry.tenant, amount)
-            if entry.draining:
-                _count(self._draining, entry.tenant, amount)
+
+    def _drain(self, entry: "Entry", amount: int) -> None:
+        self.leaving += amount
+        if entry.tenant is not None:
+            _count(self._draining, entry.tenant, amount)
 
 
 Claim = Mapping[Resource, int]
@@ -98,9 +105,11 @@ class Ledger:
         for resource, amount in claim.items():
             if amount < 0:
                 raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
-        entry = self._entries[owner] = Entry(tenant, claim)
+        self._entries[owner] = Entry(tenant, claim)
         for resource, amount in claim.items():
-            resource._add(entry, amount)
+            resource.taken += amount
+            if tenant is not None:
+                _count(resource._shares, tenant, amount)
 
     def change(self, owner: Owner, resource: Resource, amount: int) -> None:
         """From now on the owner's claim is on so much of a resource."""
@@ -117,7 +126,11 @@ class Ledger:
         entry = self._entry(owner)
         del self._entries[owner]
         for resource, amount in entry.claim.items():
-            resource._add(entry, -amount)
+            resource.taken -= amount
+            if entry.draining:
+                resource._drain(entry, -amount)
+            if entry.tenant is not None:
+                _count(resource._shares, entry.tenant, -amount)
 
     def drain(self, owner: Owner, draining: bool = True) -> None:
         """The owner's claim will be given back soon, and so `staying` leaves it out; False: it stays after all."""
@@ -125,9 +138,8 @@ class Ledger:
         if draining == entry.draining:
             return
         entry.draining = draining
-        if entry.tenant is not None:
-            for resource, amount in entry.claim.items():
-                _count(resource._draining, entry.tenant, amount if draining else -amount)
+        for resource, amount in entry.claim.items():
+            resource._drain(entry, amount if draining else -amount)
 
     def has(self, owner: Owner) -> bool:
         """Whether the owner has a claim."""
@@ -153,7 +165,10 @@ class Ledger:
             taken = sum(entry.claim.get(resource, 0) for entry in entries)
             assert resource.taken == taken >= 0, f"{resource.taken} of {resource.name} are taken, and claimed {taken}"
             assert resource._shares == shares, f"the tenants' shares of {resource.name} are wrong"
-            assert resource._draining == draining, f"what drains of {resource.name} is wrong"
+            leaving = sum(entry.claim.get(resource, 0) for entry in entries if entry.draining)
+            assert (resource._draining, resource.leaving) == (draining, leaving), (
+                f"what drains of {resource.name} is wrong"
+            )
 
     def _entry(self, owner: Owner) -> Entry:
         entry = self._entries.get(owner)

@@ -1,6 +1,6 @@
 """How does the node's own mind fare in a modelled world?
 
-The world feeds `policy.mind.Mind` as a node does, one event after another, and carries its actions out on a modelled
+The world feeds `scheduler.Scheduler` as a node does, one event after another, and carries its actions out on a modelled
 machine: each takes its time on the timeline and comes back as an event. No decision is made here. All chance comes
 from the scenario's seed, so the same scenario gives the same journal, byte for byte.
 """
@@ -55,8 +55,8 @@ from overwinter.core.ids import (
 )
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
-from overwinter.policy.integrity import check_integrity
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.invariants import check
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.faults import Chance
 from overwinter.simulation.foresight import rates_ahead
@@ -116,7 +116,7 @@ class World:
         self._jitter = self._stream("jitter")
         config = scenario.bounded_mind()
         self._policy = policy_named(config.policy)
-        self._mind = Mind(config)
+        self._scheduler = Scheduler(config)
         self._journal = None if journal is None else Journal(config, RING, journal)
         self._reader = StepReader(scenario.duration_s, self._policy.shares)
         self._ids = count(1)
@@ -202,13 +202,13 @@ class World:
 
     def _turn(self, event: Event) -> None:
         now = Seconds(self._timeline.now)
-        actions = self._mind.handle(event, now)
+        actions = self._scheduler.handle(event, now)
         if self._journal is not None:
             self._journal.record(now, event, actions)
         self._reader.observe(now, event, actions)
         self._turns += 1
         if self._checked and self._turns % CHECK_EVERY == 0:
-            check_integrity(self._mind, now)
+            check(self._scheduler.cycle)
         for action in actions:
             self._carry_out(action)
 

@@ -10,7 +10,7 @@ from overwinter.node.insight.memory import ProcessMemory
 from overwinter.node.insight.statistics import Statistics
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
-from tests.policy.world import World, spec
+from tests.scheduler.world import World, spec
 
 CONTENTS = {address_of(data): data for data in (b"a" * 5000, b"b" * 70_000)}
 
@@ -49,7 +49,7 @@ class House:
         self.world.arrive()
         self.store = self.hosts.store("")
         self.store.stage(self.function.blobs)
-        self.accounting = Accounting(self.world.mind.state, self.hosts, NoProcesses, Statistics(), self.said.append)
+        self.accounting = Accounting(self.world.state, self.hosts, NoProcesses, Statistics(), self.said.append)
 
     def stage(self) -> None:
         """Tell the mind what has come."""
@@ -104,8 +104,8 @@ def test_every_harm_to_a_file_is_seen(house, harm):
 
 def test_blocks_that_the_mind_let_go_and_the_store_kept_are_told_together(house):
     house.stage()
-    house.world.mind.state.functions.clear()
-    house.world.mind.state.stores.clear()
+    house.world.state.functions.clear()
+    house.world.state.stores.clear()
     house.compare(2)
     assert house.accounting.mismatches["blocks"] == 2
     assert house.said[0].endswith("is held for no function, and 1 more")
@@ -134,11 +134,11 @@ def test_a_difference_that_comes_back_counts_again(house):
 )
 def test_a_body_may_have_a_little_more_than_its_profile_says(house, expected, private, told):
     house.stage()
-    assert list(house.world.mind.state.bodies) == [1]
+    assert list(house.world.state.workers) == [1]
     house.accounting.bodies[1] = WeighedBody("f@1", ProcessMemory(private, private, 0), expected, 0.0)
     house.compare(3)
     assert house.accounting.mismatches["bodies"] == told
     assert len(house.said) == told
-    house.world.mind.state.bodies.clear()
+    house.world.state.workers.clear()
     house.compare()
     assert house.accounting.bodies == {}

@@ -18,7 +18,7 @@ from overwinter.node.insight.metering import Meter
 from overwinter.node.insight.statistics import Statistics
 from overwinter.store.ledger import Ledger
 from tests.node.rig import Function, Rig, Same, until
-from tests.policy.world import spec
+from tests.scheduler.world import spec
 
 SPINS = """
 import threading

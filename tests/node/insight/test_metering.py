@@ -8,7 +8,7 @@ from overwinter.core.profile import Point, Profile
 from overwinter.node.insight.metering import Meter
 from overwinter.node.insight.statistics import Statistics
 from overwinter.store.ledger import Ledger
-from tests.policy.world import spec
+from tests.scheduler.world import spec
 
 DAY = 86400.0
 PROFILE = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))

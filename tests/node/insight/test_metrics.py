@@ -15,23 +15,29 @@ from overwinter.node.insight.metrics import render
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import BATCHES, SECONDS, Histogram, Statistics
 from overwinter.node.pipelines import Seen, Tally
-from overwinter.policy.mind import Mind
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import Health
-from tests.policy.world import spec
+from tests.scheduler.world import spec
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
 
 
 def sources(*steps) -> Sources:
-    mind, statistics = Mind(MindConfig()), Statistics()
+    scheduler, statistics = Scheduler(MindConfig()), Statistics()
     for now, event, *actions in steps:
         statistics.observe(now, event, actions)
         if isinstance(event, Deployed):
-            mind.handle(event, now)
-    accounting = Accounting(mind.state, None, None, statistics, print)
+            scheduler.handle(event, now)
+    accounting = Accounting(scheduler.state, None, None, statistics, print)
     return Sources(
-        MindConfig(cores=4, memory_bytes=1 << 30), mind.state, statistics, accounting, Health(), Faults(print)
+        MindConfig(cores=4, memory_bytes=1 << 30),
+        scheduler.state,
+        scheduler.resources,
+        statistics,
+        accounting,
+        Health(),
+        Faults(print),
     )
 
 

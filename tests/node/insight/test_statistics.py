@@ -1,4 +1,4 @@
-"""Steps alone tell the reader what the mind's tables say, whatever happens in whatever order."""
+"""Steps alone tell the reader what the scheduler's tables say, whatever happens in whatever order."""
 
 import pytest
 from hypothesis import settings
@@ -20,13 +20,13 @@ from overwinter.core.events import (
 )
 from overwinter.core.profile import Point, Profile
 from overwinter.node.insight.statistics import RECENT, TOLD, Statistics
-from overwinter.policy.speeds import BODY_BYTES
-from tests.policy.test_mind_properties import AnyOrder
-from tests.policy.world import World, spec
+from overwinter.scheduler.latency import WORKER_BYTES
+from tests.scheduler.test_properties import AnyOrder
+from tests.scheduler.world import World, spec
 
 
 class Watched(AnyOrder):
-    """The mind in any order, read by the statistics after each step."""
+    """The scheduler in any order, read by the statistics after each step."""
 
     # A node gives each version an id of its own, and the readers rely on it.
     reuses_ids = False
@@ -48,18 +48,18 @@ class Watched(AnyOrder):
         world.send = watched
 
     def agree(self) -> None:
-        state, seen = self.world.mind.state, self.statistics
+        state, seen = self.world.state, self.statistics
         assert seen.specs.keys() == state.functions.keys()
         assert seen.open_requests == len(state.requests)
         assert {worker: set(body.runs) for worker, body in seen.bodies.items()} == {
-            worker: set(body.runs) for worker, body in state.bodies.items()
+            id_: set(worker.runs) for id_, worker in state.workers.items()
         }
         assert {worker for worker, body in seen.bodies.items() if body.stopping} == {
-            worker for worker, body in state.bodies.items() if body.state == "stopping"
+            id_ for id_, worker in state.workers.items() if worker.stopping
         }
         for id_, function in state.functions.items():
             held = seen.store(function.spec.store).held(id_)
-            assert held == (sum(function.sizes.values()) if function.blocks == "present" else 0)
+            assert held == (sum(function.sizes.values()) if function.loaded else 0)
             assert seen.tallies[function.spec.name].name == function.spec.name
         for name, versions in state.versions.items():
             newest = state.functions[f"{name}@{versions[-1]}"].spec
@@ -79,7 +79,7 @@ class Watched(AnyOrder):
         assert all(tally.busy_s <= tally.body_s + 1e-9 for tally in tallies)
 
 
-def test_the_reader_agrees_with_the_mind():
+def test_the_reader_agrees_with_the_scheduler():
     run_state_machine_as_test(Watched, settings=settings(max_examples=30, stateful_step_count=40, deadline=None))
 
 
@@ -124,7 +124,7 @@ def test_runs_at_once_are_busy_once_and_pay_for_each_of_their_cores():
     )
     tally = seen.tallies["f"]
     assert (tally.run_s, tally.core_s, tally.busy_s, tally.body_s) == (5.0, 10.0, 4.0, 10.0)
-    assert (tally.idle_core_s, tally.crashes, tally.private_byte_s) == (24.0, 0, 10.0 * BODY_BYTES)
+    assert (tally.idle_core_s, tally.crashes, tally.private_byte_s) == (24.0, 0, 10.0 * WORKER_BYTES)
 
 
 def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():

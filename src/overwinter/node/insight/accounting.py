@@ -17,8 +17,8 @@ from overwinter.node.faults import Faults
 from overwinter.node.insight.memory import FileMemory, ProcessMemory, anonymous_bytes, directory_memory, process_memory
 from overwinter.node.insight.statistics import Statistics
 from overwinter.node.processes import Processes
-from overwinter.policy.memory import SLACK, SLACK_BYTES
-from overwinter.policy.state import State
+from overwinter.scheduler.memory import SLACK, SLACK_BYTES
+from overwinter.scheduler.state import State
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 
@@ -105,17 +105,17 @@ class Accounting:
         stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(), _weigh(files)))
         now = clock.now()
         for worker, memory in zip(due, weighed, strict=False):
-            body = self._state.bodies.get(worker)
+            body = self._state.workers.get(worker)
             if body is None or memory is None:
                 continue
             function = self._state.functions.get(body.function)
-            profiled = function is not None and body.point in function.speeds.points
+            profiled = function is not None and body.point in function.latency.points
             self._weighed(worker, memory)
             expected = body.point.memory_bytes if profiled else None
             self.bodies[worker] = WeighedBody(body.function, memory, expected, now)
             if worker in self._statistics.bodies:
                 self._statistics.weigh(self._statistics.bodies[worker], float(memory.private), now)
-        self.bodies = {worker: body for worker, body in self.bodies.items() if worker in self._state.bodies}
+        self.bodies = {worker: body for worker, body in self.bodies.items() if worker in self._state.workers}
         self.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
         self.stores = stores
         self.passes += 1
@@ -130,7 +130,7 @@ class Accounting:
 
     def _due(self) -> dict[WorkerId, int]:
         """Bodies to weigh in this pass, each with its smaps."""
-        smaps = {worker: fd for worker, fd in self._processes().body_smaps().items() if worker in self._state.bodies}
+        smaps = {worker: fd for worker, fd in self._processes().body_smaps().items() if worker in self._state.workers}
         last = {worker: body.at for worker, body in self.bodies.items()}
         due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
         return {worker: smaps[worker] for worker in due}
@@ -139,7 +139,7 @@ class Accounting:
         settled: dict[StoreName, bool] = {}
         for function in list(self._state.functions.values()):
             store = function.spec.store
-            settled[store] = settled.get(store, True) and function.blocks != "coming"
+            settled[store] = settled.get(store, True) and function.loading is None
         views = {}
         for name, host in self._hosts.every().items():
             residents = self._state.stores.get(name)

@@ -8,7 +8,8 @@ import msgspec
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import RECENT, Answer, FunctionStatistics
-from overwinter.policy.state import Function
+from overwinter.scheduler.lifecycles import function_state, worker_state
+from overwinter.scheduler.state import Function
 
 WINDOW_S = 60.0
 """Rates and latencies are of the answers of so long."""
@@ -63,7 +64,7 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 def activity(sources: Sources, now: Seconds) -> NodeActivity:
     """What goes on. With a thousand functions it takes a while: call it in a thread."""
-    state, seen = sources.state, sources.statistics
+    state, resources, seen = sources.state, sources.resources, sources.statistics
     private: Counter[FunctionId] = Counter()
     running: Counter[FunctionId] = Counter()
     for body in list(seen.bodies.values()):
@@ -80,13 +81,13 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
     functions.sort(key=lambda each: (-each.running - each.queued, -each.rate, -each.bodies, -each.requests, each.name))
     return NodeActivity(
         cores=sources.config.cores or 1,
-        cores_running=state.running_cores,
-        bodies={name: count for name, count in list(state.counts.items()) if count},
+        cores_running=resources.load.taken,
+        bodies=dict(Counter[str](worker_state(worker) for worker in list(state.workers.values()))),
         functions_deployed=len(state.functions),
         running=running.total(),
         queued=sum(each.queued for each in functions),
-        host_bytes=state.host_bytes(),
-        host_budget=state.host_limit,
+        host_bytes=resources.host.taken,
+        host_budget=resources.host.capacity,
         private_bytes=private.total(),
         private_budget=sources.config.memory_bytes,
         functions=functions,
@@ -109,7 +110,7 @@ def _function(
     return FunctionActivity(
         name=tally.name,
         tenant=newest.spec.tenant,
-        state=newest.state,
+        state=function_state(newest, now),
         bodies=tally.bodies,
         running=sum(running[id_] for id_ in ids),
         queued=sum(len(function.queue) for function in versions),

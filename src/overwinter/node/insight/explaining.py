@@ -11,8 +11,9 @@ from overwinter.core.profile import Point
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Told
-from overwinter.policy.scaling.predictors import PREDICTORS
-from overwinter.policy.state import Body, Function
+from overwinter.scheduler.lifecycles import function_state, worker_state
+from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
+from overwinter.scheduler.state import Function, Worker
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
 
@@ -89,7 +90,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     latest: bool
     """Whether it answers for its name."""
     state: str
-    """asleep, waking, awake, resting or unloaded; on trial is said of `on_trial`."""
+    """asleep, waking, awake, backoff or unloaded; on trial is said of `on_trial`."""
     on_trial: bool
     settings: Settings
     best_effort: bool
@@ -125,16 +126,16 @@ def explanation(
     state = sources.state.functions[function.id]
     spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
     versions = list(sources.state.versions.get(spec.name, []))
-    bodies = [body for worker in list(state.bodies) if (body := sources.state.bodies.get(worker)) is not None]
+    workers = list(state.workers.values())
     rates = list(state.rates)
     predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
-    expected = state.foretold if predict is None else predict(rates)
+    expected = state.forecast if predict is None else predict(rates)
     return Explanation(
         name=spec.name,
         version=spec.version,
         tenant=spec.tenant,
         latest=versions[-1:] == [spec.version],
-        state=state.state,
+        state=function_state(state, times.now),
         on_trial=state.on_trial,
         settings=spec.settings,
         best_effort=state.best_effort,
@@ -142,12 +143,12 @@ def explanation(
         queued=len(state.queue),
         rate=rates[-1] if rates else 0.0,
         expected_rate=expected or 0.0,
-        run_s=state.speeds.run_s,
+        run_s=state.latency.run_s,
         failures=state.failures,
-        rests_s=max(0.0, state.rest_until - times.now),
+        rests_s=max(0.0, state.backoff_until - times.now),
         tiers=_tiers(sources, function, places),
         profile=_profile(state, tally, times.now),
-        bodies=[_body(sources, body, pids.get(body.id), times.now) for body in bodies],
+        bodies=[_body(sources, worker, pids.get(worker.id), times.now) for worker in workers],
         decisions=times.happened(list(tally.decisions)),
         refusals=times.happened(list(tally.refusals)),
     )
@@ -200,28 +201,28 @@ def _profile(state: Function, tally: FunctionStatistics, now: Seconds) -> Profil
     if profile is None:
         return None
     return ProfileFacts(
-        points=state.speeds.points,
+        points=state.latency.points,
         weight_bytes=profile.weight_bytes,
         macs=profile.macs,
         wake_s=profile.wake_s,
-        pace=state.speeds.pace,
+        pace=state.latency.pace,
         age_s=None if tally.profiled is None else now - tally.profiled,
     )
 
 
-def _body(sources: Sources, body: Body, pid: int | None, now: Seconds) -> BodyFacts:
-    weighed = sources.accounting.bodies.get(body.id)
-    runs = list(body.runs.values())
+def _body(sources: Sources, worker: Worker, pid: int | None, now: Seconds) -> BodyFacts:
+    weighed = sources.accounting.bodies.get(worker.id)
+    runs = list(worker.runs.values())
     return BodyFacts(
-        worker=body.id,
+        worker=worker.id,
         pid=pid,
-        state=body.state,
-        since_s=now - body.since,
-        cores=body.point.cores,
-        batch=body.point.batch,
-        concurrency=body.point.concurrency,
+        state=worker_state(worker),
+        since_s=now - worker.since,
+        cores=worker.point.cores,
+        batch=worker.point.batch,
+        concurrency=worker.point.concurrency,
         runs=len(runs),
-        requests=sum(map(len, runs)),
+        requests=sum(len(run.requests) for run in runs),
         private_bytes=None if weighed is None else weighed.memory.private,
         pss_bytes=None if weighed is None else weighed.memory.pss,
     )

@@ -23,7 +23,7 @@ from overwinter.node.insight.statistics import Statistics
 from overwinter.node.pipelines import Seen
 from overwinter.node.processes import Processes
 from overwinter.node.views import TenantBlocks
-from overwinter.policy.state import State
+from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.hosts import HostStores
 from overwinter.store.ledger import Ledger
 from overwinter.store.repository import Repository
@@ -80,14 +80,24 @@ class _Disk:
 class Insight:
     """Belongs to the loop's thread; what takes long is made in others."""
 
-    def __init__(self, house: House, state: State, find: Find, faults: Faults, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, house: House, scheduler: Scheduler, find: Find, faults: Faults, log: Callable[[str], None]
+    ) -> None:
         """`find` gives a version of a function, or the one that answers for the name; NotFoundError."""
         self._faults = faults
         self._house = house
         self._find = find
         self.statistics = Statistics()
-        accounting = Accounting(state, house.hosts, lambda: house.processes, self.statistics, log)
-        self._sources = Sources(house.config.mind, state, self.statistics, accounting, house.hosts.health, faults)
+        accounting = Accounting(scheduler.state, house.hosts, lambda: house.processes, self.statistics, log)
+        self._sources = Sources(
+            house.config.mind,
+            scheduler.state,
+            scheduler.resources,
+            self.statistics,
+            accounting,
+            house.hosts.health,
+            faults,
+        )
         self._background = Background(self.statistics, lambda: house.processes, house.post, log)
         self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, log)

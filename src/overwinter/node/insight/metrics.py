@@ -21,8 +21,9 @@ from overwinter.node.insight.accounting import KINDS, Accounting
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Histogram, Statistics
 from overwinter.node.pipelines import Seen
-from overwinter.policy.lifecycles import BodyState, FunctionState
-from overwinter.policy.state import Function, State
+from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
+from overwinter.scheduler.resources import Resources
+from overwinter.scheduler.state import Function, State
 from overwinter.store.host import Health
 
 PREFIX = "overwinter_"
@@ -44,7 +45,7 @@ class _Node(Collector):
         self._pipelines = pipelines
 
     def collect(self) -> Iterable[Metric]:
-        sources = self._sources
+        sources, now = self._sources, clock.now()
         seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
         functions = list(sources.state.functions.values())
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
@@ -53,10 +54,10 @@ class _Node(Collector):
         yield from _runs(sources.statistics, seen)
         yield from _bodies(sources.statistics, sources.state, seen)
         yield from _decisions(sources.statistics, seen)
-        yield from _functions(sources.state, functions)
-        yield from _profiles(seen, clock.now())
-        yield from _bytes(sources.statistics, sources.state, functions)
-        yield from _machine(sources.config, sources.state)
+        yield from _functions(sources.state, functions, now)
+        yield from _profiles(seen, now)
+        yield from _bytes(sources, functions)
+        yield from _machine(sources.config, sources.resources)
         yield from _accounts(sources.accounting)
         yield from _health(sources.health)
         told = "Looks of the node's at something that the machine let fail."
@@ -172,7 +173,8 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
 
 
 def _bodies(statistics: Statistics, state: State, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    counts = [((name,), state.counts[name]) for name in get_args(BodyState)]
+    states = Counter(worker_state(worker) for worker in list(state.workers.values()))
+    counts = [((name,), states[name]) for name in get_args(WorkerState)]
     yield gauge("bodies", "Worker processes, by what they do.", ["state"], counts)
     alive = (((each.name,), float(each.bodies)) for each in seen if each.bodies)
     yield gauge("function_bodies", "Worker processes of a function.", ["function"], alive)
@@ -205,16 +207,16 @@ def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> It
     yield counter("memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressed)])
 
 
-def _functions(state: State, functions: Sequence[Function]) -> Iterator[Metric]:
-    lives = Counter(function.state for function in functions)
+def _functions(state: State, functions: Sequence[Function], now: Seconds) -> Iterator[Metric]:
+    lives = Counter(function_state(function, now) for function in functions)
     counts = (((life,), lives[life]) for life in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
     hopeless = sum(function.best_effort for function in functions)
     yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
     lines = {
-        "core": len(state.wants_core) + len(state.late),
-        "body": len(state.wants_room) + len(state.wants_more),
-        "store": len(state.wants_bytes),
+        "core": len(state.cores.hopeful) + len(state.cores.late),
+        "body": sum(len(each.first_workers) + len(each.more_workers) for each in list(state.waiting.values())),
+        "store": len(state.bytes),
     }
     told = "Of these, those that wait for a core, for room for a body, or for room in a host store."
     yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in lines.items()))
@@ -225,7 +227,8 @@ def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metr
     yield gauge("profile_age_seconds", "Since a function was measured, or its profile read.", ["function"], ages)
 
 
-def _bytes(statistics: Statistics, state: State, functions: Sequence[Function]) -> Iterator[Metric]:
+def _bytes(sources: Sources, functions: Sequence[Function]) -> Iterator[Metric]:
+    statistics, state, resources = sources.statistics, sources.state, sources.resources
     disk, stores = statistics.disk, dict(statistics.stores)
     own: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
@@ -243,7 +246,7 @@ def _bytes(statistics: Statistics, state: State, functions: Sequence[Function]) 
             samples.append(((*named, "private", "exclusive"), own[spec.id]))
     labels = ["function", "version", "tier", "sharing"]
     yield gauge("function_bytes", "Bytes that a version holds, by whether others hold them too.", labels, samples)
-    tiers = [(("disk",), disk.nbytes), (("host",), state.host_bytes()), (("private",), sum(own.values()))]
+    tiers = [(("disk",), disk.nbytes), (("host",), resources.host.taken), (("private",), sum(own.values()))]
     yield gauge("tier_bytes", "Bytes of all functions together, each block once.", ["tier"], tiers)
     resident = (((name,), residents.nbytes) for name, residents in list(state.stores.items()))
     yield gauge("host_store_bytes", "Bytes in a host store, those on their way included.", ["store"], resident)
@@ -253,11 +256,11 @@ def _bytes(statistics: Statistics, state: State, functions: Sequence[Function]) 
     yield counter("staged_bytes", "Bytes brought from disk.", ["function"], _named(seen, "staged_bytes"))
 
 
-def _machine(config: MindConfig, state: State) -> Iterator[Metric]:
+def _machine(config: MindConfig, resources: Resources) -> Iterator[Metric]:
     yield gauge("cores", "Cores that bodies may use.", [], [((), config.cores or 1)])
-    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), state.running_cores)])
-    yield gauge("cores_reserved", "Cores of all bodies that stay.", [], [((), state.reserved_cores)])
-    budgets = [("host", state.host_limit), ("private", config.memory_bytes)]
+    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), resources.load.taken)])
+    yield gauge("cores_reserved", "Cores of all bodies that stay.", [], [((), resources.reserved.taken)])
+    budgets = [("host", resources.host.capacity), ("private", config.memory_bytes)]
     bounded: list[Sample] = [((tier,), nbytes) for tier, nbytes in budgets if nbytes is not None]
     yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
 

@@ -6,7 +6,8 @@ from overwinter.core.config import MindConfig
 from overwinter.node.faults import Faults
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.statistics import Statistics
-from overwinter.policy.state import State
+from overwinter.scheduler.resources import Resources
+from overwinter.scheduler.state import State
 from overwinter.store.host import Health
 
 
@@ -17,7 +18,9 @@ class Sources(NamedTuple):
 
     config: MindConfig
     state: State
-    """The mind's tables."""
+    """The scheduler's tables."""
+    resources: Resources
+    """What is scarce, and how much of it is taken."""
     statistics: Statistics
     """What was read out of its steps."""
     accounting: Accounting

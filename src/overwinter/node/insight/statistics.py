@@ -16,7 +16,7 @@ from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, Stor
 from overwinter.core.tally import Tally
 from overwinter.core.tracking import Tracker
 from overwinter.core.underway import LivingBody
-from overwinter.policy.speeds import BODY_BYTES
+from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -110,7 +110,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _body_bytes(self, spec: FunctionSpec, action: StartBody) -> float:
         points = () if spec.profile is None else spec.profile.points
         fitting = (p for p in points if (p.cores, p.concurrency) == (action.cores, action.concurrency))
-        return next((float(point.memory_bytes) for point in fitting), float(BODY_BYTES))
+        return next((float(point.memory_bytes) for point in fitting), float(WORKER_BYTES))
 
     def _answered(self, tally: FunctionStatistics, start: Start, seconds: float, now: Seconds) -> None:
         histogram = tally.durations.get(start)

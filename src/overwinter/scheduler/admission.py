@@ -1,0 +1,319 @@
+"""The one place where resources are given: who wants what, does it fit, and if not, who waits and who gives it back?
+
+Each function whose facts changed is asked for its want. What fits begins at once, unless others wait for the same;
+else the function joins the line of what its want lacks. Then each line is looked at from its front, and no further than
+to the first that does not fit: what is free is reserved for that one, and for it alone others have to give back.
+
+1. Places for workers. The first in line takes the next free core too, for it has waited for one before.
+2. Cores, also for the one run more than there are cores that a short request in a hurry may have.
+3. Bytes of a host store.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+
+from overwinter.core.ids import Seconds
+from overwinter.core.profile import Point
+from overwinter.scheduler import memory, order, retention, victims
+from overwinter.scheduler.answers import refuse
+from overwinter.scheduler.blocks import begin_load, missing_bytes
+from overwinter.scheduler.containment import expected_s
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.functions import give_up
+from overwinter.scheduler.operations import begin_run, begin_start, drain
+from overwinter.scheduler.policies.batching import Send, Wait
+from overwinter.scheduler.sizing import told, wanted_points
+from overwinter.scheduler.state import Function
+from overwinter.scheduler.wants import Fork, LoadBlocks, Want, next_want, wants_worker
+
+AHEAD = 8
+"""Of those that wait for a place, so many may have others stopped for them at once."""
+
+
+def admit(cycle: Cycle) -> None:
+    """Give what is free to those who want it, in order."""
+    changed, state = cycle.changed, cycle.state
+    going_on = True
+    while going_on:
+        while changed:
+            id_ = next(iter(changed))
+            has_core = changed.pop(id_)
+            function = state.functions.get(id_)
+            if function is not None:
+                serve(cycle, function, has_core)
+        if state.waiting:
+            _give_places(cycle)
+        if cycle.cores_changed and state.cores.waits:
+            _give_cores(cycle)
+        if cycle.bytes_changed and state.bytes and not changed:
+            _give_bytes(cycle)
+        going_on = bool(changed) or _is_left(cycle)
+
+
+def _is_left(cycle: Cycle) -> bool:
+    """Whether somebody waits for something of which more may be free now."""
+    state = cycle.state
+    return bool(
+        (cycle.places_changed and state.waiting)
+        or (cycle.cores_changed and state.cores.waits)
+        or (cycle.bytes_changed and state.bytes)
+    )
+
+
+def serve(cycle: Cycle, function: Function, has_core: bool = False) -> None:
+    """Begin what the function wants, one thing after the other, until it wants nothing or must wait for it."""
+    cycle.in_hand, function.batch_at = function.spec.id, None
+    going_on = True
+    while going_on:
+        if cycle.policy.order == "deadline" and len(function.queue) > 1 and function.has_slot:
+            order.arrange(cycle, function)
+        going_on = _begin(cycle, function, next_want(cycle, function), has_core)
+        has_core = False
+    if function.spec.id in cycle.state.functions:
+        retention.settle(cycle, function)
+
+
+def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) -> bool:
+    """Begin what is wanted, if it fits, else wait for it; whether it began."""
+    match want:
+        case Send():
+            return _run(cycle, function, want, has_core)
+        case Fork() | LoadBlocks() if _never_runs(cycle, function):
+            return False
+        case Fork():
+            return _fork(cycle, function, has_core)
+        case LoadBlocks():
+            return _load(cycle, function)
+        case Wait(seconds):
+            function.batch_at = Seconds(cycle.now + seconds)
+            cycle.timers.arm(function.spec.id, function.batch_at)
+        case None:
+            pass
+    order.leave(cycle, function)
+    return False
+
+
+# Cores
+
+
+def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
+    """Hand requests to a worker, if it may have the cores for it now."""
+    if not _has_cores(cycle, function, send.worker.point.run_cores, has_core):
+        return False
+    order.leave(cycle, function)
+    if send.late and function.spec.settings.late == "refuse" and not function.best_effort:
+        _shed(cycle, function, send)
+    begin_run(cycle, function, send.worker, send.count)
+    return True
+
+
+def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:
+    """Whether the function may use so many cores now; if not, it waits for them."""
+    line = cycle.state.cores
+    if has_core or not order.waits_for_cores(cycle, function):
+        return True
+    if not line.waits and cycle.resources.cores.fits(needed):
+        return True
+    order.join(cycle, function, "cores")
+    return False
+
+
+def _give_cores(cycle: Cycle) -> None:
+    """Hand free cores to those who wait for one."""
+    line, cores = cycle.state.cores, cycle.resources.cores
+    while line.waits:
+        if cores.fits(1):
+            function = order.first_for_cores(cycle)
+            if function is None or not cores.fits(order.needs(function)):
+                break
+            line.given += 1
+        else:
+            function = order.in_a_hurry(cycle)
+            if function is None:
+                break
+        order.leave(cycle, function)
+        serve(cycle, function, has_core=True)
+    cycle.cores_changed = False
+
+
+def _shed(cycle: Cycle, function: Function, send: Send) -> None:
+    """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18).
+
+    Where a wake takes longer than the SLO, a worker that has just come answers the newest all the same: it would be
+    woken again and again to answer nobody.
+    """
+    state, worker = cycle.state, send.worker
+    slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
+    latency = expected_s(state, function, worker.point, send.count) or 0.0
+    hopeless = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
+    is_new = worker.is_idle and worker.since == worker.ready_at
+    soonest = function.latency.wake_s + (expected_s(state, function, worker.point, 1) or 0.0)
+    if is_new and soonest > slo_s and len(hopeless) == len(function.queue):
+        hopeless = hopeless[: -send.count]
+    if hopeless:
+        cycle.decide(function, "shed", f"{len(hopeless)} requests could not be in time any more")
+    for id_ in hopeless:
+        function.queue.remove(id_)
+        message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
+        refuse(cycle, id_, "OverloadedError", message, cycle.config.retry_after_min_s)
+
+
+# Places for workers
+
+
+def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
+    """Start workers, as far as there are places and nobody comes before; the first when it may have a core."""
+    if function.line != "places" and not _has_cores(cycle, function, 1, has_core):
+        return False
+    starts = function.starts
+    if _may_start(cycle, function, has_core):
+        # Only now is the scaler asked.
+        points = wanted_points(cycle, function)
+        if start_workers(cycle, function, points):
+            return True
+        starts = points[0]
+    order.join(cycle, function, "places")
+    function.starts = starts
+    return False
+
+
+def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
+    """Whether it is worth while to ask for configurations."""
+    if not cycle.resources.workers.fits(1) or order.is_behind(cycle, function):
+        return False
+    return has_core or cycle.resources.cores.fits(1) or not order.waits_for_cores(cycle, function)
+
+
+def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> int:
+    """Start workers of these configurations as far as there is room and nobody comes before, and tell how many."""
+    if function.spec.id == cycle.state.giving_back:
+        return 0
+    for started, point in enumerate(points):
+        if order.is_behind(cycle, function) or not _has_place(cycle, function, point):
+            return started
+        order.leave(cycle, function)
+        begin_start(cycle, function, point)
+    return len(points)
+
+
+def scale_out(cycle: Cycle, function: Function, points: Sequence[Point]) -> None:
+    """More workers, as a scaler said."""
+    if points and function.loaded and cycle.now >= function.backoff_until:
+        started = start_workers(cycle, function, points)
+        if started:
+            cycle.decide(function, "scale-out", told(cycle, function, f"{started} more"))
+
+
+def has_place(cycle: Cycle, function: Function) -> bool:
+    """Whether there is room for what a function in line would start."""
+    return _has_place(cycle, function, function.starts or function.latency.usual)
+
+
+def _has_place(cycle: Cycle, function: Function, point: Point) -> bool:
+    resources = cycle.resources
+    if resources.workers.of(function.spec.tenant) >= order.workers_max(cycle):
+        return False
+    return all(each.fits(amount) for each, amount in resources.of_worker(point, point.memory_bytes).items())
+
+
+def _give_places(cycle: Cycle) -> None:
+    """Start a worker for the first in line, if there is room now, else have others leave."""
+    may_leave, cycle.places_changed = cycle.places_changed, False
+    while (function := order.first_for_places(cycle)) is not None:
+        if not has_place(cycle, function):
+            if may_leave:
+                _make_room(cycle)
+            return
+        if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
+            return
+        serve(cycle, function, has_core=True)
+        if order.first_for_places(cycle) is function:
+            return
+
+
+def _make_room(cycle: Cycle) -> None:
+    """Have workers leave for the first of those who wait, until there will be room for each."""
+    first = order.first_for_places(cycle)
+    excessive = None if first is None else memory.excessive_for(cycle, first, first.starts or first.latency.usual)
+    if excessive is not None:
+        memory.outgrew(cycle, excessive)
+        return
+    coming = victims.Coming(cycle)
+    for function in list(islice(order.in_line_for_places(cycle), AHEAD)):
+        if function.has_worker and not wants_worker(cycle, function):
+            cycle.mark(function)
+            return
+        point = function.starts or function.latency.usual
+        while not coming.has_place(function, point):
+            if not _drain_one(cycle, function, point):
+                return
+        coming.add(function, point)
+
+
+def _drain_one(cycle: Cycle, function: Function, point: Point) -> bool:
+    """Have a worker leave for one that a function wants; False: none may be, now."""
+    victim = victims.for_place(cycle, function, point.memory_bytes)
+    if victim.worker is None:
+        if victim.at < inf:
+            cycle.timers.arm("places", victim.at)
+        return False
+    other = victim.worker.tenant != function.spec.tenant
+    until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None
+    drain(cycle, victim.worker, "its time slice is over, and others wait for its place", until)
+    return True
+
+
+# Bytes of a host store
+
+
+def _load(cycle: Cycle, function: Function) -> bool:
+    """Bring the function's blocks, if there is room for them or can be made at once."""
+    host, first = cycle.resources.host, order.first_for_bytes(cycle)
+    if host.capacity is not None:
+        missing = missing_bytes(cycle, function)
+        behind, short = first is not None and first is not function, host.short(missing)
+        why = _never_fits(cycle, function, host.capacity) if behind or short else None
+        if why is not None:
+            give_up(cycle, function, why)
+            return False
+        if behind or (short and not retention.evict(cycle, short, function)):
+            if function.line != "bytes":
+                order.join(cycle, function, "bytes")
+                cycle.decide(function, "wait", "the host store is full of what is in use")
+            return False
+    order.leave(cycle, function)
+    begin_load(cycle, function)
+    return True
+
+
+def _never_fits(cycle: Cycle, function: Function, limit: int) -> str | None:
+    """Why no eviction can win room enough in the host store, if none can."""
+    size, pinned = sum(function.sizes.values()), victims.pinned_bytes(cycle, function)
+    if size + pinned <= limit:
+        return None
+    beside = f", {pinned} of them pinned by others: make it larger, or unpin" if pinned else ": make it larger"
+    return f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}{beside}"
+
+
+def _give_bytes(cycle: Cycle) -> None:
+    """Something may be free: the function that waited longest for room in a host store tries again. If nothing more
+    can be evicted, a function in use drains for it, one at a time.
+    """
+    cycle.bytes_changed = False
+    while (function := order.first_for_bytes(cycle)) is not None:
+        serve(cycle, function)
+        if order.first_for_bytes(cycle) is function:
+            retention.drain_for_bytes(cycle)
+            return
+
+
+def _never_runs(cycle: Cycle, function: Function) -> bool:
+    """Refuse whoever waits for a function whose smallest worker is larger than all may be together."""
+    needed = function.latency.too_large_bytes
+    if needed is None or function.has_worker:
+        return False
+    limit = cycle.config.memory_bytes
+    why = f"a worker of function {function.spec.id} needs {needed} bytes, and all workers may have {limit}"
+    give_up(cycle, function, f"{why}: raise memory_bytes")
+    return True

@@ -1,0 +1,65 @@
+"""How does a request come into the tables, and how does it leave them with its answer?"""
+
+from overwinter.core.actions import Refuse
+from overwinter.core.ids import RequestId, TenantId
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.resources import request_owner
+from overwinter.scheduler.state import Function, Request
+
+
+def open_request(cycle: Cycle, request: Request) -> None:
+    """It has no answer yet."""
+    cycle.state.requests[request.id] = request
+    cycle.ledger.take(request_owner(request.id), request.tenant, cycle.resources.of_request)
+
+
+def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
+    """It has its answer, or needs none; None if that was so before."""
+    request = cycle.state.requests.pop(id_, None)
+    if request is not None:
+        cycle.ledger.give_back(request_owner(id_))
+        forget_tenant(cycle, request.tenant)
+    return request
+
+
+def refuse(cycle: Cycle, id_: RequestId, error: str, message: str, retry_after_s: float | None = None) -> None:
+    """It gets no answer; `message` says why."""
+    close_request(cycle, id_)
+    cycle.actions.append(Refuse(id_, error, message, retry_after_s))
+
+
+def refuse_queue(
+    cycle: Cycle, function: Function, error: str, message: str, retry_after_s: float | None = None
+) -> None:
+    """None that waits gets an answer."""
+    while function.queue:
+        refuse(cycle, function.queue.popleft(), error, message, retry_after_s)
+
+
+def expire(cycle: Cycle, id_: RequestId) -> None:
+    """Its deadline has come."""
+    request = cycle.state.requests[id_]
+    waited = f"{cycle.now - request.arrived:.3f} s"
+    refuse(cycle, id_, "DeadlineError", f"function {request.function} had no answer after {waited}")
+
+
+def refuse_unloaded(cycle: Cycle, function: Function) -> None:
+    """All that wait are told that the function is out of service."""
+    error, message = why_unloaded(function)
+    refuse_queue(cycle, function, error, message, cycle.config.retry_after_min_s)
+
+
+def why_unloaded(function: Function) -> tuple[str, str]:
+    """The error for a request to a function that is out of service, and what to do."""
+    if function.fault:
+        return "QuarantineError", function.fault
+    return "OverloadedError", f"function {function.spec.id} is unloaded; load it first"
+
+
+def forget_tenant(cycle: Cycle, id_: TenantId) -> None:
+    """A tenant that has nothing any more is none."""
+    tenant = cycle.state.tenants.get(id_)
+    if tenant is None or tenant.functions:
+        return
+    if not cycle.resources.workers.of(id_) and not cycle.resources.requests.of(id_):
+        del cycle.state.tenants[id_]

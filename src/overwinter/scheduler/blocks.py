@@ -1,0 +1,70 @@
+"""How do a function's blocks come into its host store, and how do they leave it?"""
+
+from collections.abc import Iterable
+
+from overwinter.core.actions import Drop, Stage
+from overwinter.core.ids import Address, OperationId, Seconds, StoreName
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.resources import store_owner
+from overwinter.scheduler.state import Function
+
+
+def missing_bytes(cycle: Cycle, function: Function) -> int:
+    """Of the function's blocks, what its host store neither has nor awaits."""
+    if function.loaded or function.loading is not None:
+        return 0
+    return cycle.state.residents(function).missing(function.sizes)
+
+
+def begin_load(cycle: Cycle, function: Function) -> None:
+    """Bring what is missing."""
+    function.loading = OperationId(next(cycle.load_ids))
+    hold(cycle, function)
+    cycle.actions.append(Stage(function.spec.id, function.loading))
+
+
+def hold(cycle: Cycle, function: Function) -> None:
+    """The function's blocks lie in its host store, or will."""
+    cycle.state.residents(function).hold(function.sizes)
+    _count(cycle, function.spec.store)
+
+
+def end_load(function: Function, now: Seconds) -> None:
+    """All is there."""
+    function.loaded, function.loading, function.load_again = True, None, False
+    function.slice_from = now if function.workers else None
+
+
+def release(cycle: Cycle, function: Function) -> None:
+    """The function's blocks are kept no more: drop those that no other function holds, wherever they came from."""
+    if function.loaded or function.loading is not None:
+        function.loaded, function.loading = False, None
+        cycle.state.residents(function).release(function.sizes)
+    cycle.state.evictable.pop(function.spec.id, None)
+    drop_unshared(cycle, function.sizes, function.spec.store)
+
+
+def drop_unshared(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:
+    """Let go those of these blocks that no function holds."""
+    residents = cycle.state.stores.get(store)
+    free = tuple(sorted(set(addresses))) if residents is None else residents.unshared(set(addresses))
+    if not free:
+        return
+    cycle.actions.append(Drop(free, store))
+    if residents is not None:
+        _count(cycle, store)
+        cycle.bytes_changed = True
+
+
+def host_bytes(cycle: Cycle) -> int:
+    """Bytes in all host stores, those on their way included."""
+    return cycle.resources.host.taken
+
+
+def _count(cycle: Cycle, store: StoreName) -> None:
+    """Bring the ledger up to what the store holds."""
+    owner, nbytes = store_owner(store), cycle.state.stores[store].nbytes
+    if cycle.ledger.has(owner):
+        cycle.ledger.change(owner, cycle.resources.host, nbytes)
+    else:
+        cycle.ledger.take(owner, None, {cycle.resources.host: nbytes})

@@ -1,0 +1,66 @@
+"""What is at hand while one event is handled: the tables, the ledger, the timers, the rules, and what was decided.
+
+There is one cycle for the life of a scheduler; each event begins it anew. The functions of this package take it as
+their first argument.
+"""
+
+from itertools import count
+
+from overwinter.core.actions import Action, Decide, Decision
+from overwinter.core.config import MindConfig
+from overwinter.core.ids import FunctionId, Seconds
+from overwinter.core.policies import policy_named
+from overwinter.scheduler.ledger import Ledger
+from overwinter.scheduler.policies import batching
+from overwinter.scheduler.policies.scaling import exact
+from overwinter.scheduler.policies.scaling.names import SCALERS
+from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
+from overwinter.scheduler.resources import Resources
+from overwinter.scheduler.state import Function, State
+from overwinter.scheduler.timers import Timers
+
+
+class Cycle:
+    """Data for the functions of this package; nothing here decides."""
+
+    def __init__(self, config: MindConfig) -> None:
+        self.config = config
+        self.policy = policy_named(config.policy)
+        if self.policy.scaling == "exact":
+            exact.require()
+        self.scaler = SCALERS[self.policy.scaling]
+        self.predict = None if self.policy.rate == "oracle" else PREDICTORS[self.policy.rate]
+        self.batching = batching.RULES[self.policy.batching]
+        self.cores = config.cores or 1
+        self.orders_cores = self.policy.order == "deadline" and config.cores is not None
+        """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
+        self.state = State()
+        self.resources = Resources(config, self.policy)
+        self.ledger = Ledger(self.resources)
+        self.timers = Timers()
+        self.worker_ids, self.run_ids, self.load_ids = count(1), count(1), count(1)
+        self.now = Seconds(0.0)
+        self.actions: list[Action] = []
+        self.changed: dict[FunctionId, bool] = {}
+        """Functions whose want may be another now; True: a core is theirs already."""
+        self.cores_changed = False
+        """Whether a core was given back, or somebody new waits for one."""
+        self.places_changed = False
+        """Whether a worker went, may go, or somebody new waits for its place."""
+        self.bytes_changed = False
+        """Whether bytes of a host store were given back, or may be, or somebody new waits for them."""
+        self.in_hand: FunctionId | None = None
+        """The function that is looked at, as far as it is one."""
+
+    def begin(self, now: Seconds) -> None:
+        """The next event."""
+        self.now, self.actions, self.in_hand = now, [], None
+        self.cores_changed = self.places_changed = self.bytes_changed = False
+
+    def mark(self, function: Function, has_core: bool = False) -> None:
+        """Look at what a function wants now; `has_core`: the core of the start that ended is its own."""
+        self.changed[function.spec.id] = has_core
+
+    def decide(self, function: Function, what: Decision, why: str) -> None:
+        """Tell people why something was decided."""
+        self.actions.append(Decide(function.spec.id, what, why))

@@ -1,0 +1,323 @@
+"""What happened? One function for each event: the tables change, operations end by their ids, answers go out.
+
+Nothing is decided here. Each marks the functions whose wants may have changed; admission.py asks them.
+"""
+
+from heapq import heappush
+from typing import assert_never
+
+import msgspec
+
+from overwinter.core.actions import Prepare, Reply
+from overwinter.core.events import (
+    Alarm,
+    Arrived,
+    BodyExited,
+    BodyReady,
+    Cancelled,
+    Demoted,
+    Deployed,
+    Event,
+    Foretold,
+    LoadAsked,
+    MemoryMeasured,
+    Pressed,
+    Profiled,
+    Removed,
+    RoomMeasured,
+    RunEnded,
+    Staged,
+    StageFailed,
+    UnloadAsked,
+    ZygoteLost,
+)
+from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
+from overwinter.scheduler import functions, memory
+from overwinter.scheduler.answers import (
+    close_request,
+    open_request,
+    refuse,
+    refuse_queue,
+    refuse_unloaded,
+    why_unloaded,
+)
+from overwinter.scheduler.backoff import may_retry
+from overwinter.scheduler.blocks import drop_unshared, end_load, missing_bytes, release
+from overwinter.scheduler.containment import asked
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import drain, end_run, end_start, end_worker, stop, time_slice_s
+from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.retention import evict
+from overwinter.scheduler.sizing import count_arrival
+from overwinter.scheduler.state import Function, Request, Worker
+from overwinter.scheduler.victims import winnable_bytes
+
+
+def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
+    """Bring the tables up to what happened."""
+    match event:
+        case Arrived():
+            _arrived(cycle, event)
+        case RunEnded():
+            _run_ended(cycle, event)
+        case BodyReady(worker):
+            _worker_ready(cycle, worker)
+        case BodyExited():
+            _worker_exited(cycle, event)
+        case Cancelled(request):
+            _cancelled(cycle, request)
+        case Staged():
+            _loaded(cycle, event)
+        case StageFailed():
+            _load_failed(cycle, event)
+        case Deployed():
+            cycle.in_hand = event.function.id
+            functions.deploy(cycle, event)
+        case Removed(id_):
+            functions.remove(cycle, id_)
+        case LoadAsked(id_):
+            functions.load(cycle, id_)
+        case UnloadAsked(id_):
+            functions.unload(cycle, id_)
+        case Demoted(worker):
+            _demoted(cycle, worker)
+        case ZygoteLost(tenant):
+            _zygote_lost(cycle, tenant)
+        case Profiled():
+            _profiled(cycle, event)
+        case Foretold(id_, rate):
+            if id_ in cycle.state.functions:
+                cycle.state.functions[id_].forecast = rate
+        case Pressed(nbytes):
+            memory.give_back(cycle, nbytes)
+        case MemoryMeasured():
+            memory.measured(cycle, event)
+        case RoomMeasured(nbytes):
+            cycle.resources.host.capacity, cycle.bytes_changed = nbytes, True
+        case Alarm():
+            # What is due is seen by due.py.
+            pass
+        case _:
+            assert_never(event)
+
+
+# Requests
+
+
+def _arrived(cycle: Cycle, event: Arrived) -> None:
+    function = _named(cycle, event)
+    if function is None:
+        return
+    cycle.in_hand, spec, now = function.spec.id, function.spec, cycle.now
+    if function.unloaded:
+        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s)
+        return
+    count_arrival(cycle, function)
+    full = queueing.why_full(function, cycle.resources.requests)
+    if full is not None:
+        wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
+        refuse(cycle, event.request, "OverloadedError", full, wait_s)
+        return
+    limit = Seconds(now + spec.settings.timeout_s)
+    deadline = limit if event.deadline is None else min(event.deadline, limit)
+    request = Request(event.request, spec.id, spec.tenant, now, deadline, queueing.level(event.priority))
+    if not function.is_ready:
+        request.start = "host"
+    open_request(cycle, request)
+    queueing.insert(function.queue, request, cycle.state.requests)
+    cycle.timers.arm(spec.id, deadline)
+    cycle.mark(function)
+
+
+def _named(cycle: Cycle, event: Arrived) -> Function | None:
+    """The function asked for, or None after a refusal."""
+    versions = cycle.state.versions.get(event.name, [])
+    version = event.version if event.version is not None else (versions[-1] if versions else None)
+    function = None if version is None else cycle.state.functions.get(function_id(event.name, version))
+    if function is None:
+        known = f"; its versions: {versions}" if versions else ""
+        name = event.name if event.version is None else function_id(event.name, event.version)
+        refuse(cycle, event.request, "NotFoundError", f"no function {name!r} is deployed here{known}")
+    return function
+
+
+def _cancelled(cycle: Cycle, id_: RequestId) -> None:
+    request = close_request(cycle, id_)
+    function = None if request is None else cycle.state.functions.get(request.function)
+    if function is not None and id_ in function.queue:
+        function.queue.remove(id_)
+        cycle.mark(function)
+
+
+def _run_ended(cycle: Cycle, event: RunEnded) -> None:
+    worker = cycle.state.workers.get(event.worker)
+    if worker is None or event.run not in worker.runs:
+        return
+    cycle.in_hand = worker.function
+    run = end_run(cycle, worker, event.run)
+    failures = {failure.request: failure for failure in event.failures}
+    for id_ in run.requests:
+        request, failure = close_request(cycle, id_), failures.get(id_)
+        if request is None:
+            continue
+        if failure is None:
+            cycle.actions.append(Reply(id_, worker.function, request.start))
+        else:
+            refuse(cycle, id_, failure.error, failure.message)
+    if not worker.runs and not worker.stopping:
+        worker.since = cycle.now
+    function = worker.owner
+    if function is None:
+        if worker.is_idle:
+            stop(cycle, worker)
+        return
+    spent_s = cycle.now - run.began
+    asked(cycle.state, function, None, function.latency.observe, worker.point, len(run.requests), spent_s)
+    function.failures = 0
+    _prepare(cycle, function, spent_s)
+    cycle.mark(function)
+
+
+def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
+    """Let the tenant's zygote warm up a program that has run, unless that would take it long."""
+    spec, config = function.spec, cycle.config
+    prepared = cycle.state.prepared.get(spec.tenant, {})
+    if spec.program in prepared or spent_s > config.rehearsal_max_s:
+        return
+    cycle.state.prepared[spec.tenant] = prepared
+    forget = next(iter(prepared)) if len(prepared) >= config.prepared_max else None
+    if forget is not None:
+        del prepared[forget]
+    prepared[spec.program] = None
+    cycle.actions.append(Prepare(spec.id, forget))
+
+
+# Workers
+
+
+def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
+    worker = cycle.state.workers.get(id_)
+    if worker is None or worker.start is None:
+        return
+    end_start(cycle, worker)
+    worker.since = worker.ready_at = cycle.now
+    function = worker.owner
+    assert function is not None
+    cycle.in_hand, function.lost = function.spec.id, False
+    if worker.drain is None:
+        tenant = cycle.state.tenants[worker.tenant]
+        heappush(tenant.slices, (cycle.now + time_slice_s(function), worker.id))
+        cycle.places_changed = True
+    if function.wants_wake:
+        functions.prove(cycle, function)
+    # The core of its start is its own still, unless it had to give that up.
+    cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
+
+
+def _demoted(cycle: Cycle, id_: WorkerId) -> None:
+    """What it runs may end, however long that takes; what waits is for others."""
+    worker = cycle.state.workers.get(id_)
+    if worker is None or worker.drain is not None:
+        return
+    drain(cycle, worker, "it computed beyond what it was given")
+    if worker.owner is not None:
+        cycle.mark(worker.owner)
+
+
+def _worker_exited(cycle: Cycle, event: BodyExited) -> None:
+    worker = cycle.state.workers.get(event.worker)
+    if worker is None:
+        return
+    cycle.in_hand, function = worker.function, worker.owner
+    was_starting, was_stopping = worker.start is not None, worker.stopping
+    end_worker(cycle, worker)
+    if function is None:
+        for id_ in worker.requests():
+            if id_ in cycle.state.requests:
+                refuse(cycle, id_, "NotFoundError", f"function {worker.function} was removed")
+        return
+    if event.lost_blocks and function.loaded:
+        release(cycle, function)
+    # Blocks that had vanished from memory are no failure, if they have not twice in a row. Who waits for a deploy or
+    # a load goes on waiting.
+    spared = event.lost_blocks and not function.lost
+    function.lost = event.lost_blocks
+    if worker.runs or not spared:
+        _retry(cycle, function, worker, event, hopeless=was_starting and not function.is_ready)
+    if function.unloaded:
+        refuse_unloaded(cycle, function)
+    cycle.mark(function)
+    if not was_stopping and not spared:
+        functions.fail(cycle, function, event.error, event.reason)
+
+
+def _retry(cycle: Cycle, function: Function, worker: Worker, event: BodyExited, hopeless: bool) -> None:
+    """Requests that a worker died under get one more try or a clear error; so does all that waits, if it is `hopeless`:
+    the worker never started, and there is no other.
+    """
+    requests, in_hand = cycle.state.requests, tuple(worker.requests())
+    struck = in_hand or (tuple(function.queue) if hopeless else ())
+    error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
+    for id_ in struck:
+        request = requests.get(id_)
+        if request is not None:
+            request.failures += 1
+            if not may_retry(request, cycle.config):
+                refuse(cycle, id_, error, f"function {function.spec.id} failed twice: {reason}")
+    still_open = tuple(id_ for id_ in struck if id_ in requests)
+    if in_hand:
+        queueing.put_back(function.queue, still_open, requests)
+    elif struck:
+        function.queue.clear()
+        function.queue.extend(still_open)
+
+
+def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:
+    if tenant is None:
+        cycle.state.prepared.clear()
+    else:
+        cycle.state.prepared.pop(tenant, None)
+
+
+# Blocks
+
+
+def _loaded(cycle: Cycle, event: Staged) -> None:
+    function = cycle.state.functions.get(event.function)
+    if function is None or function.loading != event.operation:
+        # It was removed or unloaded meanwhile, and its blocks came after they had been let go.
+        drop_unshared(cycle, event.addresses, event.store)
+        return
+    end_load(function, cycle.now)
+    cycle.bytes_changed = True
+    if event.added:
+        for request in function.queue:
+            cycle.state.requests[request].start = "disk"
+    cycle.mark(function)
+
+
+def _load_failed(cycle: Cycle, event: StageFailed) -> None:
+    function = cycle.state.functions.get(event.function)
+    if function is None or function.loading != event.operation:
+        drop_unshared(cycle, event.addresses, event.store)
+        return
+    release(cycle, function)
+    missing, is_full = missing_bytes(cycle, function), event.error == "NoSpaceError" and not function.load_again
+    may_do = is_full and missing <= winnable_bytes(cycle, function)
+    function.load_again = may_do and evict(cycle, missing, function)
+    if function.load_again:
+        # The tmpfs is fuller than the tables know: what was won may be enough.
+        cycle.mark(function)
+        return
+    refuse_queue(cycle, function, event.error, event.message, cycle.config.retry_after_min_s)
+    functions.fail(cycle, function, event.error, event.message)
+
+
+def _profiled(cycle: Cycle, event: Profiled) -> None:
+    function = cycle.state.functions.get(event.function)
+    if function is not None:
+        function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
+        before, function.latency = function.latency, functions.latency_model(cycle, function.spec)
+        function.latency.run_s = before.run_s
+        function.starts, cycle.places_changed = None, True
+        cycle.mark(function)

@@ -1,0 +1,206 @@
+"""How does a function live, as its owner sees it: deployed, loaded, unloaded, removed, failed, put out of service?"""
+
+import msgspec
+
+from overwinter.core.actions import Announce
+from overwinter.core.events import Deployed
+from overwinter.core.function import FunctionSpec, Settings
+from overwinter.core.ids import FunctionId, Seconds
+from overwinter.scheduler import containment, order
+from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
+from overwinter.scheduler.backoff import backoff_s
+from overwinter.scheduler.blocks import hold, release
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.operations import REMOVED, UNLOADED, drain, keep, stop, watch_deadlines
+from overwinter.scheduler.state import Function
+
+
+def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
+    """What is known of a function's runs; a plain model if that fails on its numbers."""
+    try:
+        return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
+    except containment.FAILURES as error:
+        containment.remember(cycle.state, spec.id, error)
+        return LatencyModel(msgspec.structs.replace(spec, profile=None, settings=Settings()), cycle.policy)
+
+
+def deploy(cycle: Cycle, event: Deployed) -> None:
+    """A version exists, in the place of the one that had its id."""
+    state, spec = cycle.state, event.function
+    sizes = {blob.address: blob.nbytes for blob in spec.blobs}
+    function = Function(spec, event.on_trial, latency_model(cycle, spec), sizes, cycle.now)
+    before = state.functions.get(spec.id)
+    if before is not None:
+        forget(cycle, before, "it was deployed anew")
+    state.functions[spec.id] = function
+    state.tenant(spec.tenant).functions[spec.id] = None
+    if event.resident:
+        hold(cycle, function)
+        function.loaded = True
+    if event.quarantined:
+        state.faults[spec.id] = event.quarantined
+    if not function.on_trial:
+        _publish(cycle, function)
+    cycle.mark(function)
+
+
+def prove(cycle: Cycle, function: Function) -> None:
+    """A worker of the function runs: a new version answers for its name from now on."""
+    if function.on_trial:
+        _publish(cycle, function)
+    function.on_trial = function.announce = False
+    cycle.actions.append(Announce(function.spec.id))
+
+
+def load(cycle: Cycle, id_: FunctionId) -> None:
+    """Somebody wants it awake, and to hear when it is."""
+    function = cycle.state.functions.get(id_)
+    if function is None:
+        cycle.actions.append(Announce(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
+        return
+    if function.unloaded:
+        function.unloaded = False
+        for worker in function.workers.values():
+            # One that is another tenant's by right goes all the same.
+            if worker.drain is not None and worker.drain.why == UNLOADED and not worker.stopping:
+                keep(cycle, worker)
+        if function.fault:
+            function.fault, function.latency = "", latency_model(cycle, function.spec)
+    if function.is_ready:
+        cycle.actions.append(Announce(id_))
+    else:
+        function.announce = True
+    cycle.mark(function)
+
+
+def unload(cycle: Cycle, id_: FunctionId) -> None:
+    """It gives back its memory, and answers no more until it is loaded."""
+    function = cycle.state.functions.get(id_)
+    if function is not None and not function.on_trial and not function.unloaded:
+        _put_away(cycle, function, "ConflictError", f"function {id_} was unloaded while it was loaded")
+
+
+def remove(cycle: Cycle, id_: FunctionId) -> None:
+    """Its owner took it away."""
+    function = cycle.state.functions.get(id_)
+    if function is not None:
+        forget(cycle, function, "it was removed")
+
+
+def forget(cycle: Cycle, function: Function, reason: str) -> None:
+    """Take a function out of the tables; a run under way may still end."""
+    id_, spec, state = function.spec.id, function.spec, cycle.state
+    message = f"function {id_} is gone: {reason}"
+    if function.wants_wake:
+        cycle.actions.append(Announce(id_, "NotFoundError", message))
+    refuse_queue(cycle, function, "NotFoundError", message)
+    _let_go(cycle, function, REMOVED)
+    cycle.changed.pop(id_, None)
+    del state.functions[id_]
+    del state.tenant(spec.tenant).functions[id_]
+    for worker in function.workers.values():
+        worker.owner = None
+        watch_deadlines(cycle, worker)
+    forget_tenant(cycle, spec.tenant)
+    versions = state.versions.get(spec.name, [])
+    if spec.version in versions:
+        versions.remove(spec.version)
+        state.proven[spec.tenant, spec.program] -= 1
+        if not state.proven[spec.tenant, spec.program]:
+            del state.proven[spec.tenant, spec.program]
+    if not versions:
+        state.versions.pop(spec.name, None)
+
+
+def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
+    """The function could not start or lost a worker: it is left alone for a while; a version on trial is forgotten."""
+    if function.wants_wake:
+        cycle.actions.append(Announce(function.spec.id, error, reason))
+        function.announce = False
+    if function.on_trial:
+        function.on_trial = False
+        forget(cycle, function, reason)
+        return
+    function.failures += 1
+    function.backoff_until = Seconds(cycle.now + backoff_s(function.failures, cycle.config))
+    cycle.timers.arm(function.spec.id, function.backoff_until)
+    cycle.mark(function)
+
+
+def give_up(cycle: Cycle, function: Function, why: str) -> None:
+    """What it needs can never be had: whoever waits for it is told."""
+    order.leave(cycle, function)
+    function.load_again = False
+    refuse_queue(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
+    fail(cycle, function, "NoSpaceError", why)
+
+
+def contain(cycle: Cycle) -> None:
+    """Put out of service the functions on which a policy failed in this cycle."""
+    faults = cycle.state.faults
+    while faults:
+        id_ = next(iter(faults))
+        fault = containment.told(id_, faults.pop(id_))
+        function = cycle.state.functions.get(id_)
+        if function is None:
+            continue
+        cycle.decide(function, "quarantine", fault)
+        if function.on_trial:
+            fail(cycle, function, "QuarantineError", fault)
+            continue
+        function.fault = fault
+        if not function.unloaded:
+            _put_away(cycle, function, "QuarantineError", fault)
+
+
+def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None:
+    """Give back all that it holds; `reason`: for whoever was loading it."""
+    refuse_unloaded(cycle, function)
+    if function.announce:
+        function.announce = False
+        cycle.actions.append(Announce(function.spec.id, error, reason))
+    function.unloaded = True
+    _let_go(cycle, function, UNLOADED)
+    watch(cycle, function)
+    cycle.mark(function)
+
+
+def _let_go(cycle: Cycle, function: Function, why: str) -> None:
+    """Give back all that a function holds: its workers, those that run something within the drain timeout, and its
+    blocks.
+    """
+    state = cycle.state
+    cycle.timers.disarm(function.spec.id)
+    order.leave(cycle, function)
+    if function.spec.id == state.giving_back:
+        state.giving_back, cycle.bytes_changed = None, True
+    for worker in list(function.workers.values()):
+        if worker.stopping:
+            continue
+        if worker.runs:
+            drain(cycle, worker, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
+        else:
+            stop(cycle, worker)
+    release(cycle, function)
+
+
+def _publish(cycle: Cycle, function: Function) -> None:
+    spec, state = function.spec, cycle.state
+    versions = state.versions.setdefault(spec.name, [])
+    versions.append(spec.version)
+    versions.sort()
+    state.proven[spec.tenant, spec.program] += 1
+
+
+def watch(cycle: Cycle, function: Function) -> None:
+    """Look at a function again at the next of all times that it waits for."""
+    times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
+    if function.backoff_until > cycle.now:
+        times.append(function.backoff_until)
+    window_s = cycle.config.host_keep_alive_s
+    if window_s is not None and function.loaded and function.used + window_s > cycle.now:
+        times.append(function.used + window_s)
+    times += [at for at in (function.batch_at, function.look_at) if at is not None]
+    if times:
+        cycle.timers.arm(function.spec.id, min(times))

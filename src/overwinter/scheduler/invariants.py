@@ -1,0 +1,237 @@
+"""What must hold after every event? For tests and checked simulations; a scheduler itself does not look."""
+
+from collections import Counter
+
+from overwinter.core.ids import Address, FunctionId, RequestId, StoreName, WorkerId
+from overwinter.scheduler import order, victims
+from overwinter.scheduler.admission import has_place
+from overwinter.scheduler.blocks import missing_bytes
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.resources import request_owner, run_owner, start_owner, store_owner, worker_owner
+from overwinter.scheduler.state import Function, State, Worker
+from overwinter.scheduler.wants import wants_worker
+
+
+def check(cycle: Cycle) -> None:
+    """AssertionError if the tables contradict each other, or somebody waits for nothing."""
+    state = cycle.state
+    assert not cycle.changed, "somebody was not asked for his want"
+    _check_requests(state)
+    _check_workers(cycle)
+    _check_ledger(cycle)
+    _check_stores(cycle)
+    _check_lines(cycle)
+    _check_cores(cycle)
+    _check_places(cycle)
+    _check_bytes(cycle)
+    for function in state.functions.values():
+        _check_somebody_comes(cycle, function)
+        _check_timers(cycle, function)
+
+
+# What there is
+
+
+def _check_requests(state: State) -> None:
+    queued: list[RequestId] = []
+    for id_, function in state.functions.items():
+        queued += function.queue
+        assert all(state.requests[request].function == id_ for request in function.queue)
+        assert not function.unloaded or not function.queue, f"requests wait for {id_}, which is unloaded"
+        levels = [state.requests[request].level for request in function.queue]
+        assert levels == sorted(levels), f"the queue of {id_} is out of order"
+    running = [id_ for worker in state.workers.values() for id_ in worker.requests()]
+    assert len(set(queued)) == len(queued), "a request is queued twice"
+    assert len(set(running)) == len(running), "a request runs twice"
+    assert not set(queued) & set(running), "a request is queued and runs"
+    assert set(state.requests) <= set(queued) | set(running), "a request is neither queued nor running"
+
+
+def _check_workers(cycle: Cycle) -> None:
+    state = cycle.state
+    owned: list[WorkerId] = []
+    for id_, function in state.functions.items():
+        owned += function.workers
+        assert all(each.owner is function for each in function.workers.values()), f"{id_} has another's worker"
+        assert all(state.workers[worker] is each for worker, each in function.workers.items())
+    assert len(set(owned)) == len(owned), "a worker has two owners"
+    for worker in state.workers.values():
+        assert (worker.owner is None) == (worker.id not in owned), f"worker {worker.id} is nobody's"
+        assert len(worker.runs) <= worker.point.concurrency, f"worker {worker.id} runs more than it can"
+        assert not worker.is_idle or worker.drain is None, f"worker {worker.id} drains and has nothing to do"
+    _check_tenants(cycle)
+
+
+def _check_tenants(cycle: Cycle) -> None:
+    state = cycle.state
+    for id_, tenant in state.tenants.items():
+        own = [worker for worker in state.workers.values() if worker.tenant == id_]
+        functions = {each.spec.id for each in state.functions.values() if each.spec.tenant == id_}
+        assert functions == set(tenant.functions), f"the functions of tenant {id_} are wrong"
+        assert functions or own or cycle.resources.requests.of(id_), f"tenant {id_} has nothing"
+        assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, f"spare workers of {id_}"
+        draining = {worker.id for worker in own if not worker.stopping and worker.drain and worker.drain.until is None}
+        assert set(tenant.draining) == draining, f"draining workers of tenant {id_}"
+        serving = {worker.id for worker in own if worker.is_serving}
+        assert serving <= {id_ for _, id_ in tenant.slices}, f"a worker of tenant {id_} has no time slice"
+
+
+def _is_spare(worker: Worker) -> bool:
+    return worker.is_idle and worker.owner is not None and not worker.owner.queue
+
+
+def _check_ledger(cycle: Cycle) -> None:
+    """What is taken is the sum of the claims of what is under way, and no more than there is."""
+    state, resources = cycle.state, cycle.resources
+    cycle.ledger.check()
+    claims: dict[tuple[str, int | str], Claim] = {}
+    for worker in state.workers.values():
+        claims[worker_owner(worker.id)] = {
+            **resources.of_worker(worker.point, worker.nbytes),
+            resources.reserved: 0 if worker.stopping else worker.point.cores,
+        }
+        if worker.start is not None:
+            claims[start_owner(worker.id)] = _of_operation(cycle, start_owner(worker.id), 1)
+        for run in worker.runs:
+            claims[run_owner(run)] = _of_operation(cycle, run_owner(run), worker.point.run_cores)
+    claims |= {request_owner(id_): {resources.requests: 1} for id_ in state.requests}
+    claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
+    taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
+    wanted = {owner: amounts for owner, claim in claims.items() if (amounts := _amounts(claim))}
+    assert taken == wanted, "the ledger has other claims than there are operations"
+    stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping)
+    assert resources.memory.fits(0, resources.memory.taken - stopping), "workers are left to take more than there is"
+    for resource in (resources.workers, resources.requests):
+        assert resource.capacity is None or resource.taken <= resource.capacity, f"too many {resource.name} are taken"
+
+
+def _of_operation(cycle: Cycle, owner: tuple[str, int], cores: int) -> Claim:
+    return cycle.resources.of_cores(cores, owner in cycle.state.holding)
+
+
+def _amounts(claim: Claim) -> dict[str, int]:
+    return {resource.name: amount for resource, amount in claim.items() if amount}
+
+
+def _check_stores(cycle: Cycle) -> None:
+    state = cycle.state
+    wanted: dict[StoreName, Counter[Address]] = {}
+    for function in state.functions.values():
+        assert not (function.loaded and function.loading is not None), f"the blocks of {function.spec.id} come again"
+        if function.loaded or function.loading is not None:
+            wanted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
+    for name, store in state.stores.items():
+        assert +store.sharers == wanted.get(name, Counter()), f"the count of sharers of a block in {name!r} is wrong"
+        assert store.nbytes == sum(store.sizes.values()), f"the bytes of store {name!r} are wrong"
+        assert set(store.sizes) == set(+store.sharers), f"store {name!r} counts a block that nobody holds"
+    unused = {
+        id_
+        for id_, function in state.functions.items()
+        if function.loaded
+        and not (function.workers or function.queue or function.wants_wake or function.spec.settings.pinned)
+    }
+    assert set(state.evictable) == unused, "the table of functions that nobody uses is wrong"
+
+
+# Who waits
+
+
+def _check_lines(cycle: Cycle) -> None:
+    """Each waits in one line at most, for what it wants, and for a reason."""
+    state = cycle.state
+    lines: dict[FunctionId, list[str]] = {}
+    for tenant in state.tenants.values():
+        assert (tenant.waits is not None) == (tenant.id in state.waiting), f"tenant {tenant.id} waits or does not"
+        for id_ in tenant.first_workers:
+            assert not state.functions[id_].has_worker, f"{id_} waits for its first worker and has one"
+        for id_ in tenant.more_workers:
+            assert state.functions[id_].has_worker, f"{id_} waits for one more worker and has none"
+        for id_ in (*tenant.first_workers, *tenant.more_workers):
+            lines.setdefault(id_, []).append("places")
+    for id_ in (*state.cores.hopeful, *state.cores.late):
+        lines.setdefault(id_, []).append("cores")
+    for id_ in state.bytes:
+        lines.setdefault(id_, []).append("bytes")
+    assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a line is wrong"
+    for id_ in lines:
+        function = state.functions[id_]
+        assert function.queue or function.wants_wake, f"{id_} waits in line and wants nothing"
+        assert not function.unloaded, f"{id_} waits in line and is unloaded"
+        assert function.loading is None, f"{id_} waits in line while its blocks come"
+        assert id_ != state.giving_back, f"{id_} waits in line and gives its bytes back"
+        assert function.line == "cores" or function.loaded == (function.line == "places"), (
+            f"{id_} waits for {function.line}"
+        )
+
+
+def _check_cores(cycle: Cycle) -> None:
+    """No core is free while somebody waits for one, and no more run at once than there are, but one in a hurry."""
+    state, cores = cycle.state, cycle.resources.cores
+    waiting = [state.functions[id_] for id_ in (*state.cores.hopeful, *state.cores.late)]
+    if waiting:
+        assert cycle.orders_cores, "somebody waits for cores that are not bounded"
+        assert not cores.fits(max(map(order.needs, waiting))), "a core is free while somebody waits for one"
+    if cores.capacity is not None:
+        keeping = [
+            worker.point.run_cores for worker in state.workers.values() for run in worker.runs if _keeps(cycle, run)
+        ]
+        assert sum(keeping) <= max(cores.capacity, *keeping, 0) + 1, "more runs go on than there are cores"
+
+
+def _keeps(cycle: Cycle, run: int) -> bool:
+    return ("run", run) in cycle.state.holding
+
+
+def _check_places(cycle: Cycle) -> None:
+    """The first in line waits because there is no place or no core, and beside nobody who has nothing to do."""
+    function = order.first_for_places(cycle)
+    if function is None:
+        return
+    id_ = function.spec.id
+    if has_place(cycle, function):
+        waits = order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1)
+        assert waits, f"{id_} waits beside room enough"
+        return
+    point = function.starts or function.latency.usual
+    if not victims.Coming(cycle).has_place(function, point):
+        victim = victims.for_place(cycle, function, point.memory_bytes)
+        stale = function.has_worker and not wants_worker(cycle, function)
+        assert victim.worker is None or stale, f"{id_} waits beside worker {victim.worker}"
+
+
+def _check_bytes(cycle: Cycle) -> None:
+    function, host = order.first_for_bytes(cycle), cycle.resources.host
+    if function is None:
+        return
+    id_ = function.spec.id
+    assert host.capacity is not None, f"{id_} waits for bytes that are not bounded"
+    assert not host.fits(missing_bytes(cycle, function)), f"{id_} waits beside room enough in the host store"
+    assert victims.for_bytes(cycle, function) is None, f"{id_} waits beside blocks that nobody needs"
+
+
+def _check_somebody_comes(cycle: Cycle, function: Function) -> None:
+    """Whoever has something to do is in a line, or something that ends by itself will come back to it."""
+    id_ = function.spec.id
+    if not (function.queue or function.wants_wake) or function.line is not None or function.batch_at is not None:
+        return
+    workers = list(function.workers.values())
+    free = [worker.id for worker in workers if worker.has_slot]
+    assert not (function.queue and free), f"requests of {id_} wait beside worker {free}"
+    comes = function.loading is not None or any(not worker.is_idle for worker in workers)
+    waits = cycle.now < function.backoff_until or id_ == cycle.state.giving_back
+    assert comes or waits, f"{id_} wants a worker and waits for nothing"
+
+
+def _check_timers(cycle: Cycle, function: Function) -> None:
+    """Every request is answered or refused by its deadline: somebody looks at it then, if not before."""
+    at = cycle.timers.at(function.spec.id)
+    times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
+    times += [each for each in (function.batch_at, function.look_at) if each is not None]
+    if function.backoff_until > cycle.now:
+        times.append(function.backoff_until)
+    assert not times or (at is not None and at <= min(times)), f"nobody looks at {function.spec.id} in time"
+    for worker in function.workers.values():
+        assert cycle.timers.at(worker.id) is not None or worker.is_idle or worker.stopping, (
+            f"nobody looks at worker {worker.id}"
+        )

@@ -1,0 +1,143 @@
+"""Which worker goes when all together take more memory than they may?
+
+A worker is admitted with what its function was measured to need, and may take up to `memory_mib`. Places are given out
+by needs, so that whenever there is too little, somebody takes more than its need. None but those are stopped: whoever
+keeps within its need loses nothing for what others take. What is beyond the needs is free until somebody needs it: then
+a worker of another tenant that takes far more than its need goes at once.
+
+A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
+somewhat more; who takes far more goes first. Of these it is one of the tenant whose workers together are furthest
+beyond their needs: many that are a little beyond count as one that is much beyond. Of that tenant's, one that is idle
+goes before one that runs something. Where nobody takes far more, nobody is at fault, and any that is idle goes first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from overwinter.core.actions import StopBody
+from overwinter.core.events import MemoryMeasured
+from overwinter.core.ids import TenantId
+from overwinter.core.profile import Point
+from overwinter.scheduler import functions
+from overwinter.scheduler.answers import refuse, refuse_queue
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import count_bytes, end_run, stop
+from overwinter.scheduler.retention import give_back_blocks
+from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.victims import may_give
+
+MIB = 1 << 20
+SLACK = 1.5
+SLACK_BYTES = 32 << 20
+"""A worker may take so many times its need and so much more before it is far beyond it."""
+
+
+def measured(cycle: Cycle, event: MemoryMeasured) -> None:
+    """Count what workers take, and stop some if all together may not have it."""
+    workers, memory = cycle.state.workers, cycle.resources.memory
+    for id_, taken in event.taken:
+        if id_ in workers:
+            _weigh(cycle, workers[id_], taken)
+    if memory.capacity is None or memory.taken <= memory.capacity:
+        return
+    stopping = [worker for worker in workers.values() if worker.stopping]
+    # One that was asked to stop may go on to grow.
+    cycle.actions += [StopBody(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
+    over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
+    while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
+        over -= excessive.nbytes
+        outgrew(cycle, excessive)
+
+
+def give_back(cycle: Cycle, nbytes: int) -> None:
+    """The machine runs short: unheld blocks go first, then the workers spare longest, then those far beyond their need."""
+    won = give_back_blocks(cycle, nbytes)
+    spare = [worker for tenant in cycle.state.tenants.values() for worker in tenant.spare.values()]
+    for worker in sorted(spare, key=lambda worker: (worker.since, worker.id)):
+        if won >= nbytes:
+            return
+        won += worker.nbytes
+        stop(cycle, worker)
+    while won < nbytes and (excessive := next_to_stop(cycle.state.workers.values())) is not None:
+        if not is_far_beyond(excessive):
+            return
+        won += excessive.nbytes
+        outgrew(cycle, excessive)
+
+
+def excessive_for(cycle: Cycle, function: Function, point: Point) -> Worker | None:
+    """The worker of another tenant that has to go at once for a function's: what it takes beyond its need was free
+    until somebody needs it.
+    """
+    memory, mine, workers = cycle.resources.memory, function.spec.tenant, cycle.state.workers.values()
+    if memory.capacity is None or len(cycle.state.tenants) <= 1:
+        return None
+    staying = memory.taken - sum(worker.nbytes for worker in workers if worker.stopping)
+    if staying + point.memory_bytes <= memory.capacity:
+        return None
+    others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))
+    return next_to_stop(worker for worker in others if worker.is_leaving or may_give(cycle, function, point, worker))
+
+
+def is_far_beyond(worker: Worker) -> bool:
+    """Whether it takes far more than it was to need."""
+    return worker.taken > worker.point.memory_bytes * SLACK + SLACK_BYTES
+
+
+def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
+    """The worker that is stopped next; None: none takes more than its need."""
+    beyond = [worker for worker in workers if not worker.stopping and _excess(worker) > 0]
+    far = [worker for worker in beyond if is_far_beyond(worker)]
+    beyond = far or beyond
+    together: Counter[TenantId] = Counter()
+    for worker in beyond:
+        together[worker.tenant] += _excess(worker)
+    return max(beyond, key=lambda worker: (not far and worker.is_idle, _place(worker, together)), default=None)
+
+
+def outgrew(cycle: Cycle, worker: Worker) -> None:
+    """Kill a worker that takes more than there is. What it runs is refused: again it would take as much. But if it
+    takes little more than it was to, that is tried again as after any death.
+    """
+    function, why = worker.owner, _told(worker, cycle.config.memory_bytes)
+    cycle.in_hand, worker.stopped_for, was_starting = worker.function, why, worker.start is not None
+    if function is not None:
+        cycle.decide(function, "stop", why)
+    if worker.is_idle or not (was_starting or is_far_beyond(worker)):
+        stop(cycle, worker, kill=True)
+        return
+    refused = [
+        id_ for run in list(worker.runs) for id_ in end_run(cycle, worker, run).requests if id_ in cycle.state.requests
+    ]
+    stop(cycle, worker, kill=True)
+    for id_ in refused:
+        refuse(cycle, id_, "NoSpaceError", why, cycle.config.retry_after_min_s)
+    if function is None:
+        return
+    if was_starting and not function.has_worker:
+        refuse_queue(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
+    functions.fail(cycle, function, "NoSpaceError", why)
+
+
+def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
+    """One that is stopped gives nothing back before its process is gone."""
+    worker.taken = max(taken, worker.taken) if worker.stopping else taken
+    count_bytes(cycle, worker)
+
+
+def _told(worker: Worker, limit: int | None) -> str:
+    """Why a worker is stopped, and what can be done."""
+    most = "the machine runs short" if limit is None else f"all workers may have {limit / MIB:.1f} MiB (--memory-bytes)"
+    return (
+        f"a worker of function {worker.function} took {worker.taken / MIB:.1f} MiB and was stopped: it was to need "
+        f"{worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Let it take less, set memory_mib so that it hears of "
+        "its own bound first, or give the node more"
+    )
+
+
+def _excess(worker: Worker) -> int:
+    return worker.nbytes - worker.point.memory_bytes
+
+
+def _place(worker: Worker, together: Counter[TenantId]) -> tuple[int, TenantId, bool, int, int]:
+    return together[worker.tenant], worker.tenant, worker.is_idle, _excess(worker), worker.id

@@ -1,0 +1,233 @@
+"""How do the operations of workers begin and end, in all tables that know of them?
+
+A start, a run and a stop each have an id, an owner in the ledger, and a time after which they are overdue. An event
+that answers an operation which is over finds nothing here, and changes nothing.
+"""
+
+from math import inf
+
+from overwinter.core.actions import Run, StartBody, StopBody
+from overwinter.core.ids import RunId, Seconds, WorkerId
+from overwinter.core.profile import Point
+from overwinter.scheduler.answers import expire, forget_tenant
+from overwinter.scheduler.containment import expected_s
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.policies import keepalive, queueing
+from overwinter.scheduler.resources import Owner, run_owner, start_owner, worker_owner
+from overwinter.scheduler.state import Drain, Function, Operation, Worker
+
+OVERDUE = 4.0
+"""Times the expected time after which a run or start is not taken to keep its cores."""
+OVERDUE_LEAST_S = 0.2
+UNKNOWN_S = 1.0
+"""Of a run about which nothing is known."""
+SLICE_WAKES = 10
+"""The time slice of a worker when others wait for its place, in wakes of its function: changing places costs a small
+part of the time."""
+USE_SMOOTHING = 0.2
+
+UNLOADED = "its function was unloaded"
+REMOVED = "its function was removed"
+
+
+# Starts
+
+
+def time_slice_s(function: Function) -> float:
+    """How long a worker of the function may stay when others wait for its place."""
+    return SLICE_WAKES * function.latency.wake_s
+
+
+def begin_start(cycle: Cycle, function: Function, point: Point) -> None:
+    """Fork a worker."""
+    state, now, spec = cycle.state, cycle.now, function.spec
+    id_ = WorkerId(next(cycle.worker_ids))
+    wake_s = function.latency.wake_s
+    operation = Operation(now, now + wake_s, now + max(UNKNOWN_S, OVERDUE * wake_s))
+    worker = Worker(id_, spec.id, spec.tenant, point, spec.settings.timeout_s, now, function, operation)
+    state.workers[id_] = function.workers[id_] = worker
+    cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
+    _keep_cores(cycle, function, start_owner(id_), operation, 1)
+    if function.slice_from is None:
+        function.slice_from, cycle.bytes_changed = now, True
+    cycle.timers.arm(id_, now + cycle.config.start_timeout_s)
+    prepared = state.prepared.get(spec.tenant, {})
+    if spec.program in prepared:
+        del prepared[spec.program]
+        prepared[spec.program] = None
+    # Zeros through a program that has run before tell nothing new; what others have run is not told.
+    rehearse = function.on_trial and not state.proven[spec.tenant, spec.program]
+    cycle.actions.append(StartBody(id_, spec.id, rehearse, point.cores, point.concurrency))
+
+
+def end_start(cycle: Cycle, worker: Worker) -> None:
+    """It is ready, stopped or gone."""
+    if worker.start is not None:
+        worker.start = None
+        _end(cycle, start_owner(worker.id))
+
+
+# Runs
+
+
+def begin_run(cycle: Cycle, function: Function, worker: Worker, count: int) -> None:
+    """Hand the first requests of the queue to a worker, those apart whose deadline has come."""
+    now, settings = cycle.now, function.spec.settings
+    taken, expired = queueing.take(function.queue, count, cycle.state.requests, now)
+    for id_ in expired:
+        expire(cycle, id_)
+    if not taken:
+        return
+    function.runs += 1
+    _use(cycle, function)
+    if not worker.runs:
+        worker.since = now
+        cycle.state.tenants[worker.tenant].spare.pop(worker.id, None)
+        cycle.places_changed = True
+    run = RunId(next(cycle.run_ids))
+    expected = expected_s(cycle.state, function, worker.point, len(taken))
+    patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
+    operation = worker.runs[run] = Operation(now, now + (expected or 0.0), now + patience, taken)
+    _keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
+    cycle.timers.arm(worker.id, now + settings.timeout_s)
+    cycle.actions.append(Run(worker.id, run, taken))
+
+
+def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
+    """A worker answered, or its run was given up."""
+    _end(cycle, run_owner(run))
+    return worker.runs.pop(run)
+
+
+def _use(cycle: Cycle, function: Function) -> None:
+    gap = cycle.now - function.used
+    if cycle.policy.keep_alive == "history":
+        keepalive.remember(function.gaps, gap)
+    function.every_s += USE_SMOOTHING * (gap - function.every_s)
+    function.used = cycle.now
+
+
+# Ends of workers
+
+
+def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) -> None:
+    """Give a worker no more work, and stop it when it has done what it has; `until`: even if it has not."""
+    if worker.stopping:
+        return
+    if worker.drain is None:
+        worker.drain = Drain(why, until)
+    elif worker.drain.until is None:
+        worker.drain = Drain(worker.drain.why, until)
+    draining = cycle.state.tenants[worker.tenant].draining
+    cycle.places_changed = True
+    if worker.is_idle:
+        stop(cycle, worker)
+    elif worker.drain.until is None:
+        draining[worker.id] = worker
+    else:
+        draining.pop(worker.id, None)
+        cycle.ledger.drain(worker_owner(worker.id))
+        cycle.timers.arm(worker.id, worker.drain.until)
+
+
+def keep(cycle: Cycle, worker: Worker) -> None:
+    """A worker that drained may stay after all."""
+    worker.drain = None
+    cycle.state.tenants[worker.tenant].draining.pop(worker.id, None)
+    cycle.ledger.drain(worker_owner(worker.id), draining=False)
+
+
+def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
+    """End its process; its exit answers."""
+    worker.stopping, worker.since = True, cycle.now
+    end_start(cycle, worker)
+    for run in worker.runs:
+        _free_cores(cycle, run_owner(run))
+    owner = worker_owner(worker.id)
+    cycle.ledger.drain(owner)
+    cycle.ledger.change(owner, cycle.resources.reserved, 0)
+    _leave_tenant(cycle, worker)
+    # One that does not listen is killed.
+    cycle.timers.disarm(worker.id)
+    cycle.timers.arm(worker.id, cycle.now + cycle.config.stop_timeout_s)
+    if worker.owner is None:
+        watch_deadlines(cycle, worker)
+    else:
+        cycle.mark(worker.owner)
+    cycle.actions.append(StopBody(worker.id, kill))
+
+
+def end_worker(cycle: Cycle, worker: Worker) -> None:
+    """Its process is gone; its runs are still in its table, for whoever answers their requests."""
+    end_start(cycle, worker)
+    for run in worker.runs:
+        _end(cycle, run_owner(run))
+    cycle.ledger.give_back(worker_owner(worker.id))
+    _leave_tenant(cycle, worker)
+    del cycle.state.workers[worker.id]
+    if worker.owner is not None:
+        del worker.owner.workers[worker.id]
+    cycle.timers.disarm(worker.id)
+    forget_tenant(cycle, worker.tenant)
+
+
+def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
+    """Look at a worker whose function is gone when a request that it runs is due."""
+    requests = cycle.state.requests
+    deadlines = [requests[id_].deadline for id_ in worker.requests() if id_ in requests]
+    if deadlines:
+        cycle.timers.arm(worker.id, min(deadlines))
+
+
+def _leave_tenant(cycle: Cycle, worker: Worker) -> None:
+    tenant = cycle.state.tenants[worker.tenant]
+    tenant.spare.pop(worker.id, None)
+    tenant.draining.pop(worker.id, None)
+    cycle.places_changed = True
+
+
+def count_bytes(cycle: Cycle, worker: Worker) -> None:
+    """Bring the ledger up to what a worker takes."""
+    cycle.ledger.change(worker_owner(worker.id), cycle.resources.memory, worker.nbytes)
+    cycle.places_changed = True
+
+
+# Cores
+
+
+def end_overdue(cycle: Cycle) -> None:
+    """What takes much longer than it should keeps its cores no more."""
+    for owner, operation in list(cycle.state.holding.items()):
+        if operation.overdue_at <= cycle.now:
+            _free_cores(cycle, owner)
+    watch_overdue(cycle)
+
+
+def watch_overdue(cycle: Cycle) -> None:
+    """Somebody waits for a core: one is free at the latest when the next operation is overdue."""
+    at = min((operation.overdue_at for operation in cycle.state.holding.values()), default=inf)
+    if at < inf:
+        cycle.timers.arm("cores", at)
+
+
+def _keep_cores(cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int) -> None:
+    """Code of users may wait for other things than a core, so it keeps none."""
+    keeps = cycle.orders_cores and not function.spec.sandboxed
+    cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
+    if keeps:
+        state = cycle.state
+        state.holding[owner] = operation
+        if state.cores.waits:
+            cycle.timers.arm("cores", operation.overdue_at)
+
+
+def _free_cores(cycle: Cycle, owner: Owner) -> None:
+    if cycle.state.holding.pop(owner, None) is not None:
+        cycle.ledger.change(owner, cycle.resources.cores, 0)
+        cycle.cores_changed = True
+
+
+def _end(cycle: Cycle, owner: Owner) -> None:
+    cycle.ledger.give_back(owner)
+    if cycle.state.holding.pop(owner, None) is not None:
+        cycle.cores_changed = True

@@ -1,0 +1,255 @@
+"""Who waits for what, and who of them comes next?
+
+A function has one want at a time, and stands in the line of the one resource that its want lacks.
+
+* cores: more runs at once than there are cores make all of them SLO-missed, for the kernel shares the cores out
+  equally. Of those that can still be in time the one due first comes next, then those that are late, in the order in
+  which they came. Every LATE_EVERY-th core goes to one that is late, so that none stays unanswered. One run more than
+  there are cores may go on for a request that would be late otherwise and is not at the slower pace: short ones need
+  not wait for the end of long ones.
+* places for workers: the tenant with the least share first; of its functions those without a worker, then the others,
+  the longest waiting first.
+* bytes of a host store: the longest waiting first.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from overwinter.core.ids import FunctionId, TenantId
+from overwinter.scheduler.containment import expected_s
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import watch_overdue
+from overwinter.scheduler.policies.queueing import ORDINARY, late_last
+from overwinter.scheduler.state import Function, Line, Tenant
+
+LATE_EVERY = 10
+HURRIED = 16
+"""Of those that wait for a core, about the first so many are looked at for one run more than there are cores."""
+SHARED_PACE = 1.5
+"""How much longer something is taken to last while one more than the cores goes on, as with three on two cores."""
+NO_SLO_S = 2.0
+"""When a request is due whose function has no SLO."""
+TENANT_PART = 16
+"""Of so many workers one is kept for other tenants."""
+
+
+def join(cycle: Cycle, function: Function, line: Line) -> None:
+    """Wait in this line and in no other; whoever is in it already keeps his place."""
+    if function.line is not None and function.line != line:
+        leave(cycle, function)
+    function.line = line
+    if line == "cores":
+        _join_cores(cycle, function)
+    elif line == "places":
+        _join_places(cycle, function)
+    elif function.spec.id not in cycle.state.bytes:
+        cycle.state.bytes[function.spec.id] = None
+        cycle.bytes_changed = True
+
+
+def leave(cycle: Cycle, function: Function) -> None:
+    """Wait for nothing any more."""
+    if function.line is None:
+        return
+    id_, state = function.spec.id, cycle.state
+    if function.line == "cores":
+        state.cores.hopeful.pop(id_, None)
+        state.cores.late.pop(id_, None)
+    elif function.line == "places":
+        tenant = state.tenants[function.spec.tenant]
+        tenant.first_workers.pop(id_, None)
+        tenant.more_workers.pop(id_, None)
+        if tenant.waits is None:
+            del state.waiting[tenant.id]
+        function.starts = None
+        cycle.places_changed = True
+    elif function.line == "bytes":
+        del state.bytes[id_]
+        cycle.bytes_changed = True
+    function.line = None
+
+
+# Cores
+
+
+def waits_for_cores(cycle: Cycle, function: Function) -> bool:
+    """Whether what the function does next must have a core. Code of users may wait for other things than a core, and
+    a trial or a load is nobody's request.
+    """
+    return cycle.orders_cores and not function.spec.sandboxed and not function.wants_wake
+
+
+def arrange(cycle: Cycle, function: Function) -> None:
+    """Let the requests that can be in time go before those that cannot; behind them at every LATE_EVERY-th run."""
+    slo_ms = function.spec.settings.slo_ms
+    if slo_ms is None or len(function.queue) < 2:
+        return
+    late_first = (function.runs + 1) % LATE_EVERY == 0
+    needed_s = _needed_s(cycle, function)
+    if late_first or cycle.now + needed_s > _due(cycle, function):
+        late_last(function.queue, cycle.state.requests, cycle.now + needed_s - slo_ms / 1000, late_first)
+
+
+def needs(function: Function) -> int:
+    """Cores of what the function would do next."""
+    ready = next((worker for worker in function.workers.values() if worker.has_slot), None)
+    return 1 if ready is None else ready.point.run_cores
+
+
+def first_for_cores(cycle: Cycle) -> Function | None:
+    """Whose the next free core is; None: nobody waits."""
+    line, functions = cycle.state.cores, cycle.state.functions
+    hopeful = _first_hopeful(cycle)
+    if line.late and (hopeful is None or (line.given + 1) % LATE_EVERY == 0):
+        return functions[next(iter(line.late))]
+    return hopeful
+
+
+def in_a_hurry(cycle: Cycle) -> Function | None:
+    """The function for whose first request it is worth to have one run more than there are cores, or None."""
+    cores, now, state = cycle.resources.cores, cycle.now, cycle.state
+    if cores.taken > cycle.cores:
+        return None
+    ends = min((operation.ends for operation in state.holding.values()), default=now)
+    wait_s = max(0.0, ends - now)
+    best: tuple[tuple[int, float], Function] | None = None
+    for level, due, number, id_ in state.cores.due[:HURRIED]:
+        function = state.functions.get(id_)
+        if function is None or state.cores.hopeful.get(id_) != number:
+            continue
+        needed_s = _needed_s(cycle, function)
+        hurries = SHARED_PACE * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
+        if hurries and (best is None or (level, due) < best[0]):
+            best = (level, due), function
+    return None if best is None else best[1]
+
+
+def _join_cores(cycle: Cycle, function: Function) -> None:
+    line, id_ = cycle.state.cores, function.spec.id
+    arrange(cycle, function)
+    level, due = _level(cycle, function), _due(cycle, function)
+    cycle.cores_changed = True
+    if not line.waits:
+        watch_overdue(cycle)
+    if level >= ORDINARY and cycle.now + _needed_s(cycle, function) > due:
+        line.hopeful.pop(id_, None)
+        line.late[id_] = None
+        return
+    line.late.pop(id_, None)
+    line.number += 1
+    line.hopeful[id_] = line.number
+    heappush(line.due, (level, due, line.number, id_))
+
+
+def _first_hopeful(cycle: Cycle) -> Function | None:
+    """Of those whose first request can be in time the one due first. Whoever cannot any more is late from now on."""
+    line = cycle.state.cores
+    while line.due:
+        level, due, number, id_ = line.due[0]
+        if line.hopeful.get(id_) != number:
+            heappop(line.due)
+            continue
+        function = cycle.state.functions[id_]
+        if level < ORDINARY or cycle.now + _needed_s(cycle, function) <= due:
+            return function
+        heappop(line.due)
+        _join_cores(cycle, function)
+    return None
+
+
+def _level(cycle: Cycle, function: Function) -> int:
+    return cycle.state.requests[function.queue[0]].level
+
+
+def _due(cycle: Cycle, function: Function) -> float:
+    slo_ms = function.spec.settings.slo_ms
+    return cycle.state.requests[function.queue[0]].arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
+
+
+def _needed_s(cycle: Cycle, function: Function) -> float:
+    """What the function's first request still takes."""
+    state = cycle.state
+    for worker in function.workers.values():
+        if worker.is_serving:
+            return expected_s(state, function, worker.point, 1) or 0.0
+    return (expected_s(state, function, function.latency.usual, 1) or 0.0) + function.latency.wake_s
+
+
+# Places for workers
+
+
+def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> float:
+    """The larger of a tenant's parts of the workers and of their memory, with so many more of them. What leaves does
+    not count.
+    """
+    resources, config = cycle.resources, cycle.config
+    of_workers = (resources.workers.staying(tenant) + workers) / config.bodies_max
+    if config.memory_bytes is None:
+        return of_workers
+    return max(of_workers, (resources.memory.staying(tenant) + nbytes) / config.memory_bytes)
+
+
+def workers_max(cycle: Cycle) -> int:
+    """How many workers one tenant may have. While others have functions here, a part is kept for who has none."""
+    config = cycle.config
+    if config.tenant_bodies_max is not None:
+        return min(config.tenant_bodies_max, config.bodies_max)
+    return config.bodies_max - (0 if len(cycle.state.tenants) <= 1 else config.bodies_max // TENANT_PART)
+
+
+def first_for_places(cycle: Cycle) -> Function | None:
+    """Whose the next place for a worker is; None: nobody waits."""
+    waiting = cycle.state.waiting
+    if not waiting:
+        return None
+    if len(waiting) == 1:
+        tenant = next(iter(waiting.values()))
+    else:
+        tenant = min(waiting.values(), key=lambda each: _rank(cycle, each))
+    assert tenant.waits is not None
+    return cycle.state.functions[tenant.waits]
+
+
+def in_line_for_places(cycle: Cycle) -> Iterator[Function]:
+    """All who wait for a place, in order."""
+    for tenant in sorted(cycle.state.waiting.values(), key=lambda each: _rank(cycle, each)):
+        for id_ in (*tenant.first_workers, *tenant.more_workers):
+            yield cycle.state.functions[id_]
+
+
+def is_behind(cycle: Cycle, function: Function) -> bool:
+    """Whether others come before this function for the next place."""
+    first = first_for_places(cycle)
+    if first is None or first is function:
+        return False
+    tenant = cycle.state.tenants[function.spec.tenant]
+    if first.spec.tenant != tenant.id:
+        return function.line == "places" or _rank(cycle, cycle.state.tenants[first.spec.tenant]) <= _rank(cycle, tenant)
+    before = tenant.first_workers or (tenant.more_workers if function.has_worker else {})
+    return bool(before) and next(iter(before)) != function.spec.id
+
+
+def _join_places(cycle: Cycle, function: Function) -> None:
+    id_, tenant = function.spec.id, cycle.state.tenants[function.spec.tenant]
+    line, other = tenant.first_workers, tenant.more_workers
+    if function.has_worker:
+        line, other = other, line
+    other.pop(id_, None)
+    if id_ not in line:
+        line[id_] = None
+        cycle.places_changed = True
+    cycle.state.waiting[tenant.id] = tenant
+
+
+def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
+    """The least share first, and last who may have no more."""
+    return cycle.resources.workers.of(tenant.id) >= workers_max(cycle), share(cycle, tenant.id)
+
+
+# Bytes of a host store
+
+
+def first_for_bytes(cycle: Cycle) -> Function | None:
+    """Whose the next room in a host store is; None: nobody waits."""
+    id_: FunctionId | None = next(iter(cycle.state.bytes), None)
+    return None if id_ is None else cycle.state.functions[id_]

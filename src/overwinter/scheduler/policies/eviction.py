@@ -1,0 +1,47 @@
+"""Which of the functions that nobody uses gives back its blocks first? (Tetris 3.4: T_cold = T_all minus T_warm.)
+
+Each rule tells the value of keeping a function in its host store; of those that are weighed, the least valuable is
+evicted. What stays warm follows from the functions that live, so a crash leaks nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from overwinter.core.policies import Eviction
+
+BLOCK_BYTES = 1 << 20
+"""What opening, checking and naming a block costs, in bytes copied."""
+LEAST_S = 1e-3
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """What a rule may know of a function."""
+
+    unused_s: float
+    every_s: float
+    """Smoothed time between two uses."""
+    nbytes: int
+    """What would be given back: blocks that no other function holds."""
+    blocks: int
+    """All that it needs."""
+
+
+Rule = Callable[[Candidate], float]
+
+
+def cost_aware(candidate: Candidate) -> float:
+    """What it costs to bring it back, by how often that is likely, per byte given back. Bringing a block costs its
+    bytes and a fixed part, so a small head over shared blocks is worth more a byte than a whole model.
+    """
+    cost = candidate.nbytes + BLOCK_BYTES * candidate.blocks
+    return cost / candidate.nbytes / max(candidate.unused_s, candidate.every_s, LEAST_S)
+
+
+def least_recently_used(candidate: Candidate) -> float:
+    """The one used longest ago goes first."""
+    return -candidate.unused_s
+
+
+RULES: Mapping[Eviction, Rule] = MappingProxyType({"worth": cost_aware, "lru": least_recently_used})

@@ -1,0 +1,37 @@
+"""How long does an idle worker stay?"""
+
+from collections.abc import Sequence
+
+from overwinter.core.ids import Seconds
+from overwinter.core.policies import Policy
+from overwinter.scheduler.state import Function, Worker
+
+GAPS = 64
+"""Gaps that are remembered."""
+GAPS_LEAST = 8
+"""With fewer, the past says nothing yet."""
+
+
+def idle_until(worker: Worker, function: Function, policy: Policy) -> Seconds:
+    """When an idle worker is stopped; the time restarts on reuse. A history is the function's: all its workers are
+    stopped when it is used no more, and not sooner than the next look at the rate, by which one too many goes.
+    """
+    keep_alive_s = function.spec.settings.keep_alive_s
+    if policy.keep_alive == "history":
+        keep_alive_s = max(from_history(function.gaps, keep_alive_s), min(policy.period_s, keep_alive_s))
+        return Seconds(max(worker.since, function.used) + keep_alive_s)
+    return Seconds(worker.since + keep_alive_s)
+
+
+def from_history(gaps: Sequence[float], at_most_s: float) -> float:
+    """Just longer than 99 of 100 of the gaps between uses so far (INFless), within the function's own bound."""
+    if len(gaps) < GAPS_LEAST:
+        return at_most_s
+    return min(at_most_s, 1.1 * sorted(gaps)[int(0.99 * (len(gaps) - 1))])
+
+
+def remember(gaps: list[float], gap: float) -> None:
+    """Add the time between two uses of a function."""
+    gaps.append(gap)
+    if len(gaps) > GAPS:
+        del gaps[0]

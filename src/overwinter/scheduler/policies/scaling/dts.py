@@ -1,0 +1,56 @@
+"""Which configurations serve a rate with the least memory, found greedily? Tetris's DTS (3.2, algorithm 1).
+
+The best rate for a byte first, again and again, until the rate is served. Without bounds of room that is a number of
+bodies of one configuration, and their cost is at most the cheapest possible plus that of one of them. The variant
+weighs cores too: m + alpha·c, alpha being `Demand.gamma` here. Runtime sharing only, Tetris-RO, is the same choice
+where bodies do not share their weights.
+"""
+
+from collections.abc import Callable, Sequence
+
+from overwinter.core.profile import Point
+from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
+from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.selection import (
+    BOUNDLESS,
+    Cost,
+    Room,
+    Selection,
+    by_ratio,
+    queues_in_time,
+    room_of,
+    take,
+    usable,
+)
+
+
+def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
+    """Bodies that serve a rate, each within the promise; the rest of it is told, and is all of it when none fits."""
+    kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
+    return take(by_ratio(kept, cost), rate, room)
+
+
+def by_memory(demand: Demand) -> Scaled:
+    """Alg. 1 over the rate that is left: least memory."""
+    return scale(_BY_MEMORY, demand)
+
+
+def by_memory_and_cores(demand: Demand) -> Scaled:
+    """Alg. 1 with m + alpha·c for m."""
+    return scale(_BY_MEMORY_AND_CORES, demand)
+
+
+def weighed(demand: Demand) -> Cost:
+    """The cost m + alpha·c of Tetris."""
+    return lambda point: demand.memory(point) + demand.gamma * point.cores
+
+
+def _way(cost: Callable[[Demand], Cost]) -> Way:
+    def choose(demand: Demand, rate: float) -> Points:
+        return take(by_ratio(demand.points, cost(demand)), rate, room_of(demand)).chosen
+
+    return Way(queues_in_time, any_of, choose, least_loaded_first)
+
+
+_BY_MEMORY = _way(lambda demand: demand.memory)
+_BY_MEMORY_AND_CORES = _way(weighed)

@@ -1,0 +1,116 @@
+"""Which configurations serve a rate with the least memory, exactly? Tetris's integer program (3.2, equations 1-5).
+
+Solved by HiGHS through scipy, which is an extra and is loaded when a first program is solved. It tells how far the
+greedy ones are from the best; as a scaler it is slow, milliseconds a decision.
+"""
+
+import math
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from overwinter.core.errors import MachineError
+from overwinter.core.profile import Point
+from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
+from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.selection import (
+    BOUNDLESS,
+    Cost,
+    Room,
+    Selection,
+    is_none,
+    queues_in_time,
+    room_of,
+    usable,
+)
+
+TIGHTER = 1e-6
+"""By how much of the rate a program is made harder whose answer, which the solver finds to 1e-7, was short of it."""
+
+
+def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
+    """Bodies that serve a rate, each within the promise, at the least cost; where there is no room for so many, those
+    that serve the most. Raises MachineError without scipy.
+    """
+    kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
+    return solve(kept, rate, cost, room)
+
+
+def exact(demand: Demand) -> Scaled:
+    """The integer program over the rate that is left."""
+    return scale(_EXACT, demand)
+
+
+def require() -> None:
+    """MachineError without scipy: better at the start than under traffic."""
+    _optimize()
+
+
+def solve(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
+    """As `select`, for configurations that keep the promise."""
+    points = [point for point in points if room.copies(point) > 0]
+    if not points or not rate > 0:
+        return Selection((), max(rate, 0.0))
+    chosen = _cheapest(points, rate, rate, cost, room)
+    if chosen is not None and not is_none(rate - _served(chosen), rate):
+        chosen = _cheapest(points, rate, rate * (1 + TIGHTER), cost, room)
+    if chosen is None:
+        chosen = _solved([-point.throughput for point in points], points, room, []) or ()
+    left = rate - _served(chosen)
+    return Selection(chosen, 0.0 if is_none(left, rate) else left)
+
+
+def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, room: Room) -> Points | None:
+    """(1) and (4); None: there is no room for so many."""
+    if goal == math.inf:
+        return None
+    # More than the whole rate counts as the whole: the same answers, and numbers of one size for the solver.
+    rates = [min(point.throughput / goal, 1.0) for point in points]
+    return _solved([cost(point) for point in points], points, room, [(rates, 1.0, math.inf)])
+
+
+def _solved(
+    objective: Sequence[float], points: Sequence[Point], room: Room, rows: Sequence[tuple[list[float], float, float]]
+) -> Points | None:
+    """The whole numbers of bodies with the least objective, within these rows and the room; None: there are none."""
+    optimize = _optimize()
+    largest = max(map(abs, objective)) or 1.0
+    rows = [*rows, *_rows(points, room)]
+    solved = optimize.milp(
+        [value / largest for value in objective],
+        integrality=[1] * len(points),
+        bounds=optimize.Bounds(0, [room.copies(point) for point in points]),
+        constraints=[optimize.LinearConstraint([row], low, high) for row, low, high in rows],
+        options={"mip_rel_gap": 0.0},
+    )
+    if solved.x is None:
+        return None
+    return tuple(point for point, count in zip(points, solved.x, strict=True) for _ in range(round(count)))
+
+
+def _rows(points: Sequence[Point], room: Room) -> list[tuple[list[float], float, float]]:
+    """The room as rows of the program, each a share of what there is."""
+    rows = [([1 / room.bodies] * len(points), 0.0, 1.0)]
+    if room.cores < math.inf:
+        rows.append(([point.cores / room.cores for point in points], 0.0, 1.0))
+    if room.nbytes < math.inf:
+        rows.append(([(point.memory_bytes + room.copy_bytes) / room.nbytes for point in points], 0.0, 1.0))
+    return rows
+
+
+def _served(points: Points) -> float:
+    return math.fsum(point.throughput for point in points)
+
+
+def _optimize() -> ModuleType:
+    try:
+        return import_module("scipy.optimize")
+    except ModuleNotFoundError as error:
+        raise MachineError("the exact scaler needs scipy: pip install 'overwinter[exact]', or use dts") from error
+
+
+def _choose(demand: Demand, rate: float) -> Points:
+    return solve(demand.points, rate, demand.memory, room_of(demand)).chosen
+
+
+_EXACT = Way(queues_in_time, any_of, _choose, least_loaded_first)

@@ -1,0 +1,145 @@
+"""When does a function get bodies and when does it lose some, whichever algorithm chooses them?
+
+AsyFunc 4.1, for all algorithms alike, so that they differ in what they choose and in nothing else. R_max is the sum
+over the bodies of the most that each can serve within the promise:
+
+    R > alpha·R_max      bodies for R/alpha - R_max are chosen and started, as far as there is room
+    R < beta·R_max       bodies are released, one after the other, while R < beta·(R_max after) holds
+    between the two      nothing, but bodies that serve nothing within the promise go, and an algorithm may have others
+                         take the place of those that are there; also below, where none can go
+
+A decision that starts a body stops none: what the new ones make superfluous is released at the next, when they are
+there. So a demand that stays the same is settled soon, and what was started is not what is stopped. With R = 0 one
+body stays, and keep-alive decides about it. It takes beta < alpha.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from overwinter.core.ids import WorkerId
+from overwinter.core.profile import Point, Shape
+from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.policies.scaling.selection import EPSILON, ratio, room_of, size, take, usable
+
+Points = tuple[Point, ...]
+
+
+def nothing(demand: Demand) -> Scaled:
+    """What serves the rate stays as it is."""
+    return Scaled()
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One algorithm. `choose` and `order` are handed a demand that has only the configurations it may choose."""
+
+    in_time: Callable[[Point, float], bool]
+    """Whether a configuration keeps a promise of so many seconds."""
+    among: Callable[[Points], Points]
+    """Which of the configurations that keep the promise the algorithm can use."""
+    choose: Callable[[Demand, float], Points]
+    """Bodies to start for so much more rate, within the room of the demand."""
+    order: Callable[[Demand], Sequence[Standing]]
+    """The bodies, those to release first in front."""
+    replace: Callable[[Demand], Scaled] = nothing
+    """What takes the place of the bodies that are there, though they serve the rate."""
+
+
+def any_of(points: Points) -> Points:
+    """Every configuration can be used."""
+    return points
+
+
+def one_at_a_time(points: Points) -> Points:
+    """Only configurations with one run at once: batching, and no concurrency."""
+    return tuple(point for point in points if point.concurrency == 1)
+
+
+def least_loaded_first(demand: Demand) -> list[Standing]:
+    """The order of release: the least loaded; of those the least rate for its bytes; then the newest."""
+    return sorted(
+        demand.bodies,
+        key=lambda body: (body.load, ratio(body.point, demand.memory(body.point)), -body.since, body.worker),
+    )
+
+
+def expected(demand: Demand) -> float:
+    """The rate, never below 0."""
+    return demand.rate if demand.rate > 0 else 0.0
+
+
+def shapes(points: Points) -> tuple[Shape, ...]:
+    """The shapes of bodies to start."""
+    return tuple(point.shape for point in points)
+
+
+def scale(way: Way, demand: Demand) -> Scaled:
+    """What should change, by one algorithm. When no configuration that it can use keeps the promise, the fastest of
+    all is used as if nothing were promised, and the answer says so: Tetris's algorithm would never end there.
+    """
+    if not demand.bodies and expected(demand) == 0:
+        return Scaled()
+    points = tuple(point for point in demand.points if usable(point))
+    slo_s = math.inf if demand.slo_s is None else demand.slo_s
+    kept = way.among(tuple(point for point in points if way.in_time(point, slo_s)))
+    if kept or not points:
+        return _settled(way, _narrowed(demand, kept), _capacities(way, demand, points, slo_s))
+    fastest = min(points, key=lambda point: (point.latency_s, point.memory_bytes, *size(point)))
+    plain = msgspec.structs.replace(way, choose=_first)
+    scaled = _settled(plain, _narrowed(demand, (fastest,)), _capacities(way, demand, points, math.inf))
+    return msgspec.structs.replace(scaled, best_effort=True)
+
+
+def _settled(way: Way, demand: Demand, capacities: dict[WorkerId, float]) -> Scaled:
+    rate, capacity = expected(demand), math.fsum(capacities.values())
+    if rate > demand.alpha * capacity * (1 + EPSILON):
+        chosen = way.choose(demand, rate / demand.alpha - capacity)
+        left = rate - capacity - math.fsum(point.throughput for point in chosen)
+        return Scaled(shapes(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
+    instead = way.replace(demand)
+    if instead.stop or (rate >= demand.beta * capacity and all(capacities.values())):
+        return instead
+    stop = _superfluous(way.order(demand), capacities, rate, demand.beta) if len(capacities) > 1 else ()
+    if stop or rate == 0 or rate >= demand.beta * capacity:
+        return Scaled(stop=stop)
+    return instead
+
+
+def _superfluous(
+    order: Sequence[Standing], capacities: dict[WorkerId, float], rate: float, beta: float
+) -> tuple[WorkerId, ...]:
+    """The bodies that can go, in this order; the paper's printed loop would stop at the first, its text does not."""
+    stop = []
+    left = dict(capacities)
+    for body in order:
+        after = math.fsum(left.values()) - capacities[body.worker]
+        useless = capacities[body.worker] == 0 and after > 0
+        if useless or rate < beta * after:
+            stop.append(body.worker)
+            del left[body.worker]
+    return tuple(stop)
+
+
+def _capacities(way: Way, demand: Demand, points: Points, slo_s: float) -> dict[WorkerId, float]:
+    """By body: the most that it can serve within the promise, also by smaller batches than it is made for."""
+
+    def capacity(own: Point) -> float:
+        smaller = (
+            point
+            for point in points
+            if (point.cores, point.concurrency) == (own.cores, own.concurrency) and point.batch <= own.batch
+        )
+        return max((p.throughput for p in (own, *smaller) if usable(p) and way.in_time(p, slo_s)), default=0.0)
+
+    known = {body.point: 0.0 for body in demand.bodies}
+    known = {point: capacity(point) for point in known}
+    return {body.worker: known[body.point] for body in demand.bodies}
+
+
+def _narrowed(demand: Demand, points: Points) -> Demand:
+    return msgspec.structs.replace(demand, points=points)
+
+
+def _first(demand: Demand, rate: float) -> Points:
+    return take(demand.points, rate, room_of(demand)).chosen

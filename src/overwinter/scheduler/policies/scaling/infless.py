@@ -1,0 +1,52 @@
+"""What would INFless (ASPLOS'22) start? Batches alone, the best rate for a core, wherever cores are left.
+
+As Tetris compares itself with it (5.1): one run at a time, and a batch only where it fills in time: by (3) of Tetris,
+and where the rate that is left is at least b/(slo - l). A function whose profile has no batches gets batch 1. On one
+machine the liking for leftover resources is: of equals, the configuration with fewer cores.
+"""
+
+import math
+
+from overwinter.core.profile import Point
+from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
+from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, least_loaded_first, one_at_a_time, scale
+from overwinter.scheduler.policies.scaling.selection import (
+    bodies_for,
+    queues_in_time,
+    ratio,
+    room_of,
+    take,
+    without_excess,
+)
+
+
+def infless(demand: Demand) -> Scaled:
+    """Batching only, most rate for a core."""
+    return scale(_INFLESS, demand)
+
+
+def _choose(demand: Demand, rate: float) -> Points:
+    room, left = room_of(demand), rate
+    chosen: list[Point] = []
+    ordered = sorted(demand.points, key=lambda point: (-ratio(point, point.cores), point.cores, point.memory_bytes))
+    for point in ordered:
+        beyond = left - _filling(demand, point)
+        if left > 0 and beyond >= 0:
+            count = min(bodies_for(left, point), bodies_for(beyond + point.throughput, point), room.copies(point))
+            chosen += [point] * count
+            left -= count * point.throughput
+            room = room.less(point, count)
+    # What fills no batch in time is served all the same.
+    rest = take(ordered, max(left, 0.0), room)
+    return without_excess((*chosen, *rest.chosen), rate)
+
+
+def _filling(demand: Demand, point: Point) -> float:
+    """The least rate that fills its batch in time."""
+    if point.batch == 1 or demand.slo_s is None:
+        return 0.0
+    spare_s = demand.slo_s - point.latency_s
+    return point.batch / spare_s if spare_s > 0 else math.inf
+
+
+_INFLESS = Way(queues_in_time, one_at_a_time, _choose, least_loaded_first)

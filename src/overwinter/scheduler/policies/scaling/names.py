@@ -1,0 +1,28 @@
+"""Which scaling algorithms are there, by the names a configuration uses?"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from overwinter.scheduler.policies.scaling import dts
+from overwinter.scheduler.policies.scaling.batch import batch
+from overwinter.scheduler.policies.scaling.default import frugal
+from overwinter.scheduler.policies.scaling.demand import Scaler
+from overwinter.scheduler.policies.scaling.exact import exact
+from overwinter.scheduler.policies.scaling.infless import infless
+from overwinter.scheduler.policies.scaling.mls import mls
+from overwinter.scheduler.policies.scaling.photons import photons
+
+SCALERS: Mapping[str, Scaler] = MappingProxyType(
+    {
+        "overwinter": frugal,
+        "dts": dts.by_memory,
+        "dts-cores": dts.by_memory_and_cores,
+        "tetris-ro": dts.by_memory,
+        "exact": exact,
+        "mls": mls,
+        "infless": infless,
+        "photons": photons,
+        "batch": batch,
+    }
+)
+"""Tetris-RO is DTS where bodies share no weights, which is the demand's to say."""

@@ -1,0 +1,134 @@
+"""What is a choice of configurations, what room may it take, and how is an ordered list of them taken?
+
+Everything the scaling algorithms share before they differ. A rate here is a capacity that is still needed, in
+requests per second. The loops end for any number handed in: an endless rate takes what there is room for, and no
+choice is larger than a function may ever have bodies.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from overwinter.core.function import BOUNDS
+from overwinter.core.profile import Point
+from overwinter.scheduler.policies.scaling.demand import Demand
+
+EPSILON = 1e-9
+"""Rates that differ by a smaller share are the same rate: sums of floats must not start a body."""
+MOST_BODIES = int(BOUNDS["max_bodies"].most)
+
+Cost = Callable[[Point], float]
+"""What one body of a configuration costs; bytes, where nothing else is said."""
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Configurations to start, one entry a body."""
+
+    chosen: tuple[Point, ...] = ()
+    unserved: float = 0.0
+    """The part of the rate that they cannot serve."""
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What more bodies may take."""
+
+    cores: float = math.inf
+    bodies: int = MOST_BODIES
+    nbytes: float = math.inf
+    copy_bytes: int = 0
+    """The weights, where each body has its own copy."""
+
+    def copies(self, point: Point) -> int:
+        """How many bodies so made fit."""
+        by_cores = _whole(self.cores, point.cores)
+        by_bytes = _whole(self.nbytes, point.memory_bytes + self.copy_bytes)
+        return max(0, min(self.bodies, by_cores, by_bytes))
+
+    def less(self, point: Point, count: int) -> "Room":
+        """What is left when so many are there."""
+        nbytes = self.nbytes - count * (point.memory_bytes + self.copy_bytes)
+        return Room(self.cores - count * point.cores, self.bodies - count, nbytes, self.copy_bytes)
+
+
+BOUNDLESS = Room()
+
+
+def room_of(demand: Demand) -> Room:
+    """The room of a demand; blocks that must be brought first take theirs once."""
+    missing, copy = (demand.missing_bytes, 0) if demand.shared else (0, demand.weight_bytes)
+    return Room(demand.free_cores, min(demand.free_bodies, MOST_BODIES), demand.free_bytes - missing, copy)
+
+
+def usable(point: Point) -> bool:
+    """Whether it says anything: a latency of nothing, or without end, is no measurement."""
+    return 0 < point.latency_s < math.inf and point.throughput < math.inf
+
+
+def queues_in_time(point: Point, slo_s: float) -> bool:
+    """Tetris (2) and (3): with a batch to fill, a request waits for up to a run before its own."""
+    return point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)
+
+
+def runs_in_time(point: Point, slo_s: float) -> bool:
+    """AsyFunc (1): the run alone keeps the promise."""
+    return point.latency_s <= slo_s
+
+
+def size(point: Point) -> tuple[int, int, int]:
+    """What decides between configurations that are equal otherwise: the smaller."""
+    return point.cores, point.batch, point.concurrency
+
+
+def ratio(point: Point, cost: float) -> float:
+    """Requests per second for what it costs; none where nothing was measured."""
+    if not usable(point):
+        return 0.0
+    return point.throughput / cost if cost > 0 else math.inf
+
+
+def by_ratio(points: Iterable[Point], cost: Cost) -> list[Point]:
+    """Best ratio first; of equals the faster, then the smaller."""
+    return sorted(points, key=lambda point: (-ratio(point, cost(point)), point.latency_s, *size(point)))
+
+
+def bodies_for(rate: float, point: Point) -> int:
+    """The fewest bodies so made that serve a rate above 0."""
+    return max(1, math.ceil(min(rate / point.throughput * (1 - EPSILON), MOST_BODIES)))
+
+
+def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
+    """As many of the first configuration as the rate needs, then of the next where there was no more room for it."""
+    chosen: list[Point] = []
+    left = rate
+    for point in ordered:
+        if is_none(left, rate):
+            break
+        count = min(bodies_for(left, point), room.copies(point))
+        chosen += [point] * count
+        left -= count * point.throughput
+        room = room.less(point, count)
+    return Selection(tuple(chosen), 0.0 if is_none(left, rate) else left)
+
+
+def is_none(left: float, rate: float) -> bool:
+    """Whether what is left of a rate is nothing."""
+    return left <= (rate * EPSILON if rate < math.inf else 0)
+
+
+def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
+    """The bodies less those without which the others serve the rate; the first of them go."""
+    kept = list(chosen)
+    served = math.fsum(point.throughput for point in kept)
+    for point in tuple(kept):
+        if served - point.throughput >= rate * (1 - EPSILON):
+            kept.remove(point)
+            served -= point.throughput
+    return tuple(kept)
+
+
+def _whole(have: float, each: float) -> int:
+    """How often `each` goes into what one has."""
+    if each <= 0 or have == math.inf:
+        return MOST_BODIES
+    return math.floor(min(max(have, 0) / each + EPSILON, MOST_BODIES))

@@ -1,0 +1,70 @@
+"""Which resources does a node have, and what does each kind of operation claim of them?"""
+
+from collections.abc import Iterator
+
+from overwinter.core.config import MindConfig
+from overwinter.core.ids import RequestId, RunId, StoreName, WorkerId
+from overwinter.core.policies import Policy
+from overwinter.core.profile import Point
+from overwinter.scheduler.ledger import Claim, Resource
+
+Owner = tuple[str, int]
+
+
+class Resources:
+    """All that is scarce on one node."""
+
+    def __init__(self, config: MindConfig, policy: Policy) -> None:
+        cores = config.cores or 1
+        self.requests = Resource("requests", config.requests_max)
+        """Without an answer."""
+        self.cores = Resource("cores", cores, alone=True)
+        """Of runs and starts that keep them: what hangs does not, and code of users does not. A run that is wider than
+        the machine has it to itself."""
+        self.load = Resource("load")
+        """Cores of all runs and starts under way. Never scarce, but looked at."""
+        self.workers = Resource("workers", config.bodies_max)
+        self.memory = Resource("memory", config.memory_bytes)
+        """Private bytes of all workers together."""
+        self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
+        """That workers keep even while they are idle, under the policies that reserve them."""
+        self.host = Resource("host", config.host_bytes)
+        """Bytes of all host stores together, those on their way included."""
+        self.of_request: Claim = {self.requests: 1}
+        """What a request keeps until it has its answer."""
+
+    def __iter__(self) -> Iterator[Resource]:
+        return (each for each in vars(self).values() if isinstance(each, Resource))
+
+    def of_worker(self, point: Point, nbytes: int) -> Claim:
+        """What a worker so made keeps from its start until its exit."""
+        return {self.workers: 1, self.memory: nbytes, self.reserved: point.cores}
+
+    def of_cores(self, cores: int, keeps: bool) -> Claim:
+        """What a run or a start keeps until it ends."""
+        return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}
+
+
+def worker_owner(id_: WorkerId) -> Owner:
+    """The name of a worker in the ledger."""
+    return "worker", id_
+
+
+def start_owner(id_: WorkerId) -> Owner:
+    """The name of a worker's start in the ledger."""
+    return "start", id_
+
+
+def run_owner(id_: RunId) -> Owner:
+    """The name of a run in the ledger."""
+    return "run", id_
+
+
+def request_owner(id_: RequestId) -> Owner:
+    """The name of a request in the ledger."""
+    return "request", id_
+
+
+def store_owner(name: StoreName) -> tuple[str, StoreName]:
+    """The name of a host store in the ledger."""
+    return "store", name

@@ -1,0 +1,144 @@
+"""How long does something stay that nobody needs at the moment: an idle worker, a function's blocks?
+
+Nothing leaves a host store for being idle alone unless a window was asked for. Keep-alive ends a function's last worker
+alone: as long as requests are counted, the number of several follows the rate.
+"""
+
+from math import inf
+
+from overwinter.core.ids import Seconds
+from overwinter.scheduler import victims
+from overwinter.scheduler.blocks import host_bytes, release
+from overwinter.scheduler.containment import asked
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import drain, stop
+from overwinter.scheduler.policies import keepalive
+from overwinter.scheduler.state import Function, Worker
+
+
+def settle(cycle: Cycle, function: Function) -> None:
+    """What the function has begun for now is begun: what of it is spare, and what may leave?"""
+    if function.workers:
+        _settle_workers(cycle, function)
+    elif function.spec.id == cycle.state.giving_back:
+        _give_back(cycle, function)
+    if _is_unused(function):
+        _settle_blocks(cycle, function)
+    elif function.loaded:
+        cycle.state.evictable.pop(function.spec.id, None)
+
+
+def _settle_workers(cycle: Cycle, function: Function) -> None:
+    spare = cycle.state.tenants[function.spec.tenant].spare
+    for worker in list(function.workers.values()):
+        if not worker.is_idle:
+            continue
+        if worker.drain is not None:
+            stop(cycle, worker)
+        elif function.queue:
+            spare.pop(worker.id, None)
+        elif worker.id not in spare:
+            spare[worker.id] = worker
+            cycle.places_changed = cycle.bytes_changed = True
+            cycle.timers.arm(worker.id, idle_until(cycle, worker, function))
+
+
+def idle_until(cycle: Cycle, worker: Worker, function: Function) -> Seconds:
+    """When an idle worker's keep-alive ends."""
+    return asked(cycle.state, function, cycle.now, keepalive.idle_until, worker, function, cycle.policy)
+
+
+def is_counted(function: Function, worker: Worker) -> bool:
+    """Whether the worker is one of several whose number follows the rate. One for which requests wait stays too."""
+    if function.queue:
+        return True
+    if function.look_at is None or not function.latency.points:
+        return False
+    return any(other is not worker and other.has_slot for other in function.workers.values())
+
+
+# Blocks
+
+
+def _is_unused(function: Function) -> bool:
+    """Whether nothing holds the function's blocks in the host store."""
+    return (
+        function.loaded
+        and not function.workers
+        and not function.queue
+        and not function.wants_wake
+        and not function.spec.settings.pinned
+    )
+
+
+def _settle_blocks(cycle: Cycle, function: Function) -> None:
+    id_, evictable = function.spec.id, cycle.state.evictable
+    if id_ not in evictable:
+        evictable[id_] = function
+        cycle.bytes_changed = True
+        leaves_at = window_ends(cycle, function)
+        if leaves_at is not None:
+            cycle.timers.arm(id_, leaves_at)
+
+
+def window_ends(cycle: Cycle, function: Function) -> Seconds | None:
+    """When the function leaves the host store because nobody used it for so long, if that was asked for."""
+    if cycle.config.host_keep_alive_s is None or not _is_unused(function):
+        return None
+    return Seconds(function.used + cycle.config.host_keep_alive_s)
+
+
+def end_window(cycle: Cycle, function: Function) -> None:
+    """Let the function go whose window is over."""
+    ends = window_ends(cycle, function)
+    if ends is not None and ends <= cycle.now:
+        cycle.decide(function, "evict", f"nobody used it for {cycle.now - function.used:.0f} s")
+        release(cycle, function)
+
+
+def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
+    """Let blocks leave the host stores until so many bytes are won; False if what may leave is not enough."""
+    goal = host_bytes(cycle) - nbytes
+    while host_bytes(cycle) > goal:
+        victim = victims.for_bytes(cycle, keep)
+        if victim is None:
+            return False
+        before = host_bytes(cycle)
+        release(cycle, victim)
+        won = before - host_bytes(cycle)
+        cycle.decide(victim, "evict", f"{won} bytes were needed; it was used {cycle.now - victim.used:.1f} s ago")
+    return True
+
+
+def give_back_blocks(cycle: Cycle, nbytes: int) -> int:
+    """Evict what nobody uses, until so many bytes are won or nothing is left; how many were."""
+    before = host_bytes(cycle)
+    evict(cycle, nbytes, None)
+    return before - host_bytes(cycle)
+
+
+def drain_for_bytes(cycle: Cycle) -> None:
+    """Have a function in use give its bytes to those that wait, one at a time."""
+    state = cycle.state
+    if state.giving_back is not None:
+        return
+    function, at = victims.in_use(cycle)
+    if function is None:
+        if at < inf:
+            cycle.timers.arm("bytes", at)
+        return
+    state.giving_back = function.spec.id
+    for worker in list(function.workers.values()):
+        drain(cycle, worker, "its time slice is over, and others wait for its bytes")
+    cycle.mark(function)
+
+
+def _give_back(cycle: Cycle, function: Function) -> None:
+    """The function's last worker is gone: its blocks go too, if they are what others wait for."""
+    state = cycle.state
+    state.giving_back = None
+    if state.bytes and function.loaded:
+        cycle.decide(function, "evict", "others wait for room in the host store, and its time slice is over")
+        release(cycle, function)
+    cycle.bytes_changed = True
+    cycle.mark(function)

@@ -1,0 +1,58 @@
+"""The scheduler of a node: `handle(event, now) -> [Action]`, pure, the only writer of its tables.
+
+Facts first, then one place that hands out what is scarce: an event changes the tables (facts.py, due.py); each function
+that it touched is asked for its want (wants.py); what fits begins, who must wait joins a line, and lines move
+(admission.py, order.py, victims.py). Nothing is remembered but facts, so what happens next never depends on how a
+state was reached.
+"""
+
+from overwinter.core.actions import Action, SetAlarm
+from overwinter.core.config import MindConfig
+from overwinter.core.events import Alarm, Event
+from overwinter.core.ids import FunctionId, Seconds
+from overwinter.scheduler import due, facts
+from overwinter.scheduler.admission import admit
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.functions import contain
+from overwinter.scheduler.resources import Resources
+from overwinter.scheduler.state import State
+
+
+class Scheduler:
+    """Decides for one node. Deterministic: the same events at the same times give the same actions."""
+
+    def __init__(self, config: MindConfig) -> None:
+        self.cycle = Cycle(config)
+
+    @property
+    def state(self) -> State:
+        """The tables. Whoever reads them from elsewhere must not write."""
+        return self.cycle.state
+
+    @property
+    def resources(self) -> Resources:
+        """What is scarce, and how much of it is taken."""
+        return self.cycle.resources
+
+    @property
+    def in_hand(self) -> FunctionId | None:
+        """The function that the event under way is about, as far as it is one."""
+        return self.cycle.in_hand
+
+    def handle(self, event: Event, now: Seconds) -> list[Action]:
+        """What should be done about `event`, in order."""
+        cycle = self.cycle
+        cycle.begin(now)
+        facts.apply(cycle, event)
+        if isinstance(event, Alarm):
+            due.look(cycle)
+        else:
+            due.look_at_lines(cycle)
+        admit(cycle)
+        while cycle.state.faults:
+            contain(cycle)
+            admit(cycle)
+        alarm = cycle.timers.next_alarm()
+        if alarm is not None:
+            cycle.actions.append(SetAlarm(alarm))
+        return cycle.actions

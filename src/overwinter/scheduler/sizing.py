@@ -1,0 +1,205 @@
+"""How many workers should a function have, and in which configurations: the periodic look, and what a wake asks for.
+
+The rate is counted here and predicted by name; the decision itself is a scaler of `policies/scaling/`.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+
+from overwinter.core.ids import Seconds
+from overwinter.core.profile import Point, Shape
+from overwinter.scheduler.blocks import missing_bytes
+from overwinter.scheduler.containment import asked
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import drain
+from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+from overwinter.scheduler.state import Function, Worker
+
+BURST_S = 0.25
+"""A rate is not measured over less than this."""
+LOW_RATE = 1e-3
+
+
+def count_arrival(cycle: Cycle, function: Function) -> None:
+    """One request more; the first after a silence begins a period."""
+    function.arrivals += 1
+    if function.look_at is None:
+        function.look_at = Seconds(cycle.now + cycle.policy.period_s)
+        cycle.timers.arm(function.spec.id, function.look_at)
+
+
+def end_period(cycle: Cycle, function: Function) -> Scaled | None:
+    """Compare what comes with what the workers can do; None: nothing is to change."""
+    function.rates.append(function.arrivals / cycle.policy.period_s)
+    del function.rates[: -cycle.policy.history]
+    function.arrivals, function.look_at = 0, None
+    scaled: Scaled | None = None
+    if function.latency.points and (function.is_ready or function.is_starting):
+        scaled = asked(cycle.state, function, Scaled(), _by_rate, cycle, function)
+    if function.workers or any(function.rates):
+        function.look_at = Seconds(cycle.now + cycle.policy.period_s)
+    return scaled
+
+
+def drain_surplus(cycle: Cycle, function: Function, scaled: Scaled) -> None:
+    """Fewer workers, as a scaler said."""
+    for id_ in scaled.stop:
+        worker = function.workers.get(id_)
+        if worker is not None:
+            drain(cycle, worker, "fewer workers serve the rate")
+    if scaled.stop:
+        cycle.decide(function, "scale-in", told(cycle, function, f"{len(scaled.stop)} fewer"))
+
+
+def told(cycle: Cycle, function: Function, change: str) -> str:
+    """A change of the number of workers, for people."""
+    shapes = [worker.point.shape for worker in function.workers.values()]
+    made = ", ".join(f"c={shape.cores} b={shape.batch} p={shape.concurrency}" for shape in shapes)
+    return f"{change}, expecting {expected_rate(cycle, function):.2f} requests/s; workers: {made}"
+
+
+def expected_rate(cycle: Cycle, function: Function) -> float:
+    """Requests per second of the time ahead."""
+    if cycle.predict is None:
+        return function.forecast or 0.0
+    return cycle.predict(function.rates) if function.rates else 0.0
+
+
+def tell_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
+    """Whether any configuration keeps the SLO."""
+    if best_effort and not function.best_effort:
+        fastest = min(point.latency_s for point in function.latency.points)
+        slo_ms = function.spec.settings.slo_ms
+        why = f"no configuration keeps {slo_ms:g} ms here: the fastest takes {fastest * 1000:.1f} ms"
+        cycle.decide(function, "best-effort", f"{why}; it is served as fast as it can be")
+    function.best_effort = best_effort
+
+
+def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
+    """The configurations of the workers to start for what waits, at least one."""
+    usual = (function.latency.usual.shape,)
+    shapes = asked(cycle.state, function, usual, _wanted_shapes, cycle, function)
+    return [function.latency.point(shape) for shape in shapes]
+
+
+def _wanted_shapes(cycle: Cycle, function: Function) -> Sequence[Shape]:
+    """What a scaler says of the rate at which it came."""
+    latency = function.latency
+    usual = (latency.usual.shape,)
+    if not latency.points or function.on_trial or not function.queue:
+        return usual
+    rate = max(expected_rate(cycle, function), _burst(cycle, function))
+    if not function.has_worker:
+        usual = (_first(cycle, function),)
+        if rate <= latency.first_rate and _fits(cycle, latency.point(usual[0])):
+            return usual
+    else:
+        rate += _backlog(cycle, function)
+    scaled = cycle.scaler(_demand(cycle, function, rate))
+    tell_effort(cycle, function, scaled.best_effort)
+    return scaled.start or usual
+
+
+def _fits(cycle: Cycle, point: Point) -> bool:
+    return all(each.fits(amount) for each, amount in cycle.resources.of_worker(point, point.memory_bytes).items())
+
+
+def _first(cycle: Cycle, function: Function) -> Shape:
+    """The shape of the only worker at a low rate on an empty node, asked for once: most functions never need another,
+    and what there is no room for at the moment must not be remembered.
+    """
+    latency, config = function.latency, cycle.config
+    if latency.first is None:
+        demand = msgspec.structs.replace(
+            _demand(cycle, function, LOW_RATE),
+            bodies=(),
+            free_cores=cycle.cores,
+            free_bodies=min(function.spec.settings.max_bodies, config.bodies_max),
+            free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
+        )
+        scaled = cycle.scaler(demand)
+        tell_effort(cycle, function, scaled.best_effort)
+        latency.first = scaled.start[0] if scaled.start else latency.usual.shape
+        point = latency.point(latency.first)
+        alone = latency.latency_s(point, 1)
+        if alone and not scaled.best_effort:
+            latency.first_rate = cycle.policy.alpha * point.concurrency / alone
+    return latency.first
+
+
+def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
+    """What a scaler says of the rate expected; None: it need not be asked."""
+    rate = expected_rate(cycle, function)
+    if len(function.workers) == 1 and rate <= function.latency.first_rate:
+        [worker] = function.workers.values()
+        if worker.point.shape == function.latency.first:
+            return None
+    scaled = cycle.scaler(_demand(cycle, function, rate))
+    tell_effort(cycle, function, scaled.best_effort)
+    return scaled
+
+
+def _burst(cycle: Cycle, function: Function) -> float:
+    """Requests per second in the period under way, as far as it has gone."""
+    if function.look_at is None:
+        return 0.0
+    began = function.look_at - cycle.policy.period_s
+    return function.arrivals / max(cycle.now - began, BURST_S)
+
+
+def _backlog(cycle: Cycle, function: Function) -> float:
+    """The rate at which what waits would have to be worked off to be in time, or within a period."""
+    slo_ms = function.spec.settings.slo_ms
+    return len(function.queue) / (cycle.policy.period_s if slo_ms is None else slo_ms / 1000)
+
+
+def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
+    settings, latency, policy, resources = function.spec.settings, function.latency, cycle.policy, cycle.resources
+    alive = [worker for worker in function.workers.values() if not worker.stopping]
+    # A worker may be older than the last measurement of its configuration.
+    measured = {point.shape: point for point in latency.points}
+    standing = tuple(
+        Standing(worker.id, measured.get(worker.point.shape, worker.point), _load(worker), worker.since)
+        for worker in alive
+        if worker.drain is None
+    )
+    if policy.reserves:
+        free_cores = cycle.cores - resources.reserved.taken
+    else:
+        # Idle workers of others take no core, and this function's own share theirs with nobody but each other.
+        free_cores = cycle.cores - sum(worker.point.cores for worker in alive)
+    return Demand(
+        rate=rate,
+        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1000,
+        points=latency.points,
+        bodies=standing,
+        free_cores=max(0, free_cores),
+        free_bodies=max(0, min(settings.max_bodies, cycle.config.bodies_max) - len(function.workers)),
+        free_bytes=resources.memory.free,
+        weight_bytes=latency.weight_bytes,
+        missing_bytes=missing_bytes(cycle, function),
+        macs=latency.macs,
+        shared=policy.shares,
+        alpha=policy.alpha,
+        beta=policy.beta,
+        gamma=policy.core_mib * (1 << 20),
+    )
+
+
+def keeps_up(cycle: Cycle, function: Function) -> bool:
+    """Whether the workers keep up with what comes even if each request runs alone."""
+    need = function.rates[-1] / cycle.policy.alpha if function.rates else 0.0
+    for worker in function.workers.values():
+        if need <= 0:
+            return True
+        latency = function.latency.latency_s(worker.point, 1)
+        if worker.is_ready and latency:
+            need -= worker.point.concurrency / latency
+    return need <= 0
+
+
+def _load(worker: Worker) -> float:
+    """Share of a worker's slots in use."""
+    return len(worker.runs) / worker.point.concurrency

@@ -1,0 +1,61 @@
+"""When to look again at what: one time for each function, worker or line, and one alarm for the node to keep."""
+
+from heapq import heappop, heappush
+
+from overwinter.core.ids import Seconds
+
+Key = str | int
+"""A function, a worker, or a line by its name."""
+
+
+class Timers:
+    """The earliest time at which each key is to be looked at. Later ones are not kept: whoever looks at a key finds
+    out from the tables when to look again.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Key]] = []
+        self._at: dict[Key, float] = {}
+        self._order = 0
+        self._alarm: float | None = None
+
+    def arm(self, key: Key, at: float) -> None:
+        """Look at `key` at `at`, unless it is looked at earlier anyway."""
+        before = self._at.get(key)
+        if before is None or at < before:
+            self._order += 1
+            self._at[key] = at
+            heappush(self._heap, (at, self._order, key))
+
+    def disarm(self, key: Key) -> None:
+        """Do not look at `key`."""
+        self._at.pop(key, None)
+
+    def at(self, key: Key) -> float | None:
+        """When `key` is looked at; None: not at all."""
+        return self._at.get(key)
+
+    def is_due(self, now: Seconds) -> bool:
+        """Whether the time of any key may have come."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def pop_due(self, now: Seconds) -> list[Key]:
+        """The keys whose time has come, in order; the node's alarm has rung and must be set again."""
+        self._alarm = None
+        due: list[Key] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, key = heappop(self._heap)
+            if self._at.get(key) == at:
+                del self._at[key]
+                due.append(key)
+        return due
+
+    def next_alarm(self) -> Seconds | None:
+        """The time at which the node must ring, if it is earlier than what it was told before."""
+        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
+            heappop(self._heap)
+        at = self._heap[0][0] if self._heap else None
+        if at is None or (self._alarm is not None and self._alarm <= at):
+            return None
+        self._alarm = at
+        return Seconds(at)

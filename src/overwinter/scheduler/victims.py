@@ -1,0 +1,222 @@
+"""Who gives a scarce resource back for the first in its line?
+
+For a place: a spare worker, the one spare longest; else one whose time slice is over, which is given no more work.
+Max-min fairness over tenants: a share is the larger of a tenant's part of the workers and of their private memory. A
+tenant takes a worker from another if it has no more than the other afterwards; one without any takes one from whoever
+has most. What another tenant's worker runs must end within the drain timeout. A slice is many wakes long, so that
+changing places costs a small share of the time.
+
+For bytes of a host store: the blocks of a function that nobody uses; else a whole function in use drains when its time
+slice is over, and its slice counts from its first worker since its blocks came: those that wait for a place or a core
+would else take the blocks from each other, and none would get to run. It is longer, for blocks come from disk. One that
+is idle goes sooner, unless it is used so often that it would be back at once, or has just come.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from overwinter.core.ids import Address, FunctionId, StoreName, TenantId
+from overwinter.core.profile import Point
+from overwinter.scheduler.containment import asked
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.ledger import Resource
+from overwinter.scheduler.operations import SLICE_WAKES
+from overwinter.scheduler.order import share, workers_max
+from overwinter.scheduler.policies.eviction import RULES, Candidate
+from overwinter.scheduler.state import Function, Tenant, Worker
+
+BYTES_SLICE_WAKES = 100
+"""How long a function may keep its blocks when others wait for room in a host store, in wakes of it."""
+OFTEN = 4.0
+"""An idle function stays for so many times the time that usually lies between two uses, if a slice is longer."""
+CANDIDATES = 32
+"""Of the functions that nobody uses, so many are weighed against each other, those left longest ago."""
+FIRST = 8
+"""Of a tenant's workers, so many are looked at for the one whose time slice ends first."""
+EPSILON = 1e-9
+"""Shares that differ by less are equal."""
+
+
+class Victim(NamedTuple):
+    """Who gives something back, or when somebody may."""
+
+    worker: Worker | None = None
+    at: float = inf
+
+
+# Places for workers
+
+
+class Coming:
+    """What will be taken when those who drain have gone and those in line before have got their places."""
+
+    def __init__(self, cycle: Cycle) -> None:
+        self._cycle = cycle
+        self._added: Counter[Resource] = Counter()
+        self._workers: Counter[TenantId] = Counter()
+
+    def has_place(self, function: Function, point: Point) -> bool:
+        """Whether there will be room for one more worker. What the workers of its own tenant still do will end, as far
+        as it is concerned.
+        """
+        cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
+        draining = [
+            resources.of_worker(each.point, each.nbytes) for each in cycle.state.tenants[mine].draining.values()
+        ]
+        if resources.workers.staying(mine) - len(draining) + self._workers[mine] >= workers_max(cycle):
+            return False
+        for resource, amount in resources.of_worker(point, point.memory_bytes).items():
+            taken = resource.taken - resource.leaving - sum(claim[resource] for claim in draining)
+            if not resource.fits(amount, taken + self._added[resource]):
+                return False
+        return True
+
+    def add(self, function: Function, point: Point) -> None:
+        """It will have its place."""
+        self._added.update(self._cycle.resources.of_worker(point, point.memory_bytes))
+        self._workers[function.spec.tenant] += 1
+
+
+def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
+    """The worker that is stopped for one that a function wants, of so many private bytes."""
+    mine = function.spec.tenant
+    most = max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
+    givers = sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
+    for tenant in givers:
+        spare = next(iter(tenant.spare.values()), None)
+        if spare is not None and _may_take(cycle, function, nbytes, spare, most):
+            return Victim(spare)
+    next_at = inf
+    for tenant in givers:
+        if tenant.id == mine and function.has_worker:
+            continue
+        worker, at = _next_slice_end(cycle, tenant, mine == tenant.id)
+        if worker is not None and _may_take(cycle, function, nbytes, worker, most):
+            if at <= cycle.now:
+                return Victim(worker)
+            next_at = min(next_at, at)
+    return Victim(None, next_at)
+
+
+def may_give(cycle: Cycle, function: Function, point: Point, worker: Worker) -> bool:
+    """Whether a worker may be stopped for one that a function would start."""
+    most = max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
+    return worker.is_ready and _may_take(cycle, function, point.memory_bytes, worker, most)
+
+
+def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
+    """Of a tenant's workers the one whose slice ends first, and when. For another tenant that is one that drains for
+    its own tenant already, which need not ever end.
+    """
+    if not own and tenant.draining:
+        return next(iter(tenant.draining.values())), cycle.now
+    slices, workers = tenant.slices, cycle.state.workers
+    while slices and ((worker := workers.get(slices[0][1])) is None or not worker.is_serving):
+        heappop(slices)
+    first = [(at, worker) for at, id_ in slices[:FIRST] if (worker := workers.get(id_)) is not None]
+    # A worker of others that waits for a batch, or for a core, is left to it.
+    may = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
+    at, found = min(may, key=lambda each: each[0], default=(inf, None))
+    if found is None or own:
+        return found, at
+    return found, min(at, found.ready_at + cycle.config.drain_timeout_s)
+
+
+def _may_take(cycle: Cycle, function: Function, nbytes: int, worker: Worker, most: int) -> bool:
+    """Whether a function may have this worker's place; `most`: workers of the tenant that has most."""
+    mine, giver = function.spec.tenant, worker.tenant
+    if giver == mine:
+        return True
+    workers = cycle.resources.workers
+    if workers.of(mine) >= workers_max(cycle):
+        return False
+    if not workers.staying(mine):
+        return workers.staying(giver) == most
+    after = share(cycle, giver, -1, -worker.nbytes)
+    return share(cycle, mine, 1, nbytes) <= after + EPSILON
+
+
+# Bytes of a host store
+
+
+def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
+    """Of the functions that nobody uses the one to evict, or None. One that shares every block gives nothing back: it
+    goes when nobody else may, so that the last of its sharers gives them back.
+    """
+    state, rule = cycle.state, RULES[cycle.policy.eviction]
+    giving = (each for each in _unused(cycle, keep) if state.residents(each).exclusive(each.sizes))
+    values = {
+        each.spec.id: asked(state, each, 0.0, rule, _candidate(cycle, each)) for each in islice(giving, CANDIDATES)
+    }
+    if values:
+        return state.functions[min(values, key=values.__getitem__)]
+    return next(_unused(cycle, keep), None)
+
+
+def in_use(cycle: Cycle) -> tuple[Function | None, float]:
+    """Of the functions in use the one whose blocks go next; where none may go yet, when to look again."""
+    state = cycle.state
+    waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
+    using: dict[FunctionId, None] = dict.fromkeys(worker.function for worker in state.workers.values())
+    using |= dict.fromkeys((*waiting, *state.cores.hopeful, *state.cores.late))
+    holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
+    first = min(holding, key=lambda function: (_drains_at(function), function.used), default=None)
+    if first is None:
+        return None, inf
+    at = _drains_at(first)
+    return (first if at <= cycle.now else None), at
+
+
+def winnable_bytes(cycle: Cycle, keep: Function | None) -> int:
+    """What the host stores would give back if all were evicted that nobody uses."""
+    leaving: dict[StoreName, Counter[Address]] = {}
+    for function in _unused(cycle, keep):
+        leaving.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
+    stores = cycle.state.stores
+    return sum(
+        stores[store].sizes.get(address, 0)
+        for store, counts in leaving.items()
+        for address, count in counts.items()
+        if stores[store].sharers[address] == count
+    )
+
+
+def pinned_bytes(cycle: Cycle, function: Function) -> int:
+    """What others have pinned of the host stores, the blocks that this function shares with them apart."""
+    pinned = {
+        (other.spec.store, address): size
+        for other in cycle.state.functions.values()
+        if other.spec.settings.pinned and (other.loaded or other.loading is not None) and other is not function
+        for address, size in other.sizes.items()
+        if other.spec.store != function.spec.store or address not in function.sizes
+    }
+    return sum(pinned.values())
+
+
+def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
+    return (each for each in cycle.state.evictable.values() if each is not keep)
+
+
+def _candidate(cycle: Cycle, function: Function) -> Candidate:
+    nbytes = cycle.state.residents(function).exclusive(function.sizes)
+    return Candidate(cycle.now - function.used, function.every_s, nbytes, len(function.sizes))
+
+
+def _may_drain(function: Function) -> bool:
+    return function.loaded and not function.spec.settings.pinned and not function.wants_wake
+
+
+def _drains_at(function: Function) -> float:
+    if function.slice_from is None:
+        return inf
+    wake_s = function.latency.wake_s
+    slice_s, least_s = BYTES_SLICE_WAKES * wake_s, SLICE_WAKES * wake_s
+    ends = function.slice_from + slice_s
+    if function.queue or any(not worker.is_idle and not worker.stopping for worker in function.workers.values()):
+        return ends
+    often = OFTEN * function.every_s
+    return min(ends, max(function.slice_from + least_s, function.used + (often if often < slice_s else 0.0)))

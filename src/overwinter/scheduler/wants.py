@@ -1,0 +1,95 @@
+"""What does a function want next? At most one thing, computed anew from the facts; asking changes nothing."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
+
+from overwinter.scheduler.containment import asked
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.policies import batching
+from overwinter.scheduler.policies.batching import Send, Step, Wait
+from overwinter.scheduler.sizing import keeps_up
+from overwinter.scheduler.state import Function, Worker
+
+
+class LoadBlocks(msgspec.Struct, frozen=True):
+    """Its blocks in the host store."""
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """One more worker, or as many as a scaler says."""
+
+
+Want = Send | Wait | LoadBlocks | Fork
+"""Send: a run of the first requests in a worker that has a slot; Wait: nothing until then."""
+
+LOAD_BLOCKS, FORK = LoadBlocks(), Fork()
+
+
+def next_want(cycle: Cycle, function: Function) -> Want | None:
+    """The best option for what waits: run it in a worker that has a slot, else fork one, else load its blocks."""
+    if function.unloaded:
+        return None
+    if function.queue:
+        slots = function.slots()
+        if slots:
+            return asked(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
+    if not wants_worker(cycle, function):
+        return None
+    return FORK if function.loaded else LOAD_BLOCKS
+
+
+def wants_worker(cycle: Cycle, function: Function) -> bool:
+    """Whether a worker should be started for the function, and may be."""
+    if function.loading is not None or cycle.now < function.backoff_until:
+        return False
+    if function.spec.id == cycle.state.giving_back:
+        return False
+    if function.wants_wake:
+        return not function.is_starting
+    return bool(function.queue) and asked(cycle.state, function, False, needs_worker, cycle, function)
+
+
+def needs_worker(cycle: Cycle, function: Function) -> bool:
+    """For requests that wait: the first worker always; another, one at a time, when a core is free for it and those
+    that are there would keep the last request waiting longer than its SLO, or than a wake takes.
+    """
+    settings, latency = function.spec.settings, function.latency
+    if len(function.workers) >= settings.max_bodies or function.is_starting:
+        return False
+    ready = [worker for worker in function.workers.values() if worker.is_ready]
+    if not ready:
+        return True
+    if not cycle.policy.eager or _cores_in_use(cycle) >= cycle.cores:
+        return False
+    if any(worker.has_slot for worker in ready):
+        return False
+    run_s = latency.latency_s(ready[0].point, ready[0].point.batch)
+    if run_s is None:
+        # Nothing has run yet: what it costs to find out is a wake.
+        return True
+    at_once = sum(worker.point.batch * worker.point.concurrency for worker in ready)
+    wait_s = run_s * len(function.queue) / at_once
+    return wait_s > latency.wake_s and (settings.slo_ms is None or wait_s + run_s > settings.slo_ms / 1000)
+
+
+def _cores_in_use(cycle: Cycle) -> int:
+    resources = cycle.resources
+    return resources.reserved.taken if cycle.policy.reserves else resources.load.taken
+
+
+def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Step:
+    slo_ms, latency, requests = function.spec.settings.slo_ms, function.latency, cycle.state.requests
+    # One of priority may have come after those behind it.
+    next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
+    waiting = batching.Waiting(
+        count=len(function.queue),
+        waited_s=cycle.now - min(requests[id_].arrived for id_ in next_ones),
+        slo_s=0.0 if slo_ms is None else slo_ms / 1000,
+        latency=lambda worker, count: latency.latency_s(worker.point, count) or 0.0,
+        keeps_up=keeps_up(cycle, function),
+    )
+    if slo_ms is None or (latency.run_s is None and not latency.points):
+        return batching.greedy(waiting, slots)
+    return batching.sound(cycle.batching(waiting, slots), slots)

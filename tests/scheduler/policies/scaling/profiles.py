@@ -1,0 +1,101 @@
+"""Profiles, demands, and a node that does what a scaler says."""
+
+import math
+
+import msgspec
+from hypothesis import strategies as st
+
+from overwinter.core.ids import Seconds, WorkerId
+from overwinter.core.profile import Point
+from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
+
+MIB = 1 << 20
+
+
+def point(cores=1, mib=100, batch=1, concurrency=1, latency_s=0.1):
+    return Point(cores, mib * MIB, batch, concurrency, latency_s)
+
+
+def body(worker, made_as, load=0.0, since=0.0):
+    return Standing(WorkerId(worker), made_as, load, Seconds(since))
+
+
+def demand(rate, points, **changes):
+    defaults = {
+        "slo_s": 0.4,
+        "free_cores": 64.0,
+        "free_bodies": 64,
+        "free_bytes": math.inf,
+        "weight_bytes": 100 * MIB,
+        "missing_bytes": 0,
+        "macs": 4_000_000_000,
+    }
+    return Demand(rate=rate, points=tuple(points), **(defaults | changes))
+
+
+@st.composite
+def profiles(draw):
+    """What a real model's profile looks like: cores help a run up to its serial part, batches hardly or much, runs
+    that share cores slow each other, and memory grows with the requests under way.
+    """
+    alone_s = draw(st.floats(0.005, 0.5))
+    serial = draw(st.floats(0.05, 0.6))
+    batching = draw(st.sampled_from([0.0, 0.1, 0.2, 0.8]))
+    runtime, activations = draw(st.integers(20, 400)), draw(st.integers(1, 80))
+    sides = draw(st.sampled_from([(1, 2), (1, 2, 4)]))
+    return tuple(
+        Point(
+            cores,
+            (runtime + activations * batch * concurrency) * MIB,
+            batch,
+            concurrency,
+            alone_s
+            * (1 + (batch - 1) * (1 - batching))
+            * max(1, concurrency / cores)
+            * (serial + (1 - serial) / max(1, cores / concurrency))
+            * draw(st.floats(0.95, 1.1)),
+        )
+        for cores in sides
+        for batch in sides
+        for concurrency in sides
+    )
+
+
+@st.composite
+def demands(draw, bounded=None):
+    """A function of a real profile, with any bodies, on a node with little room or with much."""
+    points = draw(profiles())
+    standing = draw(st.lists(st.sampled_from(points), max_size=6))
+    bodies = tuple(body(number, each, draw(st.floats(0, 1)), number) for number, each in enumerate(standing))
+    fastest, most = min(each.latency_s for each in points), max(each.throughput for each in points)
+    few = draw(st.booleans()) if bounded is None else bounded
+    return demand(
+        draw(st.floats(0, 8)) * most,
+        points,
+        slo_s=draw(st.none() | st.floats(0.5, 8).map(lambda times: times * fastest)),
+        bodies=bodies,
+        free_cores=float(draw(st.integers(0, 12))) if few else 1000.0,
+        free_bodies=draw(st.integers(0, 8)) if few else 1000,
+        free_bytes=draw(st.floats(0, 3000)) * MIB if few else math.inf,
+        missing_bytes=draw(st.integers(0, 300)) * MIB,
+        shared=draw(st.booleans()),
+        gamma=draw(st.sampled_from([0.0, 50.0 * MIB])),
+    )
+
+
+def done(asked: Demand, said: Scaled) -> Demand:
+    """The demand once the node has done what was said."""
+    by_shape = {each.shape: each for each in asked.points}
+    stopped = [each for each in asked.bodies if each.worker in said.stop]
+    number = 1 + max((each.worker for each in asked.bodies), default=0)
+    started = [body(number + place, by_shape[shape], since=number) for place, shape in enumerate(said.start)]
+    change = [(1, each) for each in stopped] + [(-1, each) for each in started]
+    missing = asked.missing_bytes if started and asked.shared else 0
+    return msgspec.structs.replace(
+        asked,
+        bodies=(*(each for each in asked.bodies if each not in stopped), *started),
+        free_cores=asked.free_cores + sum(sign * each.point.cores for sign, each in change),
+        free_bodies=asked.free_bodies + sum(sign for sign, _ in change),
+        free_bytes=asked.free_bytes + sum(sign * asked.memory(each.point) for sign, each in change) - missing,
+        missing_bytes=asked.missing_bytes - missing,
+    )

@@ -1,0 +1,54 @@
+"""What does the default do that neither paper does?"""
+
+from overwinter.core.profile import Shape
+from overwinter.scheduler.policies.scaling.default import frugal
+from overwinter.scheduler.policies.scaling.demand import Scaled
+from tests.scheduler.policies.scaling.profiles import MIB, body, demand, done, point
+
+SMALL = point(mib=100, latency_s=0.1)
+LARGE = point(cores=4, mib=150, concurrency=4, latency_s=0.1)
+
+
+def test_many_small_bodies_give_way_to_a_large_one_when_it_is_there():
+    asked = demand(17, [SMALL, LARGE], bodies=(body(1, SMALL), body(2, SMALL)))
+    first = frugal(asked)
+    assert (first.start, first.stop) == ((LARGE.shape,), ())
+    second = frugal(done(asked, first))
+    assert (second.start, second.stop) == ((), (1, 2))
+    assert frugal(done(done(asked, first), second)) == Scaled()
+
+
+def test_a_large_body_gives_way_to_a_small_one_when_the_rate_fell():
+    nearly = point(mib=140, latency_s=0.1)
+    assert frugal(demand(1, [nearly, LARGE], bodies=(body(1, LARGE),))).start == ()
+    tiny = point(mib=50, latency_s=0.1)
+    asked = demand(1, [tiny, LARGE], bodies=(body(1, LARGE),))
+    first = frugal(asked)
+    assert (first.start, first.stop) == ((tiny.shape,), ())
+    assert frugal(done(asked, first)).stop == (1,)
+
+
+def test_blocks_that_are_missing_speak_against_an_exchange():
+    tiny = point(mib=50, latency_s=0.1)
+    asked = demand(1, [tiny, LARGE], bodies=(body(1, LARGE),), missing_bytes=100 * MIB)
+    assert frugal(asked).start == ()
+
+
+def test_nothing_is_exchanged_without_room_for_both():
+    asked = demand(17, [SMALL, LARGE], bodies=(body(1, SMALL), body(2, SMALL)), free_cores=2.0)
+    assert frugal(asked).start == (SMALL.shape,)
+
+
+def test_cores_decide_where_they_run_out():
+    wide = point(cores=4, mib=90, latency_s=0.05)
+    assert frugal(demand(12, [wide, SMALL])).start == (wide.shape,)
+    asked = demand(30, [wide, SMALL], free_cores=4.0)
+    assert frugal(asked).start == (Shape(1, 1, 1),) * 4
+
+
+def test_an_exchange_keeps_the_bodies_that_it_would_start():
+    bodies = (body(0, LARGE), *(body(number, SMALL) for number in range(1, 9)))
+    asked = demand(100, [SMALL, LARGE], bodies=bodies)
+    first = frugal(asked)
+    assert first.start == (LARGE.shape,) * 3
+    assert set(frugal(done(asked, first)).stop) == set(range(1, 9))

@@ -1,0 +1,196 @@
+"""What holds for every scaler: it serves or says so, keeps to the room, comes to rest, and always ends."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.profile import Point
+from overwinter.scheduler.policies.scaling.names import SCALERS
+from tests.scheduler.policies.scaling.profiles import body, demand, demands, done, point
+
+ALL = sorted(SCALERS)
+WAITS_FOR_BATCH = {"overwinter", "dts", "dts-cores", "tetris-ro", "exact", "infless"}
+ROUNDS = 8
+NEARLY = 1 - 1e-6
+
+
+def in_time(name, each, slo_s):
+    """Tetris (2) and (3), or AsyFunc (1)."""
+    return each.latency_s <= (slo_s / 2 if name in WAITS_FOR_BATCH and each.batch > 1 else slo_s)
+
+
+def capacity(name, asked, best_effort):
+    """What the bodies serve within the promise, with their own batch or a smaller one."""
+    slo_s = math.inf if asked.slo_s is None or best_effort else asked.slo_s
+    total = 0.0
+    for each in asked.bodies:
+        own = each.point
+        runs = [p for p in asked.points if (p.cores, p.concurrency) == (own.cores, own.concurrency)]
+        total += max((p.throughput for p in runs if p.batch <= own.batch and in_time(name, p, slo_s)), default=0.0)
+    return total
+
+
+each_scaler = pytest.mark.parametrize("name", ALL)
+
+
+@each_scaler
+@settings(max_examples=40, deadline=None)
+@given(asked=demands())
+def test_a_rate_is_served_or_what_is_not_is_told(name, asked):
+    said = SCALERS[name](asked)
+    after = capacity(name, done(asked, said), said.best_effort)
+    assert after + said.unserved >= asked.rate * NEARLY
+    assert said.unserved == 0 or after < asked.rate
+
+
+@each_scaler
+@settings(max_examples=40, deadline=None)
+@given(asked=demands(bounded=True))
+def test_what_starts_has_room(name, asked):
+    left = done(asked, SCALERS[name](asked))
+    assert left.free_cores >= 0 or left.free_cores >= asked.free_cores
+    assert left.free_bodies >= 0
+    assert left.free_bytes >= -1 or left.free_bytes >= asked.free_bytes
+
+
+@each_scaler
+@settings(max_examples=40, deadline=None)
+@given(asked=demands(bounded=False))
+def test_what_starts_keeps_the_promise_unless_it_is_said(name, asked):
+    said = SCALERS[name](asked)
+    slo_s = math.inf if asked.slo_s is None else asked.slo_s
+    started = [each for each in asked.points if each.shape in said.start]
+    if said.best_effort:
+        assert {each.latency_s for each in started} <= {min(each.latency_s for each in asked.points)}
+    else:
+        assert all(in_time(name, each, slo_s) for each in started)
+        assert said.unserved == 0 or not any(in_time(name, each, slo_s) for each in asked.points)
+
+
+@each_scaler
+@settings(max_examples=40, deadline=None)
+@given(asked=demands())
+def test_the_same_demand_comes_to_rest(name, asked):
+    """Nothing is started twice, and nothing that was started is stopped."""
+    old = {each.worker for each in asked.bodies}
+    said = [SCALERS[name](asked)]
+    while (said[-1].start or said[-1].stop) and len(said) < ROUNDS:
+        assert not (said[-1].start and said[-1].stop)
+        assert old.issuperset(said[-1].stop)
+        asked = done(asked, said[-1])
+        said.append(SCALERS[name](asked))
+    assert said[-1].start == said[-1].stop == ()
+    if name != "overwinter":
+        assert not any(later.start for later in said[1:])
+        assert len(said) <= 3
+
+
+@each_scaler
+@settings(max_examples=40, deadline=None)
+@given(asked=demands())
+def test_what_stops_is_not_needed(name, asked):
+    said = SCALERS[name](asked)
+    left = capacity(name, done(asked, said), said.best_effort)
+    assert not said.stop or left * asked.beta >= asked.rate * NEARLY or left * NEARLY >= asked.rate
+    assert not said.stop or len(said.stop) < len(asked.bodies)
+
+
+@each_scaler
+def test_the_room_between_alpha_and_beta_is_left_alone(name):
+    made_as = point(latency_s=0.1)
+    bodies = tuple(body(number, made_as) for number in range(10))
+    for rate, changes in ((81, True), (79, False), (61, False), (53, True)):
+        said = SCALERS[name](demand(rate, [made_as], bodies=bodies))
+        assert bool(said.start or said.stop) == changes
+
+
+@each_scaler
+def test_the_least_loaded_goes_first(name):
+    made_as = point(latency_s=0.1)
+    bodies = tuple(body(number, made_as, load) for number, load in enumerate([0.9, 0.1, 0.5]))
+    assert SCALERS[name](demand(5, [made_as], bodies=bodies)).stop == (1, 2)
+
+
+@each_scaler
+def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
+    points = [point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.5), point(cores=2, batch=2, latency_s=0.8)]
+    said = SCALERS[name](demand(1, points))
+    assert said.best_effort
+    assert said.start == (points[1].shape,)
+    assert SCALERS[name](done(demand(1, points), said)).start == ()
+
+
+@each_scaler
+def test_without_a_promise_everything_is_in_time(name):
+    said = SCALERS[name](demand(1, [point(latency_s=3600.0)], slo_s=None))
+    assert not said.best_effort
+    assert said.start
+
+
+@each_scaler
+def test_no_profile_no_body(name):
+    said = SCALERS[name](demand(5, []))
+    assert (said.start, said.unserved, said.best_effort) == ((), 5, False)
+
+
+@each_scaler
+def test_an_endless_rate_takes_all_room(name):
+    said = SCALERS[name](demand(math.inf, [point(cores=2)], free_cores=5.0))
+    assert len(said.start) == 2
+    assert said.unserved == math.inf
+
+
+@each_scaler
+def test_blocks_to_be_brought_take_room_too(name):
+    asked = demand(1, [point(mib=10)], free_bytes=100 << 20, missing_bytes=95 << 20)
+    assert SCALERS[name](asked).start == ()
+
+
+@each_scaler
+def test_a_body_that_became_too_slow_goes_when_others_serve(name):
+    slow, fast = point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.1)
+    bodies = (body(1, slow, load=1.0), body(2, fast))
+    assert SCALERS[name](demand(7, [slow, fast], bodies=bodies)).stop == (1,)
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1e-300) | st.just(0.0)
+anything = st.builds(
+    Point,
+    st.integers(1, 64),
+    st.integers(0, 1 << 40),
+    st.integers(1, 64),
+    st.integers(1, 8),
+    numbers | st.floats(1e-6, 10),
+)
+
+
+@each_scaler
+@settings(max_examples=60, deadline=None)
+@given(
+    rate=numbers,
+    slo_s=st.none() | numbers,
+    points=st.lists(anything, max_size=6),
+    standing=st.lists(anything, max_size=4),
+    cores=st.floats(0, math.inf),
+    bodies=st.integers(0, 50),
+    nbytes=st.floats(0, math.inf),
+    macs=st.integers(0, 10**13),
+)
+def test_any_numbers_have_an_end(name, rate, slo_s, points, standing, cores, bodies, nbytes, macs):
+    asked = demand(
+        rate,
+        points,
+        slo_s=slo_s,
+        bodies=tuple(body(number, each) for number, each in enumerate(standing)),
+        free_cores=cores,
+        free_bodies=bodies,
+        free_bytes=nbytes,
+        macs=macs,
+        weight_bytes=macs // 1000,
+    )
+    said = SCALERS[name](asked)
+    assert len(said.start) <= bodies
+    assert not math.isnan(said.unserved)
+    assert said == SCALERS[name](asked)

@@ -1,0 +1,38 @@
+"""How long an idle worker stays: by its settings, or by what the function's past says."""
+
+from overwinter.core.policies import POLICIES
+from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.policies.keepalive import GAPS, GAPS_LEAST, from_history, idle_until, remember
+from overwinter.scheduler.state import Function, Worker
+from tests.scheduler.world import spec
+
+
+def idle(policy, since, used, gaps=(), keep_alive_s=60.0):
+    made = spec("f", keep_alive_s=keep_alive_s)
+    function = Function(made, False, LatencyModel(made, policy), {}, used=used, gaps=list(gaps))
+    worker = Worker(1, made.id, "t", function.latency.usual, 60.0, since, function)
+    return idle_until(worker, function, policy)
+
+
+def test_a_fixed_time_restarts_on_reuse_of_the_worker():
+    assert idle(POLICIES["tetris"], since=5.0, used=50.0) == 65.0
+
+
+def test_a_history_says_nothing_before_there_is_one():
+    assert from_history([1.0] * (GAPS_LEAST - 1), 60.0) == 60.0
+    assert from_history([1.0] * GAPS_LEAST, 60.0) == 1.1
+
+
+def test_a_history_is_of_the_function_and_waits_for_the_next_look_at_the_rate():
+    policy = POLICIES["infless"]
+    assert idle(policy, since=5.0, used=50.0, gaps=[0.1] * GAPS) == 50.0 + policy.period_s
+    assert idle(policy, since=5.0, used=50.0, gaps=[20.0] * GAPS) == 50.0 + 22.0
+    assert idle(policy, since=5.0, used=50.0, gaps=[90.0] * GAPS) == 110.0
+    assert idle(policy, since=5.0, used=50.0, gaps=[0.1] * GAPS, keep_alive_s=2.0) == 52.0
+
+
+def test_old_gaps_are_forgotten():
+    gaps = []
+    for number in range(2 * GAPS):
+        remember(gaps, float(number))
+    assert gaps == [float(number) for number in range(GAPS, 2 * GAPS)]

@@ -1,0 +1,188 @@
+"""Whose request gets the next free core: the one due first that can be in time, and nobody waits for ever."""
+
+from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.order import LATE_EVERY
+from tests.scheduler.world import World, spec
+
+RUN_S = 0.05
+
+
+def profile(run_s: float = RUN_S, cores: int = 1) -> Profile:
+    return Profile(weight_bytes=30, macs=1, points=(Point(cores, 5, 1, 1, run_s),), wake_s=0.02)
+
+
+def awake(names: str = "", cores: int = 1, **settings) -> World:
+    """A world in which each of these functions has an idle worker."""
+    world = World(cores=cores)
+    for name in names:
+        world.deploy(spec(name, profile=profile(), keep_alive_s=1000.0, timeout_s=500.0, **settings))
+        world.arrive(name)
+        world.settle()
+    world.answers.clear()
+    return world
+
+
+def order(world: World) -> list[str]:
+    """Let all that runs end, one run after the other; whose requests were answered in which order."""
+    world.settle()
+    return [answer.function[0] for answer in world.answers.values()]
+
+
+def running(world: World) -> set[str]:
+    return {world.state.workers[run.worker].function[0] for run in world.running.values()}
+
+
+def test_no_more_runs_and_wakes_are_under_way_than_there_are_cores():
+    world = World(cores=2)
+    for name in "abcdef":
+        world.deploy(spec(name, profile=profile(), slo_ms=500))
+        world.arrive(name)
+    while world.staging:
+        world.stage()
+    answered = 0
+    while len(world.answers) < 6:
+        assert len(world.starting) + len(world.running) <= 2
+        if world.starting:
+            world.ready()
+        else:
+            world.finish()
+        answered += 1
+        assert answered < 50
+    assert {type(answer).__name__ for answer in world.answers.values()} == {"Reply"}
+
+
+def test_the_request_due_first_goes_first():
+    world = awake()
+    for name, slo_ms in (("a", 1000), ("b", 900), ("c", 500), ("d", None)):
+        world.deploy(spec(name, profile=profile(), keep_alive_s=1000.0, timeout_s=500.0, slo_ms=slo_ms))
+        world.arrive(name)
+        world.settle()
+    world.answers.clear()
+    for name in "adbc":
+        world.arrive(name)
+    assert order(world) == ["a", "c", "b", "d"]
+
+
+def test_what_cannot_be_in_time_any_more_makes_way_for_what_can():
+    world = awake("abc", slo_ms=100)
+    world.arrive("a")
+    world.arrive("b")
+    world.now += 0.09
+    world.arrive("c")
+    assert order(world) == ["a", "c", "b"]
+
+
+def test_what_is_late_is_not_kept_out_for_ever():
+    world = awake("ab", slo_ms=100, queue_limit=1000)
+    world.arrive("a")
+    late = world.arrive("b")
+    world.now += 1.0
+    ended = 0
+    while late not in world.answers:
+        world.arrive("a")
+        world.arrive("a")
+        world.now += 0.01
+        world.finish()
+        ended += 1
+        assert ended <= 2 * LATE_EVERY
+
+
+def test_new_requests_of_a_function_go_before_those_that_are_late():
+    world = awake("a", slo_ms=200)
+    old = [world.arrive("a") for _ in range(8)]
+    for _ in range(4):
+        world.now += RUN_S
+        world.finish()
+    new = [world.arrive("a") for _ in range(2)]
+    for _ in range(3):
+        world.now += RUN_S
+        world.finish()
+    assert list(world.answers) == [*old[:5], *new]
+    world.settle()
+    assert list(world.answers)[-3:] == old[5:]
+
+
+def test_of_one_function_too_the_late_are_answered_now_and_then():
+    world = awake("a", slo_ms=200, queue_limit=1000)
+    late = [world.arrive("a") for _ in range(8)][-1]
+    ended = 0
+    while late not in world.answers:
+        world.arrive("a")
+        world.now += RUN_S
+        world.finish()
+        ended += 1
+        assert ended <= 8 * LATE_EVERY
+    assert ended > 8
+
+
+def test_a_priority_goes_before_a_promise():
+    world = awake("abc", slo_ms=500)
+    world.arrive("a")
+    world.arrive("b")
+    world.arrive("c", priority=1)
+    assert order(world) == ["a", "c", "b"]
+
+
+def test_a_run_that_hangs_keeps_its_core_for_a_while_only():
+    world = awake("ab", slo_ms=500)
+    world.arrive("a")
+    asked = world.arrive("b")
+    assert running(world) == {"a"}
+    for _ in range(5):
+        world.ring()
+        if "b" in running(world):
+            break
+    assert running(world) == {"a", "b"}
+    assert world.now < 10
+    assert asked not in world.answers
+
+
+def test_code_of_users_waits_for_no_core_and_keeps_none():
+    world = awake("ab", slo_ms=500)
+    world.deploy(spec("h", sandboxed=True, keep_alive_s=1000.0, timeout_s=500.0))
+    world.arrive("h")
+    world.settle()
+    world.arrive("a")
+    world.arrive("h")
+    world.arrive("b")
+    assert running(world) == {"a", "h"}
+    world.finish()
+    assert running(world) == {"h", "b"}
+
+
+def test_a_run_wider_than_the_machine_has_it_to_itself():
+    world = awake("a", cores=2, slo_ms=500)
+    wide = spec("w", profile=profile(cores=4), threads=4, keep_alive_s=1000.0, timeout_s=500.0, slo_ms=400)
+    world.deploy(wide)
+    world.arrive("w")
+    world.settle()
+    world.arrive("a")
+    world.arrive("w")
+    world.arrive("a")
+    assert running(world) == {"a"}
+    world.finish()
+    assert running(world) == {"w"}
+    world.finish()
+    assert running(world) == {"a"}
+
+
+def test_a_wake_keeps_its_core_for_the_request_it_was_made_for():
+    world = awake("ab", slo_ms=500)
+    world.deploy(spec("c", profile=profile(), slo_ms=5000))
+    world.arrive("c")
+    for name in "ab":
+        world.arrive(name)
+    assert not world.running
+    world.ready()
+    assert running(world) == {"c"}
+
+
+def test_whoever_gave_up_waits_for_no_core():
+    world = awake("ab", slo_ms=500)
+    world.arrive("a")
+    world.arrive("b", deadline=world.now + 0.01)
+    world.ring()
+    assert not world.state.functions["b@1"].queue
+    world.finish()
+    assert not world.state.functions["b@1"].line
+    assert not world.running

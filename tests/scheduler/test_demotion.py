@@ -1,0 +1,50 @@
+"""A worker that computes beyond what it was given gets no more work, and what it runs may end."""
+
+from overwinter.core.actions import Reply, StartBody, StopBody
+from overwinter.core.events import Demoted
+from tests.scheduler.world import World, spec
+
+
+def busy() -> tuple[World, int, int]:
+    """A function's only worker runs a request; the world, the worker and the request."""
+    world = World(cores=2)
+    world.deploy(spec("f", timeout_s=1000.0))
+    request = world.arrive("f")
+    world.settle_processes()
+    [worker] = world.alive
+    return world, worker, request
+
+
+def stops(world: World) -> list[StopBody]:
+    return [each for each in world.log if isinstance(each, StopBody)]
+
+
+def test_what_it_runs_ends_and_the_next_request_goes_to_another():
+    world, worker, slow = busy()
+    world.send(Demoted(worker))
+    assert not stops(world)
+    world.now += 100.0
+    world.finish()
+    assert isinstance(world.answers[slow], Reply)
+    assert stops(world) == [StopBody(worker)]
+    after = world.arrive("f")
+    world.settle()
+    assert isinstance(world.answers[after], Reply)
+    assert len([each for each in world.log if isinstance(each, StartBody)]) == 2
+
+
+def test_one_that_has_nothing_to_do_goes_at_once():
+    world, worker, _ = busy()
+    world.finish()
+    world.send(Demoted(worker))
+    assert stops(world) == [StopBody(worker)]
+
+
+def test_it_is_told_of_one_that_is_gone_or_goes_without_harm():
+    world, worker, _ = busy()
+    world.finish()
+    for _ in range(2):
+        world.send(Demoted(worker))
+    world.settle()
+    world.send(Demoted(worker))
+    assert len(stops(world)) == 1

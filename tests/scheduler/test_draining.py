@@ -1,0 +1,62 @@
+"""What a function holds is given back when it goes, whatever its runs do."""
+
+import pytest
+
+from overwinter.core.actions import Refuse, Reply, StopBody
+from overwinter.core.events import LoadAsked, Removed, UnloadAsked
+from tests.scheduler.world import World, spec
+
+DAY_S = 86_400.0
+GRACE_S = 30.0
+
+
+def asleep(world: World) -> int:
+    """A function whose handler sleeps for a day has a request."""
+    world.deploy(spec("sleeper", sandboxed=True, timeout_s=DAY_S, blobs=(("s", 10),)))
+    request = world.arrive("sleeper")
+    world.settle_processes()
+    assert world.running
+    return request
+
+
+@pytest.mark.parametrize(("event", "error"), [(Removed, "NotFoundError"), (UnloadAsked, "OverloadedError")])
+def test_a_run_that_does_not_end_goes_after_a_while(event, error):
+    world = World(bodies_max=1, cores=2)
+    request = asleep(world)
+    world.deploy(spec("other", blobs=(("o", 10),), timeout_s=1000.0))
+    world.send(event("sleeper@1"))
+    other = world.arrive("other")
+    world.settle_processes()
+    assert not [each for each in world.log if isinstance(each, StopBody)]
+    while request not in world.answers:
+        world.ring()
+    assert world.now == GRACE_S
+    assert world.answers[request].error == error
+    assert [each.kill for each in world.log if isinstance(each, StopBody)] == [True]
+    world.settle()
+    assert isinstance(world.answers[other], Reply)
+
+
+@pytest.mark.parametrize("event", [Removed, UnloadAsked])
+def test_a_run_that_ends_in_time_is_answered(event):
+    world = World(cores=2)
+    request = asleep(world)
+    world.send(event("sleeper@1"))
+    world.now += GRACE_S / 2
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    world.calm()
+    assert not world.alive
+
+
+def test_who_is_loaded_again_meanwhile_keeps_its_worker():
+    world = World(cores=2)
+    request = asleep(world)
+    world.send(UnloadAsked("sleeper@1"))
+    world.send(LoadAsked("sleeper@1"))
+    while world.alarm is not None and world.alarm <= 10 * GRACE_S:
+        world.ring()
+    assert request not in world.answers
+    assert not [each for each in world.log if isinstance(each, Refuse | StopBody)]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)

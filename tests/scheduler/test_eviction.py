@@ -1,0 +1,228 @@
+"""What leaves the host store, when, and what never does."""
+
+import pytest
+
+from overwinter.core.actions import Decide, Drop, Refuse, Reply, Stage
+from overwinter.core.events import Pressed, Removed, RoomMeasured
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+
+def own(name: str, **settings):
+    """A function of 10 shared bytes and 10 of its own."""
+    return spec(name, blobs=(("base", 10), (f"{name}-head", 10)), keep_alive_s=0.0, **settings)
+
+
+def use(world: World, name: str) -> None:
+    world.arrive(name)
+    world.settle()
+    world.ring()
+    world.settle()
+    assert not world.state.workers
+
+
+def full(**config) -> World:
+    """f, g and h have been used in this order and fill 40 bytes."""
+    world = World(host_bytes=40, **config)
+    for name in "fgh":
+        world.deploy(own(name))
+        world.now += 10
+        use(world, name)
+    world.log.clear()
+    return world
+
+
+def dropped(world: World) -> list[str]:
+    return [address for action in world.log if isinstance(action, Drop) for address in action.addresses]
+
+
+def test_the_one_used_longest_ago_leaves_and_what_is_shared_stays():
+    world = full(policy="lru")
+    use(world, "f")
+    world.deploy(own("i"))
+    use(world, "i")
+    assert dropped(world) == ["g-head"]
+    assert world.resources.host.taken == 40
+    assert [action.function for action in world.log if isinstance(action, Decide)] == ["g@1"]
+
+
+def test_reuse_restarts_the_time():
+    world = full(policy="lru")
+    for name in ("f", "g"):
+        use(world, name)
+    world.deploy(own("i"))
+    use(world, "i")
+    assert dropped(world) == ["h-head"]
+
+
+def test_by_worth_many_bytes_leave_before_few_of_the_same_age():
+    world = World(host_bytes=6 << 10)
+    for name, own_bytes in (("f", 5 << 10), ("g", 60)):
+        world.deploy(spec(name, blobs=(("base", 10), (f"{name}-head", own_bytes)), keep_alive_s=0.0))
+        world.now += 10
+        use(world, name)
+    world.deploy(spec("h", blobs=(("base", 10), ("h-head", 2 << 10)), keep_alive_s=0.0))
+    use(world, "f")
+    use(world, "g")
+    use(world, "f")
+    world.log.clear()
+    use(world, "h")
+    assert dropped(world) == ["f-head"], "g was used longer ago, and gives back next to nothing"
+
+
+def test_what_is_pinned_never_leaves():
+    world = World(host_bytes=30, policy="lru")
+    world.deploy(own("f", pinned=True))
+    use(world, "f")
+    for name in "gh":
+        world.now += 10
+        world.deploy(own(name))
+        use(world, name)
+    assert dropped(world) == ["g-head"]
+
+
+def test_a_window_without_use_sends_a_function_to_disk():
+    world = World(host_keep_alive_s=60.0)
+    world.deploy(own("f"))
+    use(world, "f")
+    assert not dropped(world)
+    while not dropped(world):
+        world.ring()
+    assert world.now == 60.0
+    assert world.resources.host.taken == 0
+    use(world, "f")
+    assert [type(action).__name__ for action in world.log].count("Stage") == 2
+    assert isinstance(world.answers[2], Reply)
+
+
+def test_in_use_is_waited_for_and_then_everyone_is_served():
+    world = World(host_bytes=20)
+    world.deploy(own("f"))
+    world.deploy(spec("g", blobs=(("x", 20),), keep_alive_s=0.0))
+    world.arrive("f")
+    world.stage()
+    world.ready()
+    world.arrive("g")
+    assert not world.staging, "f runs: nothing may leave"
+    world.finish()
+    assert not world.staging, "f has just come"
+    world.ring()
+    assert world.now < 1.0
+    world.settle()
+    assert all(isinstance(answer, Reply) for answer in world.answers.values())
+    assert len(world.answers) == 2
+    assert set(dropped(world)) == {"base", "f-head"}
+
+
+def test_an_idle_body_gives_way_to_whom_needs_the_bytes():
+    world = World(host_bytes=20)
+    world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),)))
+    world.arrive("f")
+    world.settle()
+    world.deploy(spec("g", blobs=(("y", 20),)))
+    world.now = 1.0
+    world.arrive("g")
+    world.settle()
+    assert isinstance(world.answers[2], Reply)
+    assert world.now == 1.0
+
+
+def test_those_that_share_every_block_leave_one_after_the_other():
+    world = World(host_bytes=20)
+    for name in "fg":
+        world.deploy(spec(name, keep_alive_s=0.0, blobs=(("x", 20),)))
+        use(world, name)
+    world.deploy(spec("h", keep_alive_s=0.0, blobs=(("y", 20),)))
+    use(world, "h")
+    assert isinstance(world.answers[3], Reply)
+    assert dropped(world) == ["x"]
+
+
+def test_what_can_never_fit_is_refused_clearly_and_disturbs_nobody():
+    world = full()
+    world.deploy(spec("i", blobs=(("base", 10), ("x", 31))))
+    world.arrive("i")
+    refusal = world.answers[4]
+    assert isinstance(refusal, Refuse)
+    assert refusal.error == "NoSpaceError"
+    assert "41 bytes" in refusal.message
+    assert not dropped(world)
+    world.log.clear()
+    for name in "fgh":
+        use(world, name)
+    assert not [action for action in world.log if isinstance(action, Stage)], "they are where they were"
+
+
+def test_what_can_never_fit_beside_what_is_pinned_disturbs_nobody():
+    world = World(host_bytes=40)
+    for name, settings in (("f", {"pinned": True}), ("g", {})):
+        world.deploy(own(name, **settings))
+        use(world, name)
+    world.deploy(spec("h", blobs=(("base", 10), ("x", 21))))
+    world.arrive("h")
+    assert world.answers[3].error == "NoSpaceError"
+    assert "10 of them pinned" in world.answers[3].message
+    assert not dropped(world)
+
+
+def test_a_body_that_can_never_fit_is_refused_and_disturbs_nobody():
+    def sized(memory_bytes: int) -> Profile:
+        return Profile(weight_bytes=30, macs=1, points=(Point(1, memory_bytes, 1, 1, 0.1),))
+
+    world = World(memory_bytes=100, host_bytes=40, cores=2)
+    world.deploy(spec("f", profile=sized(60), blobs=(("x", 20),), keep_alive_s=100.0))
+    world.arrive("f")
+    world.settle()
+    world.deploy(spec("g", profile=sized(101), blobs=(("y", 30),)))
+    world.arrive("g")
+    refusal = world.answers[2]
+    assert refusal.error == "NoSpaceError"
+    assert "101 bytes" in refusal.message
+    assert not world.staging
+    assert not world.stopping
+
+
+def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
+    world = full()
+    world.deploy(own("i"))
+    world.send(RoomMeasured(1000))
+    world.arrive("i")
+    world.fail_stage(came=("i-head",))
+    assert dropped(world)
+    assert [action.function for action in world.log if isinstance(action, Stage)] == ["i@1", "i@1"]
+    world.settle()
+    assert isinstance(world.answers[4], Reply)
+
+
+def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_not_do():
+    world = full()
+    world.deploy(spec("i", blobs=(("base", 10), ("x", 41))))
+    world.send(RoomMeasured(1000))
+    world.arrive("i")
+    world.fail_stage()
+    # What it had claimed for itself.
+    assert dropped(world) == ["x"]
+    assert world.resources.host.taken == 40
+
+
+@pytest.mark.parametrize(("nbytes", "left"), [(1, 30), (15, 20), (1000, 0)])
+def test_pressure_takes_just_as_much_as_is_asked(nbytes, left):
+    world = full()
+    world.send(Pressed(nbytes))
+    assert world.resources.host.taken == left
+
+
+def test_a_tenant_s_own_store_shares_with_nobody_else():
+    world = World()
+    for name, tenant in (("f", "red"), ("g", "red"), ("h", "blue")):
+        function = spec(name, blobs=(("base", 10),), tenant=tenant, dedicated=True, keep_alive_s=0.0)
+        world.deploy(function)
+        use(world, name)
+    world.deploy(spec("i", blobs=(("base", 10),), keep_alive_s=0.0))
+    use(world, "i")
+    assert {name: store.nbytes for name, store in world.state.stores.items()} == {"red": 10, "blue": 10, "": 10}
+    world.log.clear()
+    world.send(Removed("f@1"))
+    assert not dropped(world)
+    world.send(Removed("g@1"))
+    assert [action for action in world.log if isinstance(action, Drop)] == [Drop(("base",), "red")]

@@ -1,0 +1,90 @@
+"""Blocks that vanish from memory are staged again, and nobody is refused for it; not for ever, though."""
+
+import pytest
+
+from overwinter.core.actions import Announce, Refuse, Reply
+from overwinter.core.events import LoadAsked, RoomMeasured
+from tests.scheduler.world import World, spec
+
+
+def announced(world: World) -> list[str | None]:
+    return [action.error for action in world.log if isinstance(action, Announce)]
+
+
+def test_a_new_version_whose_blocks_vanished_before_it_started_is_tried_again():
+    world = World()
+    world.deploy(spec(), on_trial=True)
+    world.stage()
+    world.die(lost_blocks=True)
+    assert [stage.function for stage in world.staging] == ["f@1"]
+    world.settle()
+    assert announced(world) == [None]
+    assert isinstance(world.answers[_asked(world)], Reply)
+
+
+def test_a_load_whose_blocks_vanished_is_tried_again():
+    world = World()
+    world.deploy(spec())
+    world.send(LoadAsked("f@1"))
+    world.stage()
+    world.die(lost_blocks=True)
+    world.settle()
+    assert announced(world) == [None]
+
+
+def test_blocks_that_vanish_twice_in_a_row_are_a_failure():
+    world = World()
+    world.deploy(spec(), on_trial=True)
+    for _ in range(2):
+        world.stage()
+        world.die(lost_blocks=True)
+    assert announced(world) == ["WorkerError"]
+    assert world.state.functions == {}
+
+
+def test_a_request_waits_for_blocks_that_vanished_as_often_as_it_may():
+    world = World()
+    world.deploy(spec())
+    request = world.arrive()
+    for _ in range(2):
+        world.stage()
+        world.die(lost_blocks=True)
+        while not world.staging:
+            world.ring()
+    assert request not in world.answers
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+@pytest.mark.parametrize("before", [0, 10])
+def test_a_tmpfs_that_was_full_is_used_when_it_has_room(before):
+    world = World(host_bytes=before)
+    world.deploy(spec())
+    assert isinstance(world.answers[world.arrive()], Refuse)
+    world.send(RoomMeasured(1000))
+    request = world.arrive()
+    while not world.staging:
+        world.ring()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_a_tmpfs_that_shrank_is_not_filled_further():
+    world = World(host_bytes=1000)
+    world.deploy(spec(keep_alive_s=0.0))
+    world.deploy(spec("g", blobs=(("c", 30),)))
+    world.arrive()
+    world.settle()
+    world.ring()
+    world.settle()
+    world.send(RoomMeasured(30))
+    request = world.arrive("g")
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert world.resources.host.taken == 30
+
+
+def _asked(world: World) -> int:
+    request = world.arrive()
+    world.settle()
+    return request

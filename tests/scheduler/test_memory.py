@@ -1,0 +1,242 @@
+"""Workers that take more than all may have: who is stopped, who is not, and what their callers hear."""
+
+import pytest
+
+from overwinter.core.actions import Announce, Decide, Refuse, Reply, StartBody, StopBody
+from overwinter.core.events import MemoryMeasured, Pressed, Removed
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+MIB = 1 << 20
+NEED = 20 * MIB
+LIMIT = 1000 * MIB
+PROFILE = Profile(weight_bytes=10, macs=100, points=(Point(1, NEED, 1, 1, 0.1),))
+
+
+def node(**config) -> World:
+    return World(**{"memory_bytes": LIMIT, "cores": 4, "bodies_max": 16} | config)
+
+
+def woken(world: World, name: str, tenant="t", busy=True, **settings) -> tuple[int, int]:
+    """A function of its own with one worker; the worker and its request."""
+    before = world.alive.copy()
+    settings = {"profile": PROFILE, "keep_alive_s": 900.0, "timeout_s": 900.0, "sandboxed": True, **settings}
+    world.deploy(spec(name, blobs=((name, 10),), tenant=tenant, **settings))
+    request = world.arrive(name)
+    world.settle_processes()
+    if not busy:
+        world.finish()
+    [worker] = world.alive - before
+    return worker, request
+
+
+def measured(world: World, **mib: int) -> list[int]:
+    """Tell what the workers of some functions take; those that are stopped for it."""
+    workers = world.state.workers.values()
+    taken = {
+        worker.id: mib[worker.function.partition("@")[0]]
+        for worker in workers
+        if worker.function.partition("@")[0] in mib
+    }
+    actions = world.send(MemoryMeasured(tuple((worker, each * MIB) for worker, each in taken.items())))
+    stops = [action for action in actions if isinstance(action, StopBody)]
+    assert all(stop.kill for stop in stops)
+    return [stop.worker for stop in stops]
+
+
+def test_what_a_worker_takes_beyond_its_need_is_room_no_more():
+    world = node(memory_bytes=100 * MIB)
+    woken(world, "grown")
+    measured(world, grown=85)
+    assert world.resources.memory.taken == world.resources.memory.of("t") == 85 * MIB
+    world.deploy(spec("next", profile=PROFILE))
+    world.arrive("next")
+    world.stage()
+    assert not world.starting
+    measured(world, grown=40)
+    assert list(world.starting.values()) == ["next@1"]
+
+
+def test_who_takes_less_than_its_need_counts_for_it():
+    world = node()
+    woken(world, "f")
+    measured(world, f=1)
+    assert world.resources.memory.taken == NEED
+
+
+def test_as_long_as_all_fits_nobody_is_stopped():
+    world = node()
+    woken(world, "greedy")
+    woken(world, "honest")
+    assert measured(world, greedy=980, honest=20) == []
+
+
+def test_the_greedy_worker_goes_and_its_caller_hears_why():
+    world = node()
+    _, mine = woken(world, "honest")
+    greedy, request = woken(world, "greedy", tenant="u", memory_mib=4096)
+    assert measured(world, greedy=990, honest=20) == [greedy]
+    answer = world.answers[request]
+    assert (answer.error, answer.retry_after_s) == ("NoSpaceError", 1.0)
+    assert all(word in answer.message for word in ("greedy@1", "990.0 MiB", "memory_mib", "--memory-bytes"))
+    world.settle()
+    assert isinstance(world.answers[mine], Reply)
+    assert [each.function for each in world.log if isinstance(each, Decide) and each.what == "stop"] == ["greedy@1"]
+
+
+def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
+    world = node()
+    rests = []
+    woken(world, "greedy")
+    for _ in range(3):
+        later = world.arrive("greedy")
+        measured(world, greedy=2000)
+        began = world.now
+        assert later not in world.answers
+        world.die()
+        while not world.starting:
+            world.ring()
+        rests.append(world.now - began)
+        world.settle_processes()
+    assert rests == sorted(set(rests))
+    assert len([each for each in world.log if isinstance(each, StartBody)]) == 4
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_who_needs_room_does_not_wait_for_the_greedy_of_others(removed):
+    world = node()
+    greedy, request = woken(world, "greedy", tenant="u")
+    if removed:
+        world.send(Removed("greedy@1"))
+    assert measured(world, greedy=990) == []
+    world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
+    mine = world.arrive("honest")
+    actions = world.stage()
+    assert [each.worker for each in actions if isinstance(each, StopBody)] == [greedy]
+    assert world.answers[request].error == "NoSpaceError"
+    world.settle()
+    assert isinstance(world.answers[mine], Reply)
+
+
+def test_a_tenant_waits_for_what_is_its_own():
+    world = node()
+    woken(world, "mine")
+    measured(world, mine=990)
+    world.deploy(spec("next", blobs=(("n", 10),), profile=PROFILE))
+    world.arrive("next")
+    assert not [each for each in world.stage() if isinstance(each, StopBody)]
+
+
+def test_a_tenant_with_many_workers_somewhat_beyond_goes_before_one_with_a_single_one():
+    world = node()
+    [single, *_], *many = (woken(world, name, name[0]) for name in ("a", "b1", "b2", "b3"))
+    stopped = measured(world, a=300, b1=200, b2=250, b3=260)
+    assert stopped == [many[2][0]]
+    assert single not in stopped
+
+
+def test_of_a_tenant_the_idle_one_goes_first():
+    world = node()
+    idle, request = woken(world, "idle", busy=False)
+    woken(world, "busy")
+    assert measured(world, busy=600, idle=500) == [idle]
+    assert isinstance(world.answers[request], Reply)
+    assert not world.state.functions["idle@1"].failures
+
+
+def test_as_many_go_as_it_takes_and_those_that_go_already_count():
+    world = node()
+    workers = [woken(world, name)[0] for name in ("a", "b", "c")]
+    assert measured(world, a=900, b=800, c=700) == workers[:2]
+    assert measured(world, c=710) == workers[:2]
+    assert measured(world, c=1100) == [*workers[:2], workers[2]]
+
+
+def test_where_nobody_takes_far_more_the_idle_one_goes_and_what_runs_is_tried_again():
+    world = node(memory_bytes=60 * MIB)
+    idle, _ = woken(world, "idle", busy=False)
+    busy, request = woken(world, "busy", "u")
+    assert measured(world, idle=35, busy=30) == [idle]
+    world.die(idle)
+    assert measured(world, busy=61) == [busy]
+    assert request in world.open
+    world.die(busy)
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_who_is_stopped_twice_for_a_little_hears_why():
+    world = node(memory_bytes=50 * MIB)
+    _, request = woken(world, "f")
+    for _ in range(2):
+        measured(world, f=51)
+        world.die()
+        world.settle_processes()
+    assert world.answers[request].error == "NoSpaceError"
+    assert "--memory-bytes" in world.answers[request].message
+
+
+def test_a_version_that_takes_too_much_at_its_trial_is_refused():
+    world = node()
+    world.deploy(spec("greedy", profile=PROFILE), on_trial=True)
+    world.stage()
+    measured(world, greedy=1001)
+    [told] = [action for action in world.log if isinstance(action, Announce)]
+    assert (told.function, told.error) == ("greedy@1", "NoSpaceError")
+    world.calm()
+    assert not world.alive
+    assert world.resources.memory.taken == 0
+
+
+def test_a_worker_that_takes_too_much_before_it_is_ready_is_not_started_for_ever():
+    world = node()
+    world.deploy(spec("greedy", profile=PROFILE))
+    request = world.arrive("greedy")
+    world.stage()
+    measured(world, greedy=1001)
+    assert world.answers[request].error == "NoSpaceError"
+    world.calm()
+    assert len([each for each in world.log if isinstance(each, StartBody)]) == 1
+
+
+def test_what_a_removed_function_still_runs_may_not_take_more_either():
+    world = node()
+    worker, request = woken(world, "greedy")
+    world.send(Removed("greedy@1"))
+    assert measured(world, greedy=1001) == [worker]
+    assert "greedy@1" in world.answers[request].message
+
+
+def test_a_stopped_worker_counts_until_it_is_gone():
+    world = node()
+    worker, _ = woken(world, "greedy")
+    measured(world, greedy=1001)
+    measured(world, greedy=0)
+    assert world.resources.memory.taken == 1001 * MIB
+    world.die(worker)
+    assert world.resources.memory.taken == 0
+
+
+def test_without_a_bound_nobody_is_stopped_for_what_it_takes():
+    world = node(memory_bytes=None)
+    woken(world, "f")
+    assert measured(world, f=1 << 25) == []
+
+
+def test_what_is_told_of_a_worker_that_is_gone_changes_nothing():
+    world = node()
+    assert world.send(MemoryMeasured(((99, 1 << 45),))) == []
+    assert world.resources.memory.taken == 0
+
+
+def test_when_the_machine_runs_short_the_greedy_go_after_the_idle():
+    world = node(memory_bytes=None)
+    idle, _ = woken(world, "idle", busy=False)
+    woken(world, "honest")
+    greedy, request = woken(world, "greedy")
+    measured(world, idle=20, honest=40, greedy=900)
+    actions = world.send(Pressed(15 * MIB))
+    assert [each.worker for each in actions if isinstance(each, StopBody)] == [idle]
+    actions = world.send(Pressed(5000 * MIB))
+    assert [each.worker for each in actions if isinstance(each, StopBody)] == [greedy]
+    assert isinstance(world.answers[request], Refuse)

@@ -1,0 +1,216 @@
+"""Who comes next when room is short: nobody waits for ever behind those that are smaller or always busy."""
+
+import pytest
+
+from overwinter.core.actions import Stage, StartBody, StopBody
+from overwinter.core.events import Profiled
+from overwinter.core.policies import POLICIES
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+STEPS = 200
+
+
+def profile(memory_bytes: int) -> Profile:
+    return Profile(weight_bytes=30, macs=1, points=(Point(1, memory_bytes, 1, 1, 0.1),))
+
+
+def go_on(world: World, busy: tuple[str, ...], asked: int, steps: int = STEPS) -> int:
+    """Requests for the busy ones come faster than they are run; the steps until `asked` has its answer."""
+    for step in range(steps):
+        if asked in world.answers:
+            return step
+        world.now += 0.1
+        for name in (*busy, *busy):
+            world.arrive(name)
+        if world.running:
+            world.finish()
+        world.settle_processes()
+    return steps
+
+
+def check_is_answered(world: World, name: str, beside: tuple[str, ...]) -> None:
+    """One request, though others that were there before always have work."""
+    for busy in beside:
+        world.arrive(busy)
+        world.settle_processes()
+    asked = world.arrive(name)
+    assert go_on(world, beside, asked) < STEPS
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
+def started(world: World) -> list[str]:
+    return [action.function for action in world.log if isinstance(action, StartBody)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_function_that_always_has_work_gives_way_after_its_turn(concurrency):
+    world = World(bodies_max=1, cores=2)
+    for name in "fg":
+        world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
+    check_is_answered(world, "g", beside=("f",))
+
+
+def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request():
+    world = World(bodies_max=1, cores=2)
+    for name in "fg":
+        world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100))
+    go_on(world, ("f", "g"), asked=-1)
+    starts = started(world)
+    assert {"f@1", "g@1"} == set(starts)
+    assert starts.count("f@1") == pytest.approx(starts.count("g@1"), abs=1)
+    assert 5 < len(starts) < len(world.answers) / 2
+
+
+def test_a_large_body_is_not_passed_by_for_ever_by_small_ones():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("large", 80), ("small", 40), ("other", 40)):
+        world.deploy(spec(name, profile=profile(size), queue_limit=10000, timeout_s=1000.0, max_bodies=2))
+    check_is_answered(world, "large", beside=("small", "other"))
+
+
+def test_a_small_body_waits_for_the_large_one_that_came_before_it():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("busy", 50), ("large", 80), ("small", 20)):
+        world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    for name in ("large", "small"):
+        world.arrive(name)
+    world.settle_processes()
+    assert started(world) == ["busy@1"]
+    world.finish()
+    world.settle_processes()
+    assert started(world) == ["busy@1", "large@1", "small@1"]
+
+
+def test_those_behind_who_gave_up_are_not_kept_waiting():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("busy", 50), ("large", 80), ("small", 20)):
+        world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    world.arrive("large", deadline=1.0)
+    world.arrive("small")
+    world.settle_processes()
+    while world.now < 1.0:
+        world.ring()
+    world.finish()
+    world.settle_processes()
+    assert started(world) == ["busy@1", "small@1"]
+
+
+def test_many_idle_bodies_go_for_one_large_one():
+    world = World(cores=8, memory_bytes=100)
+    for name in ("one", "two", "three"):
+        world.deploy(spec(name, profile=profile(30), keep_alive_s=1000.0))
+        world.arrive(name)
+        world.settle()
+    world.deploy(spec("large", profile=profile(95), timeout_s=1000.0))
+    asked = world.arrive("large")
+    world.settle()
+    assert type(world.answers[asked]).__name__ == "Reply"
+
+
+def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
+    world = World(cores=2, host_bytes=50)
+    for name in "fg":
+        blobs = ((f"{name}-a", 10), (f"{name}-b", 20))
+        world.deploy(spec(name, blobs=blobs, queue_limit=10000, timeout_s=1000.0))
+    check_is_answered(world, "g", beside=("f",))
+
+
+def test_those_that_wait_for_a_body_do_not_take_the_blocks_from_each_other():
+    world = World(bodies_max=1, cores=2, host_bytes=20)
+    slow = Profile(weight_bytes=10, macs=1, points=(Point(1, 10, 1, 1, 0.1),), wake_s=2.0)
+    world.deploy(spec("busy", blobs=(("busy", 10),), profile=slow, queue_limit=10000, timeout_s=1000.0))
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    asked = [world.arrive(name) for name in "fg"]
+    for id_ in asked:
+        go_on(world, ("busy",), id_, steps=5 * STEPS)
+    assert [type(world.answers[id_]).__name__ for id_ in asked] == ["Reply", "Reply"]
+    staged = [action.function for action in world.log if isinstance(action, Stage)]
+    assert [staged.count(f"{name}@1") for name in "fg"] == [1, 1]
+
+
+def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
+    world = World(cores=8, host_bytes=100)
+    for name, nbytes in (("large", 80), ("small", 40), ("other", 40)):
+        world.deploy(spec(name, blobs=((f"{name}-a", nbytes),), queue_limit=10000, timeout_s=1000.0))
+    check_is_answered(world, "large", beside=("small", "other"))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("memory", [None, 30])
+def test_nobody_waits_behind_an_idle_body(policy, memory):
+    """There is room for the plainest configuration and none for the one that is wanted."""
+    points = (Point(1, 10, 1, 1, 0.3), Point(2, 20, 8, 1, 0.2))
+    settings = {"slo_ms": 400, "max_batch": 8, "threads": 2, "timeout_s": 1000.0}
+    world = World(policy=policy, cores=3, memory_bytes=memory)
+    for name, keep_alive_s in (("one", 1.0), ("two", 1.0), ("idle", 300.0)):
+        made = Profile(weight_bytes=30, macs=10**9, points=points)
+        world.deploy(spec(name, profile=made, keep_alive_s=keep_alive_s, **settings))
+    for name in ("one", "two", "idle"):
+        world.now += 100.0
+        world.arrive(name)
+        while len(world.answers) < world.next_request:
+            world.settle()
+            world.ring()
+        while name != "idle" and world.alive:
+            world.settle()
+            world.ring()
+    begun = world.now
+    asked = [world.arrive(name) for name in ("one", "two")]
+    while not set(asked) <= set(world.answers):
+        world.settle()
+        world.ring()
+    assert {type(world.answers[id_]).__name__ for id_ in asked} == {"Reply"}
+    assert world.now - begun < 10.0
+
+
+def test_no_more_bodies_leave_than_are_needed():
+    points = (Point(1, 40, 1, 1, 0.1), Point(1, 90, 4, 1, 0.2))
+    world = World(cores=8, memory_bytes=100)
+    for name in ("one", "two"):
+        world.deploy(spec(name, profile=profile(45), keep_alive_s=1000.0))
+        world.arrive(name)
+        world.settle()
+    wide = Profile(weight_bytes=30, macs=1, points=points)
+    world.deploy(spec("new", profile=wide, max_batch=4, slo_ms=500))
+    asked = world.arrive("new")
+    world.settle()
+    assert type(world.answers[asked]).__name__ == "Reply"
+    assert sum(isinstance(action, StopBody) for action in world.log) == 1
+
+
+def test_who_is_given_up_in_line_gives_his_bytes_to_the_next():
+    world = World(bodies_max=1, memory_bytes=10, host_bytes=20, cores=2)
+    world.deploy(spec("busy", blobs=(("busy", 10),), profile=profile(5), keep_alive_s=1000.0, pinned=True))
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 10),), profile=profile(5), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    asked = [world.arrive(name) for name in "fg"]
+    world.settle_processes()
+    world.send(Profiled("f@1", profile(50)))
+    world.settle()
+    assert [type(world.answers[id_]).__name__ for id_ in asked] == ["Refuse", "Reply"]
+
+
+def test_who_loses_his_blocks_waits_for_no_core():
+    world = World(cores=1)
+    for name in ("f", "busy"):
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=1000.0))
+        world.arrive(name)
+        world.settle_processes()
+        if name == "f":
+            world.finish()
+    asked = world.arrive("f")
+    world.die(1, lost_blocks=True)
+    while not world.staging:
+        world.ring()
+    world.settle()
+    assert type(world.answers[asked]).__name__ == "Reply"

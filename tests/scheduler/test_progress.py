@@ -1,0 +1,142 @@
+"""Whoever asks again and again is answered again and again, however short bodies, bytes and cores are."""
+
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.actions import Reply
+from overwinter.core.events import BodyReady, Cancelled, RunEnded
+from overwinter.core.policies import POLICIES
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+STAGE_S, WAKE_S, RUN_S, EXIT_S = 0.02, 0.03, 0.01, 0.005
+LASTS_S = 20.0
+TURN_S = 3.5
+"""Without an answer to somebody who asks, for each function: a hundred wakes, and some seconds to change places."""
+SMALL = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)
+MANY = Profile(
+    weight_bytes=10,
+    macs=1,
+    points=tuple(
+        Point(cores, 4 * batch + runs, batch, runs, RUN_S * batch * runs / cores)
+        for cores in (1, 2)
+        for batch in (1, 2, 4)
+        for runs in (1, 2)
+    ),
+    wake_s=WAKE_S,
+)
+SETTINGS = {
+    "keep_alive_s": [1.0, 60.0],
+    "slo_ms": [None, 50, 200],
+    "max_bodies": [1, 2],
+    "max_batch": [1, 4],
+    "concurrency": [1, 2],
+    "threads": [1, 2],
+    "sandboxed": [False, False, False, False, True],
+    "profile": [None, SMALL, MANY],
+}
+
+
+class Clients:
+    """Each asks for one function, waits for the answer or gives up, thinks, and asks again."""
+
+    def __init__(self, world: World, chance: Random) -> None:
+        self.world = world
+        self.chance = chance
+        self.heap: list = []
+        self.said = 0
+        self.planned: set = set()
+        self.asked: dict[int, tuple[str, float]] = {}
+        self.answered: dict[str, float] = {}
+        self.longest = 0.0
+
+    def after(self, seconds: float, deed, *about) -> None:
+        self.said += 1
+        heappush(self.heap, (self.world.now + seconds, self.said, deed, about))
+
+    def ask(self, name: str, think_s: float) -> None:
+        id_ = self.world.arrive(name)
+        self.asked[id_] = (name, think_s)
+        if self.chance.random() < 0.05:
+            self.after(self.chance.random() * 0.3, self.give_up, id_)
+
+    def give_up(self, id_: int) -> None:
+        if id_ in self.asked and id_ not in self.world.answers:
+            self.world.send(Cancelled(id_))
+            self.after(0.01, self.ask, *self.asked.pop(id_))
+
+    def ready(self, worker: int) -> None:
+        if self.world.starting.pop(worker, None):
+            self.world.send(BodyReady(worker))
+
+    def end(self, number: int) -> None:
+        run = self.world.running.pop(number, None)
+        if run is not None:
+            self.world.send(RunEnded(run.worker, run.run))
+
+    def exit(self, worker: int) -> None:
+        if worker in self.world.alive:
+            self.world.die(worker)
+
+    def plan(self) -> None:
+        """Let come in time what was asked for, and read the answers."""
+        world = self.world
+        for kind, seconds, deed, numbers in (
+            ("start", WAKE_S, self.ready, world.starting),
+            ("run", RUN_S, self.end, world.running),
+            ("stop", EXIT_S, self.exit, world.stopping),
+        ):
+            for number in [number for number in numbers if (kind, number) not in self.planned]:
+                self.planned.add((kind, number))
+                self.after(seconds, deed, number)
+        for _ in range(len(world.staging) - sum(deed == world.stage for _, _, deed, _ in self.heap)):
+            self.after(STAGE_S, world.stage)
+        for id_ in [id_ for id_ in self.asked if id_ in world.answers]:
+            name, think_s = self.asked.pop(id_)
+            if isinstance(world.answers[id_], Reply):
+                self.longest = max(self.longest, world.now - self.answered[name])
+                self.answered[name] = world.now
+            self.after(think_s, self.ask, name, think_s)
+
+    def go_on(self) -> None:
+        while self.world.now < LASTS_S:
+            self.plan()
+            at = self.heap[0][0] if self.heap else inf
+            if self.world.alarm is not None and self.world.alarm <= at:
+                self.world.ring()
+                continue
+            _, _, deed, about = heappop(self.heap)
+            self.world.now = max(self.world.now, at)
+            deed(*about)
+        self.longest = max(self.longest, *(self.world.now - at for at in self.answered.values()))
+
+
+@pytest.mark.parametrize("memory", [None, 20])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=3, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    functions=st.integers(2, 5),
+    bodies=st.sampled_from([1, 2, 8]),
+    places=st.sampled_from([None, 1, 2, 3]),
+    cores=st.sampled_from([None, 1, 2]),
+)
+def test_nobody_who_goes_on_asking_is_kept_out(policy, memory, seed, functions, bodies, places, cores):
+    chance = Random(seed)
+    host = None if places is None else 10 * places
+    world = World(policy=policy, bodies_max=bodies, host_bytes=host, memory_bytes=memory, cores=cores)
+    clients = Clients(world, chance)
+    for name in "abcde"[:functions]:
+        drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0, **drawn))
+        clients.answered[name] = 0.0
+        think_s = chance.choice([0.001, 0.02, 0.2])
+        for _ in range(chance.choice([1, 1, 2])):
+            clients.after(chance.random(), clients.ask, name, think_s)
+    clients.go_on()
+    assert clients.longest < TURN_S * functions

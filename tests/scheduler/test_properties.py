@@ -1,0 +1,230 @@
+"""Whatever happens in whatever order: every request gets exactly one answer, in time, and nobody is forgotten."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from overwinter.core.actions import Reply
+from overwinter.core.events import (
+    Cancelled,
+    Demoted,
+    Foretold,
+    LoadAsked,
+    MemoryMeasured,
+    Pressed,
+    Profiled,
+    Removed,
+    UnloadAsked,
+    ZygoteLost,
+)
+from overwinter.core.policies import POLICIES
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+NAMES = ("f", "g", "h")
+TIMEOUT_S = 200.0
+"""So long that nothing which goes well comes near it: whoever is refused for it was forgotten."""
+SOON_S = 50.0
+PROFILES = (
+    None,
+    Profile(weight_bytes=12, macs=100),
+    Profile(
+        weight_bytes=12,
+        macs=100,
+        points=tuple(
+            Point(cores, 3 + batch, batch, runs, 0.1 * batch * runs / cores)
+            for cores in (1, 2)
+            for batch in (1, 2)
+            for runs in (1, 2)
+        ),
+    ),
+    Profile(weight_bytes=12, macs=100, points=(Point(1, 10, 1, 1, 0.1),)),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Draws what happens next: good news, bad news, old news, time."""
+
+    policy: str | None = None
+    """Drawn, if it is not said."""
+    profiles: tuple[Profile | None, ...] = PROFILES
+    bounds: ClassVar[dict] = {}
+    """More of the configuration."""
+    reuses_ids = True
+    """Whether a function may be deployed under an id that another one has."""
+
+    def __init__(self):
+        super().__init__()
+        self.versions = dict.fromkeys(NAMES, 0)
+
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)),
+        bodies=st.integers(1, 4),
+        host=st.sampled_from([None, 11, 12, 19, 30]),
+        memory=st.sampled_from([None, 9, 20]),
+        cores=st.sampled_from([None, 1, 2]),
+        window=st.sampled_from([None, 5.0]),
+    )
+    def begin(self, policy, bodies, host, memory, cores, window):
+        self.world = World(
+            bodies_max=bodies,
+            backoff_max_s=2.0,
+            policy=self.policy or policy,
+            cores=cores,
+            host_bytes=host,
+            memory_bytes=memory,
+            host_keep_alive_s=window,
+            **self.bounds,
+        )
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        on_trial=st.booleans(),
+        again=st.sampled_from([False, False, False, True]),
+        batch=st.integers(1, 3),
+        bodies=st.integers(1, 3),
+        keep=st.sampled_from([0.0, 1.0, 60.0]),
+        limit=st.integers(1, 4),
+        slo=st.sampled_from([None, 50.0, 500.0]),
+        late=st.sampled_from(["serve", "refuse"]),
+        runs=st.integers(1, 2),
+        own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"sandboxed": True}]),
+        profile=st.integers(0, len(PROFILES) - 1),
+    )
+    def deploy(self, name, on_trial, again, batch, bodies, keep, limit, slo, late, runs, own, profile):
+        known = self.world.deployed.keys() - self.world.loading
+        if not (again and self.reuses_ids and f"{name}@{self.versions[name]}" in known):
+            self.versions[name] += 1
+        blobs = (("shared", 5), (f"{name}{self.versions[name]}", 7))
+        settings = {"max_batch": batch, "max_bodies": bodies, "keep_alive_s": keep, "queue_limit": limit}
+        settings |= {"slo_ms": slo, "late": late, "concurrency": runs, "threads": 2, "timeout_s": TIMEOUT_S, **own}
+        made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], **settings)
+        self.world.deploy(made, on_trial)
+
+    @rule(name=st.sampled_from(NAMES), wait=st.sampled_from([None, 0.5, 5.0]), priority=st.integers(0, 2))
+    def arrive(self, name, wait, priority):
+        self.world.arrive(name, deadline=None if wait is None else self.world.now + wait, priority=priority)
+
+    @rule(name=st.sampled_from(NAMES), profile=st.integers(1, len(PROFILES) - 1), rate=st.sampled_from([0.0, 3.0, 1e9]))
+    def learn(self, name, profile, rate):
+        function = f"{name}@{max(1, self.versions[name])}"
+        self.world.send(Profiled(function, self.profiles[profile]))
+        self.world.send(Foretold(function, rate))
+
+    @rule(nbytes=st.integers(1, 40))
+    def pressed(self, nbytes):
+        self.world.send(Pressed(nbytes))
+
+    @rule(data=st.data())
+    def measured(self, data):
+        """What workers take, those that are gone among them: within their need, somewhat beyond it, far beyond it."""
+        known = sorted({*self.world.alive, 1})
+        taken = st.tuples(st.sampled_from(known), st.sampled_from([0, 2, 5, 14, 1 << 30]))
+        self.world.send(MemoryMeasured(tuple(data.draw(st.lists(taken, max_size=3)))))
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.world.open:
+            request = data.draw(st.sampled_from(sorted(self.world.open)))
+            del self.world.open[request]
+            self.world.send(Cancelled(request))
+
+    @precondition(lambda self: self.world.staging)
+    @rule(fails=st.booleans(), added=st.sampled_from([0, 9]), last=st.booleans())
+    def staged(self, fails, added, last):
+        at = -1 if last else 0
+        if fails:
+            self.world.fail_stage(came=self.world.blobs[self.world.staging[at].function][:1], at=at)
+        else:
+            self.world.stage(added, at)
+
+    @precondition(lambda self: self.world.starting)
+    @rule()
+    def ready(self):
+        self.world.ready()
+
+    @precondition(lambda self: self.world.running)
+    @rule(fails=st.booleans())
+    def finish(self, fails):
+        run = next(iter(self.world.running.values()))
+        self.world.finish(run.requests[:1] if fails else ())
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), lost=st.booleans())
+    def die(self, data, lost):
+        self.world.die(data.draw(st.sampled_from(sorted(self.world.alive))), lost_blocks=lost)
+
+    @precondition(lambda self: self.world.alive - set(self.world.starting))
+    @rule(data=st.data())
+    def demoted(self, data):
+        self.world.send(Demoted(data.draw(st.sampled_from(sorted(self.world.alive - set(self.world.starting))))))
+
+    @precondition(lambda self: self.world.alarm is not None)
+    @rule()
+    def ring(self):
+        self.world.ring()
+
+    @rule(
+        name=st.sampled_from(NAMES), event=st.sampled_from([LoadAsked, LoadAsked, UnloadAsked, Removed]), data=st.data()
+    )
+    def manage(self, name, event, data):
+        version = data.draw(st.integers(1, max(1, self.versions[name])))
+        self.world.send(event(f"{name}@{version}"))
+
+    @rule()
+    def zygote_lost(self):
+        self.world.send(ZygoteLost())
+
+    def teardown(self):
+        """From any point on, if all goes well, everyone is answered and served, everyone sleeps, nothing is kept."""
+        world = getattr(self, "world", None)
+        if world is None or sys.exc_info()[0] is not None:
+            return
+        for name in NAMES:
+            for version in range(1, self.versions[name] + 1):
+                world.send(Foretold(f"{name}@{version}", 0.0))
+        patient = {id_ for id_, deadline in world.open.items() if deadline > world.now + SOON_S}
+        patient |= {world.arrive(name) for name in NAMES}
+        world.calm()
+        assert not world.open, "requests without an answer"
+        assert not world.loading, "loads without an answer"
+        assert not world.alive, "workers that nobody needs"
+        assert not world.resources.memory.taken, "memory of workers that are gone"
+        for id_ in patient:
+            answer = world.answers[id_]
+            assert isinstance(answer, Reply) or answer.error != "DeadlineError", f"request {id_} was forgotten"
+        needed = {(f.store, blob.address) for f in world.deployed.values() for blob in f.blobs}
+        assert world.resident <= needed, "blocks are kept that no function needs"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_whatever_happens_nobody_is_forgotten(policy):
+    machine = type("AnyOrder", (AnyOrder,), {"policy": policy})
+    examples = settings(max_examples=25, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(machine, settings=examples)
+
+
+@pytest.mark.parametrize("policy", ["overwinter", "infless"])
+def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy):
+    """In processes of their own: within one, sets and dicts of strings keep their order."""
+    told = {
+        subprocess.run(
+            [sys.executable, "-m", "tests.scheduler.replayed", policy],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2", "3")
+    }
+    [actions] = told
+    assert {name for name in (b"Run", b"Drop", b"Prepare", b"Announce", b"Refuse", b"Decide") if name in actions} == {
+        b"Run", b"Drop", b"Prepare", b"Announce", b"Refuse", b"Decide",
+    }  # fmt: skip

@@ -1,0 +1,196 @@
+"""One tenant's workers never keep another's out: max-min fairness, whatever runs do not end."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from overwinter.core.actions import Reply, StopBody
+from overwinter.core.events import LoadAsked, UnloadAsked
+from overwinter.core.policies import POLICIES
+from overwinter.scheduler.order import TENANT_PART
+from tests.scheduler.test_properties import TIMEOUT_S, AnyOrder
+from tests.scheduler.world import World, spec
+
+DAY_S = 86_400.0
+GRACE_S = 30.0
+
+
+def sleepers(world: World, count: int, tenant="a") -> None:
+    """Functions whose handlers never answer, one request each."""
+    for number in range(count):
+        name = f"{tenant}{number}"
+        world.deploy(spec(name, blobs=((name, 1),), sandboxed=True, tenant=tenant, timeout_s=DAY_S))
+        world.arrive(name)
+    world.settle_processes()
+
+
+def well(world: World, name="b", **changes):
+    made = {"blobs": ((name, 1),), "tenant": name, "timeout_s": 100.0} | changes
+    world.deploy(spec(name, **made))
+
+
+def workers_of(world: World, tenant: str) -> int:
+    return sum(worker.tenant == tenant for worker in world.state.workers.values())
+
+
+def finish(world: World, name: str) -> None:
+    """Runs of one function end; the sleepers' go on."""
+    workers = world.state.workers
+    for run in [run for run in world.running.values() if workers[run.worker].function == f"{name}@1"]:
+        world.running = {run.run: run} | world.running
+        world.finish()
+    world.settle_processes()
+
+
+def answered(world: World, name: str) -> Reply | None:
+    """The answer to a request that is made now, if there is one."""
+    request = world.arrive(name)
+    for _ in range(3):
+        world.settle_processes()
+        finish(world, name)
+    return world.answers.get(request)
+
+
+def test_one_tenant_alone_may_have_every_worker():
+    world = World(bodies_max=32)
+    sleepers(world, 40)
+    assert workers_of(world, "a") == 32
+
+
+def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
+    world = World(bodies_max=32)
+    well(world)
+    sleepers(world, 40)
+    assert workers_of(world, "a") == 32 - 32 // TENANT_PART
+    for _ in range(20):
+        assert isinstance(answered(world, "b"), Reply)
+        world.now += 1.0
+
+
+def test_who_comes_late_gets_what_another_has_beyond_its_share():
+    """All workers sleep for a day: one is killed when its run did not end in time, and the newcomer keeps it."""
+    world = World(bodies_max=8)
+    sleepers(world, 20)
+    well(world, keep_alive_s=1000.0)
+    request = world.arrive("b")
+    world.settle_processes()
+    assert request not in world.answers
+    while not any(isinstance(each, StopBody) for each in world.log):
+        world.ring()
+    assert world.now <= GRACE_S + 1.0
+    killed = [each.worker for each in world.log if isinstance(each, StopBody)]
+    assert len(killed) == 1
+    world.settle_processes()
+    assert workers_of(world, "b") == 1
+    for _ in range(50):
+        assert isinstance(answered(world, "b"), Reply)
+        world.now += 2.0
+    assert isinstance(world.answers[request], Reply)
+    assert [each.worker for each in world.log if isinstance(each, StopBody)] == killed
+    told = [each for each in world.answers.values() if not isinstance(each, Reply)]
+    assert [(each.error, "another tenant" in each.message) for each in told] == [("OverloadedError", True)]
+
+
+def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():
+    world = World(bodies_max=2)
+    sleepers(world, 2)
+    well(world)
+    request = world.arrive("b")
+    world.settle_processes()
+    while request not in world.answers and world.now < 3 * GRACE_S:
+        for name in ("a0@1", "a1@1"):
+            world.send(UnloadAsked(name))
+            world.send(LoadAsked(name))
+        if world.alarm is not None and world.alarm <= world.now + 5.0:
+            world.ring()
+        else:
+            world.now += 5.0
+        world.settle_processes()
+        finish(world, "b")
+    assert isinstance(world.answers.get(request), Reply)
+
+
+def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
+    world = World(bodies_max=4)
+    for name in ("a1", "a2", "a3"):
+        world.deploy(spec(name, blobs=((name, 1),), tenant="a", keep_alive_s=1000.0))
+    well(world, "b", keep_alive_s=1000.0)
+    for name in ("b", "a1", "a2", "a3"):
+        world.arrive(name)
+        world.settle()
+    well(world, "c")
+    world.arrive("c")
+    world.settle()
+    assert [workers_of(world, tenant) for tenant in "abc"] == [2, 1, 1]
+
+
+def test_of_private_memory_too_nobody_keeps_more_than_the_other_needs():
+    world = World(memory_bytes=100 << 20, bodies_max=32)
+    sleepers(world, 10)
+    assert workers_of(world, "a") == 6
+    well(world, keep_alive_s=1000.0)
+    request = world.arrive("b")
+    while request not in world.answers:
+        world.settle_processes()
+        finish(world, "b")
+        if request not in world.answers:
+            world.ring()
+    assert isinstance(world.answers[request], Reply)
+    assert world.now <= GRACE_S + 1.0
+
+
+def test_a_tenant_has_no_more_than_it_was_given():
+    world = World(bodies_max=32, tenant_bodies_max=3)
+    sleepers(world, 10)
+    assert workers_of(world, "a") == 3
+    well(world)
+    assert isinstance(answered(world, "b"), Reply)
+
+
+class Tenants(AnyOrder):
+    """Random events among functions of several tenants."""
+
+    @rule(name=st.sampled_from(["x", "y"]), sandboxed=st.booleans(), profile=st.integers(0, 3))
+    def deploy_for_others(self, name, sandboxed, profile):
+        version = self.versions.setdefault(name, 0) + 1
+        self.versions[name] = version
+        blobs = ((f"{name}{version}", 7),)
+        made = spec(
+            name,
+            version,
+            blobs,
+            sandboxed,
+            self.profiles[profile],
+            name,
+            timeout_s=TIMEOUT_S,
+            max_bodies=3,
+            slo_ms=500,
+            max_batch=2,
+        )
+        self.world.deploy(made)
+
+    @rule(name=st.sampled_from(["x", "y"]))
+    def arrive_for_others(self, name):
+        self.world.arrive(name)
+
+
+@pytest.mark.parametrize("most", [None, 1])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_among_tenants_too_nobody_is_forgotten(policy, most):
+    machine = type("Tenants", (Tenants,), {"policy": policy, "bounds": {"tenant_bodies_max": most}})
+    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=50, deadline=None))
+
+
+def test_one_tenant_s_waiting_requests_leave_room_for_another_s():
+    world = World(requests_max=12, bodies_max=2)
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("b", "b")):
+        world.deploy(spec(name, blobs=((name, 1),), tenant=tenant, timeout_s=100.0))
+    of_a = [world.arrive(name) for name in ("a1", "a2") * 5]
+    refused = [world.answers[request] for request in of_a if request in world.answers]
+    assert len(of_a) - len(refused) == 6
+    assert {(each.error, "requests_max" in each.message) for each in refused} == {("OverloadedError", True)}
+    of_b = [world.arrive("b") for _ in range(3)]
+    world.settle()
+    assert all(isinstance(world.answers[request], Reply) for request in of_b)
+    assert isinstance(answered(world, "a1"), Reply)

@@ -1,0 +1,48 @@
+"""One time a key, the earliest; and the node is only told when it must ring earlier than it knew."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.scheduler.timers import Timers
+
+times = st.floats(0, 100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), times)))
+def test_every_key_is_looked_at_at_its_earliest_time(wishes):
+    timers = Timers()
+    for key, at in wishes:
+        timers.arm(key, at)
+    earliest = {key: min(at for k, at in wishes if k == key) for key, _ in wishes}
+    rung = {}
+    while (at := timers.next_alarm()) is not None:
+        for key in timers.pop_due(at):
+            assert key not in rung
+            rung[key] = at
+    assert rung == earliest
+
+
+def test_a_later_wish_changes_nothing_and_an_earlier_one_is_told():
+    timers = Timers()
+    timers.arm("f", 5.0)
+    assert timers.next_alarm() == 5.0
+    timers.arm("g", 9.0)
+    assert timers.next_alarm() is None
+    timers.arm("h", 2.0)
+    assert timers.next_alarm() == 2.0
+
+
+def test_an_alarm_that_rings_too_early_is_set_again():
+    timers = Timers()
+    timers.arm("f", 5.0)
+    timers.next_alarm()
+    assert timers.pop_due(4.999) == []
+    assert timers.next_alarm() == 5.0
+
+
+def test_a_forgotten_key_is_not_looked_at():
+    timers = Timers()
+    timers.arm("f", 5.0)
+    timers.disarm("f")
+    assert timers.next_alarm() is None
+    assert timers.pop_due(9.0) == []

@@ -1,0 +1,225 @@
+"""A small world for the scheduler: it keeps what was asked for and lets a test choose what happens next."""
+
+from overwinter.core.actions import (
+    Announce,
+    Decide,
+    Drop,
+    Prepare,
+    Refuse,
+    Reply,
+    Run,
+    SetAlarm,
+    Stage,
+    StartBody,
+    StopBody,
+)
+from overwinter.core.config import MindConfig
+from overwinter.core.events import (
+    Alarm,
+    Arrived,
+    BodyExited,
+    BodyReady,
+    Cancelled,
+    Deployed,
+    LoadAsked,
+    Removed,
+    RunEnded,
+    RunFailure,
+    Staged,
+    StageFailed,
+)
+from overwinter.core.function import BlobSize, FunctionSpec, Settings
+from overwinter.core.ids import function_id
+from overwinter.scheduler.invariants import check
+from overwinter.scheduler.lifecycles import check_steps, lives
+from overwinter.scheduler.scheduler import Scheduler
+
+COUNTING = ("Announce", "Prepare")
+
+
+def spec(
+    name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, profile=None, tenant="t", **settings
+) -> FunctionSpec:
+    settings.setdefault("max_bodies", 1)
+    return FunctionSpec(
+        id=function_id(name, version),
+        name=name,
+        version=version,
+        tenant=tenant,
+        profile=profile,
+        settings=Settings(**settings),
+        program=f"program-of-{name}",
+        sandboxed=sandboxed,
+        blobs=tuple(BlobSize(address, nbytes) for address, nbytes in blobs),
+    )
+
+
+class World:
+    """Feeds a scheduler and remembers what it asked for."""
+
+    def __init__(self, **config) -> None:
+        self.scheduler = Scheduler(MindConfig(**config))
+        self.state = self.scheduler.state
+        self.resources = self.scheduler.cycle.resources
+        self.now = 0.0
+        self.alarm: float | None = None
+        self.staging: list[Stage] = []
+        self.blobs: dict[str, tuple[str, ...]] = {}
+        """Of every function that there ever was."""
+        self.stores: dict[str, str] = {}
+        self.deployed: dict[str, FunctionSpec] = {}
+        """Those that are there, on trial or not."""
+        self.on_trial: set[str] = set()
+        self.loading: set[str] = set()
+        """Somebody waits to hear how a deploy or a load went."""
+        self.open: dict[int, float] = {}
+        """The deadline of each request without an answer."""
+        self.resident: set[tuple[str, str]] = set()
+        """Store and address of every block that was brought and not dropped."""
+        self.starting: dict[int, str] = {}
+        self.alive: set[int] = set()
+        self.stopping: set[int] = set()
+        self.running: dict[int, Run] = {}
+        self.answers: dict[int, Reply | Refuse] = {}
+        self.log: list = []
+        self.next_request = 0
+
+    def send(self, event) -> list:
+        before = lives(self.state, self.now)
+        actions = self.scheduler.handle(event, self.now)
+        check(self.scheduler.cycle)
+        if not isinstance(event, Deployed):
+            check_steps(before, lives(self.state, self.now))
+        self.take_note(event)
+        for action in actions:
+            self.carry_out(action)
+        self.log += actions
+        return actions
+
+    def take_note(self, event) -> None:
+        match event:
+            case Deployed(function, on_trial):
+                self.deployed[function.id] = function
+                if on_trial:
+                    self.on_trial.add(function.id)
+                    self.loading.add(function.id)
+            case LoadAsked(function):
+                self.loading.add(function)
+            case Removed(function):
+                self.deployed.pop(function, None)
+                self.on_trial.discard(function)
+            case Cancelled(request):
+                self.open.pop(request, None)
+
+    def carry_out(self, action) -> None:
+        match action:
+            case Stage():
+                self.staging.append(action)
+            case StartBody(worker, function):
+                self.starting[worker] = function
+                self.alive.add(worker)
+            case Run(worker, run):
+                assert worker in self.alive
+                assert run not in self.running
+                self.running[run] = action
+            case StopBody(worker):
+                self.stopping.add(worker)
+            case Reply(request) | Refuse(request):
+                assert request not in self.answers, f"request {request} was answered twice"
+                self.answers[request] = action
+                self.open.pop(request, None)
+            case SetAlarm():
+                self.alarm = action.at
+            case Drop(addresses, store):
+                self.resident -= {(store, address) for address in addresses}
+            case Announce():
+                self.hear(action)
+            case Prepare() | Decide():
+                pass
+
+    def hear(self, announce: Announce) -> None:
+        self.loading.discard(announce.function)
+        if announce.function in self.on_trial and announce.error is not None:
+            self.deployed.pop(announce.function, None)
+        self.on_trial.discard(announce.function)
+
+    # What may happen next
+
+    def deploy(self, function: FunctionSpec, on_trial=False, quarantined="") -> list:
+        self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
+        self.stores[function.id] = function.store
+        places = {(function.store, address) for address in self.blobs[function.id]}
+        resident = not on_trial and places <= self.resident
+        return self.send(Deployed(function, on_trial, resident, quarantined))
+
+    def arrive(self, name="f", version=None, deadline=None, priority=0) -> int:
+        self.next_request += 1
+        timeout_s = max((f.settings.timeout_s for f in self.deployed.values() if f.name == name), default=0.0)
+        limit = self.now + timeout_s
+        self.open[self.next_request] = limit if deadline is None else min(limit, deadline)
+        self.send(Arrived(self.next_request, name, version, deadline, priority))
+        return self.next_request
+
+    def stage(self, added=30, at=0) -> list:
+        stage = self.staging.pop(at)
+        store, addresses = self.stores[stage.function], self.blobs[stage.function]
+        self.resident |= {(store, address) for address in addresses}
+        return self.send(Staged(stage.function, stage.operation, added, addresses, store))
+
+    def fail_stage(self, error="NoSpaceError", came=(), at=0) -> list:
+        """A stage, the oldest, fails, though the blocks `came` have come."""
+        stage = self.staging.pop(at)
+        store = self.stores[stage.function]
+        self.resident |= {(store, address) for address in came}
+        return self.send(StageFailed(stage.function, stage.operation, error, "full", tuple(came), store))
+
+    def ready(self) -> list:
+        worker = next(iter(self.starting))
+        del self.starting[worker]
+        return self.send(BodyReady(worker))
+
+    def finish(self, failures=()) -> list:
+        run = self.running.pop(next(iter(self.running)))
+        return self.send(RunEnded(run.worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
+
+    def die(self, worker=None, reason="signal 9", lost_blocks=False) -> list:
+        worker = min(self.alive) if worker is None else worker
+        self.alive.discard(worker)
+        self.stopping.discard(worker)
+        self.starting.pop(worker, None)
+        self.running = {run: action for run, action in self.running.items() if action.worker != worker}
+        return self.send(BodyExited(worker, "WorkerError", reason, lost_blocks))
+
+    def ring(self) -> list:
+        assert self.alarm is not None
+        self.now, self.alarm = max(self.now, self.alarm), None
+        actions = self.send(Alarm())
+        late = [id_ for id_, deadline in self.open.items() if deadline <= self.now]
+        assert not late, f"requests {late} are past their deadline"
+        return actions
+
+    def settle(self) -> None:
+        """Let everything that is under way go well."""
+        self.settle_processes()
+        while self.running:
+            self.finish()
+            self.settle_processes()
+
+    def calm(self) -> None:
+        """Let everything go well until there is nothing more to come."""
+        for _ in range(10_000):
+            self.settle()
+            if self.alarm is None:
+                return
+            self.ring()
+        raise AssertionError("it never comes to rest")
+
+    def settle_processes(self) -> None:
+        """As `settle`, but runs go on."""
+        while self.staging or self.starting or self.stopping:
+            if self.stopping:
+                self.die(min(self.stopping))
+            elif self.staging:
+                self.stage()
+            else:
+                self.ready()
