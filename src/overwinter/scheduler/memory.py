@@ -50,7 +50,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
 
 
 def give_back(cycle: Cycle, nbytes: int) -> None:
-    """The machine runs short: unheld blocks go first, then the workers spare longest, then those far beyond their need."""
+    """The machine runs short: unheld blocks go first, then workers spare longest, then those far beyond their need."""
     won = give_back_blocks(cycle, nbytes)
     spare = [worker for tenant in cycle.state.tenants.values() for worker in tenant.spare.values()]
     for worker in sorted(spare, key=lambda worker: (worker.since, worker.id)):
