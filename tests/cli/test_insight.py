@@ -15,7 +15,7 @@ ACTIVITY = {
     "functions": [{**FUNCTION, "name": f"f{number}", "p50_ms": None} for number in range(3)],
 }  # fmt: skip
 EXPLAINED = {
-    "name": "f", "version": 2, "tenant": "t", "latest": False, "state": "resting", "on_trial": False, "queued": 0,
+    "name": "f", "version": 2, "tenant": "t", "latest": False, "state": "backoff", "on_trial": False, "queued": 0,
     "settings": {"slo_ms": 80}, "best_effort": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
     "run_s": None, "failures": 3, "rests_s": 1.25, "bodies": [], "refusals": [],
     "tiers": [
@@ -52,7 +52,7 @@ def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
 def test_an_explanation_tells_why() -> None:
     shown = text(*explained_tables(EXPLAINED))
     assert "f@2 (old)" in shown
-    assert "resting for 1.2 s after 3 failures, 0 bodies" in shown
+    assert "backoff for 1.2 s after 3 failures, 0 bodies" in shown
     assert "80 ms, met by 50.0%; no configuration keeps it here" in shown
     assert "2 configurations, known for 2 min; in service 1.50 of what was measured" in shown
     assert "the fastest takes 250 ms with 2 cores, batch 4, 2 at once, 1.0 KiB" in shown

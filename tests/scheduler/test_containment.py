@@ -14,6 +14,7 @@ from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import latency, wants
 from overwinter.scheduler.invariants import check
+from overwinter.scheduler.lifecycles import worker_state
 from overwinter.scheduler.policies import batching, eviction, keepalive
 from overwinter.scheduler.policies.scaling.names import SCALERS
 from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
@@ -101,6 +102,20 @@ def test_a_scaler_that_fails_on_a_function_puts_it_away_with_the_reason(failing)
     assert [each.function for each in world.log if isinstance(each, Decide) and each.what == "quarantine"] == ["ill@1"]
     again = world.arrive("ill")
     assert world.answers[again].error == "QuarantineError"
+
+
+def test_a_worker_may_be_ready_get_a_run_and_drain_in_one_event(failing):
+    failing.in_everything()
+    failing.every = 1000
+    world = World(cores=2)
+    world.deploy(spec("ill", profile=Profile(weight_bytes=12, macs=100, points=ILL.points[:1]), slo_ms=500))
+    asked = world.arrive("ill")
+    world.stage()
+    failing.every = 1
+    world.ready()
+    assert [worker_state(worker) for worker in world.state.workers.values()] == ["draining"]
+    world.settle()
+    assert isinstance(world.answers[asked], Reply)
 
 
 def test_what_is_loaded_again_is_tried_again(failing, monkeypatch):

@@ -1,7 +1,8 @@
 """How do functions, their blocks and workers live? Their states are derived from facts, and stored nowhere.
 
-The tables `{(state, event): state}` are the steps that there are; one event leads to two of them at most. A scheduler
-does not look at them: tests hold it to them, and the diagrams in docs/architecture.md are made from them by `diagram`.
+The tables `{(state, event): state}` are the steps that there are; one event leads to two of them at most, and a worker
+to three: it is ready, is given a run, and drains, for a policy failed on its function meanwhile. A scheduler does not
+look at them: tests hold it to them, and the diagrams in docs/architecture.md are made from them by `diagram`.
 """
 
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ def lives(state: State, now: Seconds) -> Lives:
 
 
 def check_steps(before: Lives, after: Lives) -> None:
-    """AssertionError for a change that no two steps of a table make."""
+    """AssertionError for a change to which the steps of one event do not lead."""
     for id_ in before.functions.keys() & after.functions.keys():
         (life, blocks), (life_now, blocks_now) = before.functions[id_], after.functions[id_]
         assert life_now in _FUNCTION[life], f"function {id_} was {life} and is {life_now}"
@@ -104,14 +105,19 @@ def check_steps(before: Lives, after: Lives) -> None:
         assert now in _WORKER[then], f"worker {worker} was {then} and is {now}"
 
 
-def _within_two(table: Mapping[tuple[str, str], str]) -> dict[str, set[str]]:
-    """The states that two steps lead to at most, by where they begin."""
-    states = {state for (state, _), after in table.items() for state in (state, after)}
-    one = {state: {after for (before, _), after in table.items() if before == state} for state in states}
-    return {state: {state} | one[state] | {last for after in one[state] for last in one[after]} for state in states}
+def _within(steps: int, table: Mapping[tuple[str, str], str]) -> dict[str, set[str]]:
+    """The states to which so many steps lead at most, by where they begin."""
+    found = {state: {state} for (before, _), after in table.items() for state in (before, after)}
+    for _ in range(steps):
+        found = {
+            start: reached | {after for (before, _), after in table.items() if before in reached}
+            for start, reached in found.items()
+        }
+    return found
 
 
-_FUNCTION, _BLOCKS, _WORKER = (_within_two(dict(table)) for table in (FUNCTION.items(), BLOCKS.items(), WORKER.items()))
+_FUNCTION, _BLOCKS = (_within(2, dict(table)) for table in (FUNCTION.items(), BLOCKS.items()))
+_WORKER = _within(3, dict(WORKER.items()))
 
 
 def diagram() -> str:
