@@ -115,6 +115,30 @@ def test_of_one_function_too_the_late_are_answered_now_and_then():
     assert ended > 8
 
 
+def test_of_those_that_are_due_at_once_the_longest_waiting_goes_first_whatever_comes_for_it():
+    world = awake("abc", slo_ms=1000)
+    for name in "caba":
+        world.arrive(name)
+    assert order(world) == ["c", "a", "b", "a"]
+
+
+def test_a_function_whose_next_run_is_for_a_late_request_comes_when_its_others_are_due():
+    world = awake("ab", slo_ms=100)
+    while (world.state.functions["a@1"].runs + 1) % LATE_EVERY:
+        world.arrive("a")
+        world.settle()
+    world.answers.clear()
+    world.arrive("b")
+    late = world.arrive("a")
+    world.now += 0.12
+    world.arrive("a")
+    world.now += 0.01
+    world.arrive("b")
+    world.finish()
+    assert [run.requests for run in world.running.values()] == [(late,)]
+    assert order(world) == ["b", "a", "a", "b"]
+
+
 def test_a_priority_goes_before_a_promise():
     world = awake("abc", slo_ms=500)
     world.arrive("a")

@@ -67,7 +67,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False) -> None:
     going_on = True
     while going_on:
         if cycle.policy.order == "deadline" and len(function.queue) > 1 and function.has_slot:
-            order.arrange(cycle, function)
+            order.arrange_for_run(cycle, function)
         going_on = _begin(cycle, function, next_want(cycle, function), has_core)
         has_core = False
     if function.spec.id in cycle.state.functions:

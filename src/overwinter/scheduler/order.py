@@ -79,12 +79,16 @@ def waits_for_cores(cycle: Cycle, function: Function) -> bool:
     return cycle.orders_cores and not function.spec.sandboxed and not function.wants_wake
 
 
-def arrange(cycle: Cycle, function: Function) -> None:
-    """Let the requests that can be in time go before those that cannot; behind them at every LATE_EVERY-th run."""
+def arrange_for_run(cycle: Cycle, function: Function) -> None:
+    """As `arrange`, but for every LATE_EVERY-th run, which is for those that cannot be in time."""
+    arrange(cycle, function, late_first=(function.runs + 1) % LATE_EVERY == 0)
+
+
+def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
+    """Let the requests that can be in time go before those that cannot, or behind them."""
     slo_ms = function.spec.settings.slo_ms
     if slo_ms is None or len(function.queue) < 2:
         return
-    late_first = (function.runs + 1) % LATE_EVERY == 0
     needed_s = _needed_s(cycle, function)
     if late_first or cycle.now + needed_s > _due(cycle, function):
         late_last(function.queue, cycle.state.requests, cycle.now + needed_s - slo_ms / 1000, late_first)
@@ -113,10 +117,11 @@ def in_a_hurry(cycle: Cycle) -> Function | None:
     ends = min((operation.ends for operation in state.holding.values()), default=now)
     wait_s = max(0.0, ends - now)
     best: tuple[tuple[int, float], Function] | None = None
-    for level, due, number, id_ in state.cores.due[:HURRIED]:
-        function = state.functions.get(id_)
-        if function is None or state.cores.hopeful.get(id_) != number:
+    for entry in state.cores.due[:HURRIED]:
+        level, due, _, id_ = entry
+        if state.cores.hopeful.get(id_) is not entry:
             continue
+        function = state.functions[id_]
         needed_s = _needed_s(cycle, function)
         hurries = SHARED_PACE * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
         if hurries and (best is None or (level, due) < best[0]):
@@ -126,6 +131,7 @@ def in_a_hurry(cycle: Cycle) -> Function | None:
 
 def _join_cores(cycle: Cycle, function: Function) -> None:
     line, id_ = cycle.state.cores, function.spec.id
+    # It comes for the first that can be in time, also where its next run is for a late one: else those would wait too.
     arrange(cycle, function)
     level, due = _level(cycle, function), _due(cycle, function)
     cycle.cores_changed = True
@@ -136,23 +142,29 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
         line.late[id_] = None
         return
     line.late.pop(id_, None)
-    line.number += 1
-    line.hopeful[id_] = line.number
-    heappush(line.due, (level, due, line.number, id_))
+    before = line.hopeful.get(id_)
+    if before is not None and before[:2] == (level, due):
+        return
+    line.number += before is None
+    entry = (level, due, line.number if before is None else before[2], id_)
+    line.hopeful[id_] = entry
+    heappush(line.due, entry)
 
 
 def _first_hopeful(cycle: Cycle) -> Function | None:
     """Of those whose first request can be in time the one due first. Whoever cannot any more is late from now on."""
     line = cycle.state.cores
     while line.due:
-        level, due, number, id_ = line.due[0]
-        if line.hopeful.get(id_) != number:
+        entry = line.due[0]
+        level, due, _, id_ = entry
+        if line.hopeful.get(id_) is not entry:
             heappop(line.due)
             continue
         function = cycle.state.functions[id_]
         if level < ORDINARY or cycle.now + _needed_s(cycle, function) <= due:
             return function
         heappop(line.due)
+        del line.hopeful[id_]
         _join_cores(cycle, function)
     return None
 

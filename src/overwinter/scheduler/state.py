@@ -267,13 +267,13 @@ class CoreLine(msgspec.Struct):
     """Functions whose requests wait for a core. order.py keeps it."""
 
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
-    """A heap of (level, due, number, function); an entry counts while `hopeful` has its number."""
-    hopeful: dict[FunctionId, int] = msgspec.field(default_factory=dict)
-    """Those whose first request can be in time."""
+    """A heap of (level, due, number, function); an entry counts while it is in `hopeful`."""
+    hopeful: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
+    """Those whose first request can be in time. Of those due at once the longest waiting has the least number."""
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Those whose first request cannot, the longest waiting first."""
     number: int = 0
-    """Entries made so far."""
+    """Functions that joined so far."""
     given: int = 0
     """Cores given out so far."""
 
