@@ -129,14 +129,30 @@ def test_a_function_whose_next_run_is_for_a_late_request_comes_when_its_others_a
         world.settle()
     world.answers.clear()
     world.arrive("b")
-    late = world.arrive("a")
-    world.now += 0.12
     world.arrive("a")
+    world.now += 0.12
+    new = world.arrive("a")
     world.now += 0.01
     world.arrive("b")
     world.finish()
-    assert [run.requests for run in world.running.values()] == [(late,)]
-    assert order(world) == ["b", "a", "a", "b"]
+    assert [run.requests for run in world.running.values()] == [(new,)]
+    assert order(world) == ["b", "a", "b", "a"]
+
+
+def test_a_late_request_behind_others_of_its_function_has_its_share_of_the_cores():
+    world = awake("ab", slo_ms=100, queue_limit=1000)
+    world.arrive("b")
+    late = world.arrive("a")
+    world.now += 0.12
+    ended = 0
+    while late not in world.answers:
+        world.arrive("a")
+        world.arrive("b", priority=1)
+        world.now += 0.01
+        world.finish()
+        ended += 1
+        assert ended <= 2 * LATE_EVERY
+    assert ended > 2
 
 
 def test_a_priority_goes_before_a_promise():

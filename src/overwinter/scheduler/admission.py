@@ -61,15 +61,16 @@ def _is_left(cycle: Cycle) -> bool:
     )
 
 
-def serve(cycle: Cycle, function: Function, has_core: bool = False) -> None:
+def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
     """Begin what the function wants, one thing after the other, until it wants nothing or must wait for it."""
     cycle.in_hand, function.batch_at = function.spec.id, None
     going_on = True
     while going_on:
         if cycle.policy.order == "deadline" and len(function.queue) > 1 and function.has_slot:
-            order.arrange_for_run(cycle, function)
-        going_on = _begin(cycle, function, next_want(cycle, function), has_core)
-        has_core = False
+            order.arrange(cycle, function, late_first or (not has_core and order.is_turn_of_late(function.runs)))
+        began = _begin(cycle, function, next_want(cycle, function), has_core)
+        going_on = began and bool(function.queue or function.wants_wake)
+        has_core = late_first = False
     if function.spec.id in cycle.state.functions:
         retention.settle(cycle, function)
 
@@ -123,17 +124,19 @@ def _give_cores(cycle: Cycle) -> None:
     """Hand free cores to those who wait for one."""
     line, cores = cycle.state.cores, cycle.resources.cores
     while line.waits:
+        late_first = False
         if cores.fits(1):
             function = order.first_for_cores(cycle)
             if function is None or not cores.fits(order.needs(function)):
                 break
+            late_first = function.spec.id not in line.hopeful or order.is_turn_of_late(line.given)
             line.given += 1
         else:
             function = order.in_a_hurry(cycle)
             if function is None:
                 break
         order.leave(cycle, function)
-        serve(cycle, function, has_core=True)
+        serve(cycle, function, True, late_first)
     cycle.cores_changed = False
 
 

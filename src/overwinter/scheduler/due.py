@@ -38,8 +38,6 @@ def look(cycle: Cycle) -> None:
 
 def look_at_lines(cycle: Cycle) -> None:
     """Look at the lines whose time has come, whether the alarm has rung or not yet."""
-    if not cycle.timers.is_due(cycle.now):
-        return
     for line in LINES:
         at = cycle.timers.at(line)
         if at is not None and at <= cycle.now:

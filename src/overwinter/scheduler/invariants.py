@@ -149,7 +149,7 @@ def _check_lines(cycle: Cycle) -> None:
             assert state.functions[id_].has_worker, f"{id_} waits for one more worker and has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
             lines.setdefault(id_, []).append("places")
-    for id_ in (*state.cores.hopeful, *state.cores.late):
+    for id_ in state.cores.hopeful.keys() | state.cores.late.keys():
         lines.setdefault(id_, []).append("cores")
     for id_ in state.bytes:
         lines.setdefault(id_, []).append("bytes")

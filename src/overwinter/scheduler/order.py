@@ -4,9 +4,9 @@ A function has one want at a time, and stands in the line of the one resource th
 
 * cores: more runs at once than there are cores make all of them SLO-missed, for the kernel shares the cores out
   equally. Of those that can still be in time the one due first comes next, then those that are late, in the order in
-  which they came. Every LATE_EVERY-th core goes to one that is late, so that none stays unanswered. One run more than
-  there are cores may go on for a request that would be late otherwise and is not at the slower pace: short ones need
-  not wait for the end of long ones.
+  which they came. Every LATE_EVERY-th core goes to one that is late, so that none stays unanswered; a function of
+  which some are late and others are not waits for both. One run more than there are cores may go on for a request that
+  would be late otherwise and is not at the slower pace: short ones need not wait for the end of long ones.
 * places for workers: the tenant with the least share first; of its functions those without a worker, then the others,
   the longest waiting first.
 * bytes of a host store: the longest waiting first.
@@ -14,6 +14,7 @@ A function has one want at a time, and stands in the line of the one resource th
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import islice
 
 from overwinter.core.ids import FunctionId, TenantId
 from overwinter.scheduler.containment import expected_s
@@ -25,6 +26,8 @@ from overwinter.scheduler.state import Function, Line, Tenant
 LATE_EVERY = 10
 HURRIED = 16
 """Of those that wait for a core, about the first so many are looked at for one run more than there are cores."""
+LOOKED_AT = 32
+"""Of a function's requests, the last so many are looked at for late ones behind others: there they are put."""
 SHARED_PACE = 1.5
 """How much longer something is taken to last while one more than the cores goes on, as with three on two cores."""
 NO_SLO_S = 2.0
@@ -79,11 +82,6 @@ def waits_for_cores(cycle: Cycle, function: Function) -> bool:
     return cycle.orders_cores and not function.spec.sandboxed and not function.wants_wake
 
 
-def arrange_for_run(cycle: Cycle, function: Function) -> None:
-    """As `arrange`, but for every LATE_EVERY-th run, which is for those that cannot be in time."""
-    arrange(cycle, function, late_first=(function.runs + 1) % LATE_EVERY == 0)
-
-
 def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
     """Let the requests that can be in time go before those that cannot, or behind them."""
     slo_ms = function.spec.settings.slo_ms
@@ -100,11 +98,16 @@ def needs(function: Function) -> int:
     return 1 if ready is None else ready.point.run_cores
 
 
+def is_turn_of_late(count: int) -> bool:
+    """Whether, after so many, the next is for those that cannot be in time."""
+    return (count + 1) % LATE_EVERY == 0
+
+
 def first_for_cores(cycle: Cycle) -> Function | None:
     """Whose the next free core is; None: nobody waits."""
     line, functions = cycle.state.cores, cycle.state.functions
     hopeful = _first_hopeful(cycle)
-    if line.late and (hopeful is None or (line.given + 1) % LATE_EVERY == 0):
+    if line.late and (hopeful is None or is_turn_of_late(line.given)):
         return functions[next(iter(line.late))]
     return hopeful
 
@@ -131,17 +134,20 @@ def in_a_hurry(cycle: Cycle) -> Function | None:
 
 def _join_cores(cycle: Cycle, function: Function) -> None:
     line, id_ = cycle.state.cores, function.spec.id
-    # It comes for the first that can be in time, also where its next run is for a late one: else those would wait too.
     arrange(cycle, function)
     level, due = _level(cycle, function), _due(cycle, function)
     cycle.cores_changed = True
     if not line.waits:
         watch_overdue(cycle)
-    if level >= ORDINARY and cycle.now + _needed_s(cycle, function) > due:
+    needed_s = _needed_s(cycle, function)
+    is_late = level >= ORDINARY and cycle.now + needed_s > due
+    if is_late or _has_late(cycle, function, needed_s):
+        line.late.setdefault(id_)
+    else:
+        line.late.pop(id_, None)
+    if is_late:
         line.hopeful.pop(id_, None)
-        line.late[id_] = None
         return
-    line.late.pop(id_, None)
     before = line.hopeful.get(id_)
     if before is not None and before[:2] == (level, due):
         return
@@ -171,6 +177,15 @@ def _first_hopeful(cycle: Cycle) -> Function | None:
 
 def _level(cycle: Cycle, function: Function) -> int:
     return cycle.state.requests[function.queue[0]].level
+
+
+def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
+    """Whether one that is answered all the same waits behind those that can be in time, as far as is looked."""
+    settings, requests = function.spec.settings, cycle.state.requests
+    if settings.slo_ms is None or settings.late == "refuse":
+        return False
+    before = cycle.now + needed_s - settings.slo_ms / 1000
+    return any(requests[id_].arrived < before for id_ in islice(reversed(function.queue), LOOKED_AT))
 
 
 def _due(cycle: Cycle, function: Function) -> float:

@@ -46,7 +46,7 @@ class Scheduler:
         facts.apply(cycle, event)
         if isinstance(event, Alarm):
             due.look(cycle)
-        else:
+        elif cycle.timers.is_due(now):
             due.look_at_lines(cycle)
         admit(cycle)
         while cycle.state.faults:

@@ -271,7 +271,7 @@ class CoreLine(msgspec.Struct):
     hopeful: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
     """Those whose first request can be in time. Of those due at once the longest waiting has the least number."""
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Those whose first request cannot, the longest waiting first."""
+    """Those of which some request cannot, the longest waiting first."""
     number: int = 0
     """Functions that joined so far."""
     given: int = 0

@@ -29,7 +29,7 @@ LOAD_BLOCKS, FORK = LoadBlocks(), Fork()
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
     """The best option for what waits: run it in a worker that has a slot, else fork one, else load its blocks."""
-    if function.unloaded:
+    if function.unloaded or not (function.queue or function.wants_wake):
         return None
     if function.queue:
         slots = function.slots()

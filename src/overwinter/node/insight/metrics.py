@@ -214,7 +214,7 @@ def _functions(state: State, functions: Sequence[Function], now: Seconds) -> Ite
     hopeless = sum(function.best_effort for function in functions)
     yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
     lines = {
-        "core": len(state.cores.hopeful) + len(state.cores.late),
+        "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
         "body": sum(len(each.first_workers) + len(each.more_workers) for each in list(state.waiting.values())),
         "store": len(state.bytes),
     }

@@ -53,6 +53,8 @@ def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], be
     late = [id_ for id_ in own if requests[id_].arrived < before]
     if not late or len(late) == len(own):
         return
+    # Those that were found late one after the other: the one that came first goes first.
+    late.sort(key=lambda id_: requests[id_].arrived)
     in_time = [id_ for id_ in own if requests[id_].arrived >= before]
     for _ in own:
         queue.popleft()
