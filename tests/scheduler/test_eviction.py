@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Decide, Drop, Refuse, Reply, Stage
-from overwinter.core.events import Pressed, Removed, RoomMeasured
+from overwinter.core.events import Demoted, Pressed, Removed, RoomMeasured
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
@@ -125,6 +125,24 @@ def test_an_idle_body_gives_way_to_whom_needs_the_bytes():
     world.settle()
     assert isinstance(world.answers[2], Reply)
     assert world.now == 1.0
+
+
+def test_a_function_gives_way_when_one_of_its_workers_that_drained_is_gone_and_the_other_is_idle():
+    world = World(host_bytes=20, cores=4)
+    world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),), max_bodies=2))
+    world.deploy(spec("g", blobs=(("y", 20),)))
+    for _ in range(2):
+        world.arrive("f")
+        world.settle_processes()
+    world.finish()
+    [run] = world.running.values()
+    world.send(Demoted(run.worker))
+    world.now += 1.0
+    world.arrive("g")
+    assert not dropped(world)
+    world.finish()
+    world.settle_processes()
+    assert dropped(world) == ["x"]
 
 
 def test_those_that_share_every_block_leave_one_after_the_other():

@@ -140,6 +140,8 @@ def keep(cycle: Cycle, worker: Worker) -> None:
 def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """End its process; its exit answers."""
     worker.stopping, worker.since = True, cycle.now
+    # Its function may be idle now, and give its blocks sooner.
+    cycle.bytes_changed = True
     end_start(cycle, worker)
     for run in worker.runs:
         _free_cores(cycle, run_owner(run))
