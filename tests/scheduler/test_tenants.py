@@ -68,19 +68,6 @@ def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
         world.now += 1.0
 
 
-def test_of_tenants_that_have_as_much_the_worker_spare_longest_goes():
-    world = World(bodies_max=2)
-    for name in ("a", "b", "c"):
-        well(world, name, keep_alive_s=1000.0)
-    for name in ("b", "a", "c"):
-        world.arrive(name)
-        world.settle_processes()
-        if name != "c":
-            finish(world, name)
-        world.now += 1.0
-    assert {worker.tenant for worker in world.state.workers.values()} == {"a", "c"}
-
-
 def test_who_comes_late_gets_what_another_has_beyond_its_share():
     """All workers sleep for a day: one is killed when its run did not end in time, and the newcomer keeps it."""
     world = World(bodies_max=8)

@@ -85,7 +85,7 @@ def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
     """The worker that is stopped for one that a function wants, of so many private bytes."""
     mine = function.spec.tenant
     most = max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
-    givers = sorted(cycle.state.tenants.values(), key=lambda each: (-share(cycle, each.id), _spare_since(each)))
+    givers = sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
     for tenant in givers:
         spare = next(iter(tenant.spare.values()), None)
         if spare is not None and _may_take(cycle, function, nbytes, spare, most):
@@ -100,11 +100,6 @@ def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
                 return Victim(worker)
             next_at = min(next_at, at)
     return Victim(None, next_at)
-
-
-def _spare_since(tenant: Tenant) -> float:
-    """Since when the first of its spare workers is idle; of two that have as much the one spare longest goes."""
-    return next((worker.since for worker in tenant.spare.values()), inf)
 
 
 def may_give(cycle: Cycle, function: Function, point: Point, worker: Worker) -> bool:
