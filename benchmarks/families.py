@@ -1,6 +1,6 @@
 """A model of the zoo that is exported once and deployed many times, under other names or with other weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -46,12 +46,18 @@ class Family:
         return inputs
 
     def packaged(
-        self, name: str, handler: str | None = None, program: Program | None = None, **settings: float
+        self,
+        name: str,
+        handler: str | None = None,
+        program: Program | None = None,
+        assets: Mapping[str, bytes] | None = None,
+        **settings: float,
     ) -> Package:
-        """The model as it is now, with a handler's source or another program over its weights if given."""
+        """The model as it is now, with a handler's source and assets or another program over its weights if given."""
         chosen = settings_of(None, settings)
         agreement = self.agreement if program is None else None
-        return package(name, program or self.program, self.weights, agreement, handler=handler, settings=chosen)
+        ran = program or self.program
+        return package(name, ran, self.weights, agreement, handler=handler, assets=assets, settings=chosen)
 
     def deploy(
         self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: float

@@ -110,7 +110,7 @@ def plain(models: Mapping[str, Model]) -> Call:
         model = models[name]
         inputs = {key: _from_array(array) for key, array in arrays.items()}
         if name not in states:
-            states[name] = _step(model, "setup")(model.assets)
+            states[name] = _state(model)
         with torch.inference_mode():
             prepared = _step(model, "preprocess")(inputs, states[name])
             outputs = _step(model, "postprocess")(model.module(**prepared), inputs, states[name])
@@ -182,6 +182,12 @@ def _classify(name: str, text: str) -> Callable[[Call], tuple[str, ...]]:
 
 def _variant_names() -> list[str]:
     return [f"minilm-{name.replace('_', '-')}" for name in variants.tasks()]
+
+
+def _state(model: Model) -> Any:
+    """What the model's handler keeps between requests."""
+    read = getattr(model.handler, "read_asset", lambda name, data: data)
+    return _step(model, "setup")({name: read(name, data) for name, data in model.assets.items()})
 
 
 def _step(model: Model, name: str) -> Callable[..., Any]:

@@ -11,12 +11,17 @@ LONGEST = 256
 """Tokens of a sentence that count: the model was trained on no more."""
 
 
-def setup(assets: dict[str, bytes]) -> Tokenizer:
-    """Read the tokenizer once per body."""
-    tokenizer = Tokenizer.from_str(assets["tokenizer.json"].decode())
+def read_asset(name: str, data: bytes) -> Tokenizer:
+    """The tokenizer, which functions that have the same one share: nothing changes it after."""
+    tokenizer = Tokenizer.from_str(data.decode())
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
     return tokenizer
+
+
+def setup(assets: dict[str, Tokenizer]) -> Tokenizer:
+    """The only asset."""
+    return assets["tokenizer.json"]
 
 
 def preprocess(inputs: dict[str, list[bytes]], state: Tokenizer) -> dict[str, torch.Tensor]:

@@ -72,7 +72,8 @@ def train(body: minilm.MiniLM, task: Task) -> nn.Linear:
 
 def tokens(texts: list[str]) -> dict[str, Tensor]:
     """Sentences as the program takes them, by way of the handler that serves them later."""
-    return minilm_handler.preprocess({"text": [text.encode() for text in texts]}, minilm_handler.setup(minilm.assets()))
+    assets = {name: minilm_handler.read_asset(name, data) for name, data in minilm.assets().items()}
+    return minilm_handler.preprocess({"text": [text.encode() for text in texts]}, minilm_handler.setup(assets))
 
 
 def assets(index: int) -> dict[str, bytes]:

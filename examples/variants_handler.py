@@ -1,6 +1,6 @@
 """Handler of the MiniLM classifiers: sentences in, the class of each out. Assets: tokenizer.json, labels.txt."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -23,12 +23,19 @@ class State(NamedTuple):
     labels: list[bytes]
 
 
-def setup(assets: dict[str, bytes]) -> State:
-    """Read the tokenizer and the names of the classes once per body."""
-    tokenizer = Tokenizer.from_str(assets["tokenizer.json"].decode())
+def read_asset(name: str, data: bytes) -> Tokenizer | list[bytes]:
+    """The tokenizer or the names of the classes. All variants share the tokenizer: nothing changes it after."""
+    if name == "labels.txt":
+        return data.splitlines()
+    tokenizer = Tokenizer.from_str(data.decode())
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
-    return State(tokenizer, assets["labels.txt"].splitlines())
+    return tokenizer
+
+
+def setup(assets: dict[str, Any]) -> State:
+    """What was read of both."""
+    return State(assets["tokenizer.json"], assets["labels.txt"])
 
 
 def preprocess(inputs: dict[str, list[bytes]], state: State) -> dict[str, torch.Tensor]:

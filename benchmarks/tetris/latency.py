@@ -7,8 +7,7 @@ other, and none may be lost or wrong.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,8 +40,7 @@ class Latencies(NamedTuple):
     node: list[float]
 
 
-@contextmanager
-def stored_weights(node: Node, ready: Package, family: Family) -> Iterator[list[torch.Tensor]]:
+def stored_weights(node: Node, ready: Package, family: Family) -> list[torch.Tensor]:
     """The function's weights as its bodies see them: mapped from the node's host store."""
     [place] = node.host_store.iterdir()
     blocks = []
@@ -52,9 +50,7 @@ def stored_weights(node: Node, ready: Package, family: Family) -> Iterator[list[
         blocks.append(MappedBlock(fd, block.nbytes))
         os.close(fd)
         pieces.update({piece.weight: (number, piece.offset) for piece in block.pieces})
-    yield weight_tensors(family.program.weights, [pieces[weight] for weight in range(len(pieces))], blocks)
-    for mapped in blocks:
-        mapped.close()
+    return weight_tensors(family.program.weights, [pieces[weight] for weight in range(len(pieces))], blocks)
 
 
 def by_turns(calls: Sequence[Callable[[], object]], runs: int) -> list[list[float]]:
@@ -79,7 +75,8 @@ def measure_latency(family: Family, runs: int) -> Latencies:
     request = binary_request("it", as_tensors(inputs))
     with running_node() as node, torch.inference_mode():
         ready.upload(node.client)
-        with stored_weights(node, ready, family) as weights, Connection(node.port) as connection:
+        weights = stored_weights(node, ready, family)
+        with Connection(node.port) as connection:
 
             def ask() -> None:
                 if connection.ask(request).tensors != answer:

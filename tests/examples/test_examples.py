@@ -161,7 +161,8 @@ def test_variants_share_the_body_and_know_their_task(body):
     right = 0
     for index, task in enumerate(tasks):
         module, _, _ = variants.variant(index, body)
-        state = variants_handler.setup(variants.assets(index))
+        assets = {name: variants_handler.read_asset(name, data) for name, data in variants.assets(index).items()}
+        state = variants_handler.setup(assets)
         inputs = {"text": [task.held_out.text.encode()]}
         answer = variants_handler.postprocess(module(**variants_handler.preprocess(inputs, state)), inputs, state)
         assert answer["scores"].shape == (1, len(task.classes))

@@ -2,25 +2,26 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from overwinter.api.arrays import to_tensor
 from overwinter.api.deployer import package
 from overwinter.core.actions import Run
 from overwinter.core.events import BodyExited, BodyReady, Event, RunEnded
 from overwinter.core.function import Settings
-from overwinter.core.ids import RequestId, RunId, WorkerId
-from overwinter.core.tensor import Tensor
+from overwinter.core.ids import Address, RequestId, RunId, WorkerId
 from overwinter.model.export import export
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.effects import NodeEffects, Payload
-from overwinter.node.functions import DeployedFunction
+from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.watching import Bounds
 from overwinter.store.manifest import Deployment
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
-from overwinter.worker.messages import ForkBody
+from overwinter.worker.channel import close_all
+from overwinter.worker.messages import Failure, ForkBody
 from overwinter.worker.sandbox import uid_of
 
 START_S = 60.0
@@ -37,20 +38,30 @@ class Function:
     """A packaged module, and descriptors of its files as a host store would give them."""
 
     def __init__(
-        self, module, inputs, handler: str | None = None, memory_mib: int = 4096, name="f", tenant="default"
+        self,
+        module,
+        inputs,
+        handler: str | None = None,
+        memory_mib: int = 4096,
+        name="f",
+        tenant="default",
+        assets: Mapping[str, bytes] | None = None,
     ) -> None:
         made = export(module.eval(), inputs, {name: {0: "batch"} for name in inputs})
         settings = Settings(memory_mib=memory_mib)
-        packed = package(name, made.program, made.weights, handler=handler, tenant=tenant, settings=settings)
+        packed = package(
+            name, made.program, made.weights, assets=assets, handler=handler, tenant=tenant, settings=settings
+        )
         self.deployed = DeployedFunction(Deployment(packed.manifest.name, 1, packed.manifest, 0.0))
-        self._files = {address: bytes(content()) for address, content in packed.contents.items()}
+        self.files = {address: bytes(content()) for address, content in packed.contents.items()}
 
     def open(self, bare: bool = False) -> list[int]:
-        fds = []
-        for address in self.deployed.program_files() if bare else self.deployed.files():
-            fds.append(os.memfd_create("test"))
-            os.write(fds[-1], self._files[address])
-        return fds
+        return [self.open_blob(address) for address in self.deployed.files(bare=bare)]
+
+    def open_blob(self, address: Address) -> int:
+        fd = os.memfd_create("test")
+        os.write(fd, self.files[address])
+        return fd
 
 
 class Rig:
@@ -87,32 +98,55 @@ class Rig:
         """Let the effects know them, as if their blocks lay in a host store."""
         self.effects.functions |= {function.deployed.id: function.deployed for function in functions}
         known = {function.deployed.id: function for function in functions}
-        self.effects.rehearsal_of = lambda id_: (
-            (known[id_].deployed.bare_load(), known[id_].open(bare=True)) if known[id_].deployed.rehearsals else None
-        )
+        self.effects.rehearsal_of = lambda id_: _rehearsal(known[id_]) if known[id_].deployed.rehearsals else None
 
     async def start_body(
-        self, function: Function, cores: int = 1, concurrency: int = 1, on_trial: bool = False
+        self,
+        function: Function,
+        cores: int = 1,
+        concurrency: int = 1,
+        members: Sequence[Function] = (),
+        on_trial: bool = False,
     ) -> BodyProcess:
+        """With room for `members`, which it may bind later."""
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
-        order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, deployed.mapped_bytes())
-        self.processes.fork(deployed, order, deployed.load(on_trial, cores, concurrency), fds)
-        for fd in fds:
-            os.close(fd)
+        room = mapped_bytes([deployed, *(member.deployed for member in members)])
+        order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
+        self.processes.fork(deployed, order, deployed.load(cores, concurrency), deployed.bind(on_trial), fds)
+        close_all(fds)
         await until(lambda: BodyReady(worker) in self.events or self.exits(worker))
         assert not self.exits(worker), self.exits(worker)
         return self.processes.body(worker)
 
-    def begin(self, body: BodyProcess, **inputs: torch.Tensor) -> RunId:
-        """Hand the body a run of one request, whose number is the run's."""
+    def begin_bind(self, body: BodyProcess, function: Function) -> list[Failure | None]:
+        """Tell the body to bind a function; what is returned has what came of it, once that is known."""
+        deployed, told = function.deployed, []
+        bind = deployed.bind()
+        blocks = [bind.blocks[number][0] for number in body.bindings.lacking(bind)]
+        fds = [function.open_blob(address) for address in (*blocks, *deployed.assets())]
+        self.processes.bind(body, deployed, fds, told.append)
+        close_all(fds)
+        return told
+
+    async def bind(self, body: BodyProcess, function: Function) -> Failure | None:
+        """Why the body cannot bind the function; None when it has."""
+        told = self.begin_bind(body, function)
+        await until(lambda: told)
+        return told[0]
+
+    def unbind(self, body: BodyProcess, function: Function) -> None:
+        self.processes.unbind(body, function.deployed.id)
+
+    def begin(self, body: BodyProcess, of: Function | None = None, **inputs: torch.Tensor) -> RunId:
+        """Hand the body a run of one request, whose number is the run's; of its first function unless told."""
         run = RunId(self.number())
-        tensors = [
-            Tensor(name, "FP32", tuple(value.shape), value.contiguous().numpy().tobytes())
-            for name, value in inputs.items()
-        ]
+        tensors = [to_tensor(name, value.contiguous(), None) for name, value in inputs.items()]
         self.effects.payloads[RequestId(run)] = Payload(tensors, asyncio.get_running_loop().create_future())
-        self.effects.carry_out(Run(body.worker, run, (RequestId(run),)))
+        if of is None:
+            self.effects.carry_out(Run(body.worker, run, (RequestId(run),)))
+        else:
+            self.effects.run(body, of.deployed.id, run, (RequestId(run),))
         return run
 
     async def ended(self, *runs: RunId) -> None:
@@ -132,6 +166,11 @@ class Rig:
     def output(self, run: RunId, name: str = "y") -> torch.Tensor:
         [tensor] = [t for t in self.effects.payloads[RequestId(run)].outputs if t.name == name]
         return torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
+
+
+def _rehearsal(function: Function):
+    deployed = function.deployed
+    return deployed.load(bare=True), deployed.bind(bare=True), function.open(bare=True)
 
 
 async def until(truth: Callable[[], object], seconds: float = START_S) -> None:

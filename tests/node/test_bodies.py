@@ -297,6 +297,8 @@ def preprocess(inputs, state):
         [["Answer", run, [meta(-64)], 0]],
         [["Answer", run, [], 0]],
         [["Answer", 1 << 62, [meta(8)], 0]],
+        [["Bound", "f@1"]],
+        [["BindFailed", "f@1", "WorkerError", "never"]],
     ][kind]
     for message in forged:
         channel().send(msgspec.msgpack.encode(message))
@@ -304,7 +306,7 @@ def preprocess(inputs, state):
 """
 
 
-@pytest.mark.parametrize("kind", range(7))
+@pytest.mark.parametrize("kind", range(9))
 def test_a_forged_answer_costs_the_body_its_life_and_each_run_ends_at_most_once(rig, kind):
     function = Function(Same(), {"x": torch.zeros(2, 4)}, FORGER)
 

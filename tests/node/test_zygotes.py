@@ -15,7 +15,7 @@ from benchmarks.nodes import parents_of_all
 from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
-from overwinter.node.functions import REHEARSALS_MAX
+from overwinter.node.functions import REHEARSALS_MAX, mapped_bytes
 from overwinter.node.watching import UNUSED_LOOKS, Bounds
 from overwinter.node.zygotes import Room, ZygoteProcess
 from overwinter.worker.messages import Forget, ForkBody, Ping
@@ -398,8 +398,8 @@ def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code,
         double = Double(calm, ORDERED + code, calm.victim.worker)
         which = function("evil", "eve")
         worker, fds = WorkerId(calm.number()), which.open()
-        order = ForkBody(worker, uid_of(worker), 1 << 30, which.deployed.mapped_bytes())
-        calm.processes.fork(which.deployed, order, which.deployed.load(), fds)
+        order = ForkBody(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
+        calm.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds)
         assert worker in double.zygote.bodies
         for fd in fds:
             os.close(fd)
@@ -450,7 +450,7 @@ def test_a_body_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
         os.kill(base.pid, signal.SIGSTOP)
         starting = asyncio.create_task(rig.start_body(ada))
         await until(lambda: base.bodies)
-        assert len(rig.effects.lose(ada.deployed.store, ada.deployed.files()[-1])) == 1
+        assert len(rig.effects.placing.lose(ada.deployed.store, ada.deployed.files()[-1])) == 1
         os.kill(base.pid, signal.SIGCONT)
         with pytest.raises(AssertionError, match="lost_blocks=True"):
             await starting
@@ -466,7 +466,7 @@ def test_a_body_of_a_removed_function_goes_with_a_block_that_changed(rig):
         other, draining = await rig.start_body(ada), await rig.start_body(handled)
         del rig.effects.functions[handled.deployed.id]
         source = handled.deployed.manifest.handler.source.address
-        assert len(rig.effects.lose(handled.deployed.store, source)) == 1
+        assert len(rig.effects.placing.lose(handled.deployed.store, source)) == 1
         await until(lambda: rig.exits(draining.worker))
         assert rig.exits(draining.worker)[0].lost_blocks
         await answers(rig, other)

@@ -57,6 +57,8 @@ class AnyOrder(RuleBasedStateMachine):
     profiles: tuple[Profile | None, ...] = PROFILES
     bounds: ClassVar[dict] = {}
     """More of the configuration."""
+    families: tuple[str, ...] = ("",)
+    """Of which a function may be."""
     reuses_ids = True
     """Whether a function may be deployed under an id that another one has."""
 
@@ -97,15 +99,21 @@ class AnyOrder(RuleBasedStateMachine):
         runs=st.integers(1, 2),
         own=st.sampled_from([{}, {"pinned": True}, {"dedicated": True}, {"sandboxed": True}]),
         profile=st.integers(0, len(PROFILES) - 1),
+        family=st.integers(0, 7),
     )
-    def deploy(self, name, on_trial, again, batch, bodies, keep, limit, slo, late, runs, own, profile):
+    def deploy(self, name, on_trial, again, batch, bodies, keep, limit, slo, late, runs, own, profile, family):
         known = self.world.deployed.keys() - self.world.loading
         if not (again and self.reuses_ids and f"{name}@{self.versions[name]}" in known):
             self.versions[name] += 1
         blobs = (("shared", 5), (f"{name}{self.versions[name]}", 7))
         settings = {"max_batch": batch, "max_bodies": bodies, "keep_alive_s": keep, "queue_limit": limit}
         settings |= {"slo_ms": slo, "late": late, "concurrency": runs, "threads": 2, "timeout_s": TIMEOUT_S, **own}
-        made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], **settings)
+        whose = self.families[family % len(self.families)]
+        if whose:
+            # They are made alike: what workers are made by is part of what makes a family.
+            settings |= {"max_batch": 2, "concurrency": runs, "dedicated": False}
+            whose = f"{whose}{runs}{'s' if own.get('sandboxed') else ''}"
+        made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], family=whose, **settings)
         self.world.deploy(made, on_trial)
 
     @rule(name=st.sampled_from(NAMES), wait=st.sampled_from([None, 0.5, 5.0]), priority=st.integers(0, 2))
@@ -149,6 +157,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def ready(self):
         self.world.ready()
+
+    @precondition(lambda self: self.world.binding)
+    @rule(fails=st.sampled_from([False, False, True]), lost=st.booleans(), last=st.booleans())
+    def bind(self, fails, lost, last):
+        if fails:
+            self.world.fail_bind(-1 if last else 0, lost)
+        else:
+            self.world.bind(-1 if last else 0)
 
     @precondition(lambda self: self.world.running)
     @rule(fails=st.booleans())
@@ -208,6 +224,13 @@ class AnyOrder(RuleBasedStateMachine):
 def test_whatever_happens_nobody_is_forgotten(policy):
     machine = type("AnyOrder", (AnyOrder,), {"policy": policy})
     examples = settings(max_examples=25, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(machine, settings=examples)
+
+
+@pytest.mark.parametrize("policy", ["overwinter", "lru", "fixed"])
+def test_whatever_happens_in_families_nobody_is_forgotten(policy):
+    machine = type("Families", (AnyOrder,), {"policy": policy, "families": ("one", "one", "two", "")})
+    examples = settings(max_examples=60, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 

@@ -2,6 +2,7 @@
 
 from overwinter.core.actions import (
     Announce,
+    Bind,
     Decide,
     Drop,
     Prepare,
@@ -12,13 +13,16 @@ from overwinter.core.actions import (
     Stage,
     StartBody,
     StopBody,
+    Unbind,
 )
 from overwinter.core.config import MindConfig
 from overwinter.core.events import (
     Alarm,
     Arrived,
+    BindFailed,
     BodyExited,
     BodyReady,
+    Bound,
     Cancelled,
     Deployed,
     LoadAsked,
@@ -38,7 +42,7 @@ COUNTING = ("Announce", "Prepare")
 
 
 def spec(
-    name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, profile=None, tenant="t", **settings
+    name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, profile=None, tenant="t", family="", **settings
 ) -> FunctionSpec:
     settings.setdefault("max_bodies", 1)
     return FunctionSpec(
@@ -48,7 +52,8 @@ def spec(
         tenant=tenant,
         profile=profile,
         settings=Settings(**settings),
-        program=f"program-of-{name}",
+        program=f"program-of-{family or name}",
+        family=family,
         sandboxed=sandboxed,
         blobs=tuple(BlobSize(address, nbytes) for address, nbytes in blobs),
     )
@@ -67,6 +72,7 @@ class World:
         self.blobs: dict[str, tuple[str, ...]] = {}
         """Of every function that there ever was."""
         self.stores: dict[str, str] = {}
+        self.families: dict[str, tuple[str, str]] = {}
         self.deployed: dict[str, FunctionSpec] = {}
         """Those that are there, on trial or not."""
         self.on_trial: set[str] = set()
@@ -80,6 +86,11 @@ class World:
         self.alive: set[int] = set()
         self.stopping: set[int] = set()
         self.running: dict[int, Run] = {}
+        self.binding: list[Bind] = []
+        """Under way."""
+        self.bound: dict[int, set[str]] = {}
+        """Which functions each process has bound."""
+        self.forked_for: dict[int, str] = {}
         self.answers: dict[int, Reply | Refuse] = {}
         self.log: list = []
         self.next_request = 0
@@ -111,16 +122,26 @@ class World:
             case Cancelled(request):
                 self.open.pop(request, None)
 
-    def carry_out(self, action) -> None:
+    def carry_out(self, action) -> None:  # noqa: C901
         match action:
             case Stage():
                 self.staging.append(action)
             case StartBody(worker, function):
                 self.starting[worker] = function
                 self.alive.add(worker)
+                self.bound[worker], self.forked_for[worker] = {function}, function
+            case Bind(worker, function):
+                assert worker in self.alive - set(self.starting), f"worker {worker} is not there to bind {function}"
+                assert function not in self.bound[worker] | {bind.function for bind in self.binds_in(worker)}
+                assert self.family_of(function) == self.family_of(self.forked_for[worker]), "of another family"
+                self.binding.append(action)
+            case Unbind(worker, function):
+                assert all(self.whose(run) != function for run in self.running.values() if run.worker == worker)
+                self.bound[worker].remove(function)
             case Run(worker, run):
                 assert worker in self.alive
                 assert run not in self.running
+                assert self.whose(action) in self.bound[worker], f"{self.whose(action)} is not bound in {worker}"
                 self.running[run] = action
             case StopBody(worker):
                 self.stopping.add(worker)
@@ -137,6 +158,15 @@ class World:
             case Prepare() | Decide():
                 pass
 
+    def binds_in(self, worker) -> list[Bind]:
+        return [bind for bind in self.binding if bind.worker == worker]
+
+    def whose(self, run: Run) -> str:
+        return run.function or self.forked_for[run.worker]
+
+    def family_of(self, function) -> tuple[str, str]:
+        return self.families[function]
+
     def hear(self, announce: Announce) -> None:
         self.loading.discard(announce.function)
         if announce.function in self.on_trial and announce.error is not None:
@@ -148,6 +178,7 @@ class World:
     def deploy(self, function: FunctionSpec, on_trial=False, quarantined="") -> list:
         self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
         self.stores[function.id] = function.store
+        self.families[function.id] = function.tenant, function.family or function.id
         places = {(function.store, address) for address in self.blobs[function.id]}
         resident = not on_trial and places <= self.resident
         return self.send(Deployed(function, on_trial, resident, quarantined))
@@ -178,6 +209,16 @@ class World:
         del self.starting[worker]
         return self.send(BodyReady(worker))
 
+    def bind(self, at=0) -> list:
+        """A bind, the oldest, goes well."""
+        bind = self.binding.pop(at)
+        self.bound[bind.worker].add(bind.function)
+        return self.send(Bound(bind.worker, bind.function, bind.operation))
+
+    def fail_bind(self, at=0, lost_blocks=False) -> list:
+        bind = self.binding.pop(at)
+        return self.send(BindFailed(bind.worker, bind.function, bind.operation, "HandlerError", "bad", lost_blocks))
+
     def finish(self, failures=()) -> list:
         run = self.running.pop(next(iter(self.running)))
         return self.send(RunEnded(run.worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
@@ -187,6 +228,7 @@ class World:
         self.alive.discard(worker)
         self.stopping.discard(worker)
         self.starting.pop(worker, None)
+        self.binding = [bind for bind in self.binding if bind.worker != worker]
         self.running = {run: action for run, action in self.running.items() if action.worker != worker}
         return self.send(BodyExited(worker, "WorkerError", reason, lost_blocks))
 
@@ -216,9 +258,11 @@ class World:
 
     def settle_processes(self) -> None:
         """As `settle`, but runs go on."""
-        while self.staging or self.starting or self.stopping:
+        while self.staging or self.starting or self.stopping or self.binding:
             if self.stopping:
                 self.die(min(self.stopping))
+            elif self.binding:
+                self.bind()
             elif self.staging:
                 self.stage()
             else:

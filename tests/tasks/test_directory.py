@@ -12,7 +12,7 @@ from PIL import Image
 from overwinter.core.errors import AuthorError, CallerError, ProgramError
 from overwinter.tasks.directory import TASKS, export_directory, open_directory
 from overwinter.tasks.image import SHAPES
-from overwinter.worker.handler import Handler
+from overwinter.worker.handler import Code, Handler
 from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory
 
 
@@ -39,7 +39,7 @@ def test_without_a_task_it_is_the_raw_program(weather):
 def test_sample_is_one_that_the_function_can_answer(weather):
     opened = open_directory(weather, "text-classification")
     [sample] = opened.samples
-    handler = Handler(opened.handler, opened.assets)
+    handler = Handler(Code(opened.handler), opened.assets)
     with torch.inference_mode():
         answer = handler.after(opened.module(**opened.example_inputs), dict(sample))
     assert [len(row) for row in answer["labels"]] == [3] * len(sample["text"])
@@ -117,7 +117,7 @@ def test_images_are_read_as_by_their_processor(kind, tmp_path):
     """Within 1e-5 of the processor's own pixel values."""
     processor = getattr(transformers, f"{kind}ImageProcessorPil")(**PROCESSORS[kind])
     opened = open_directory(image_directory(tmp_path, processor), "image-classification")
-    handler = Handler(opened.handler, opened.assets)
+    handler = Handler(Code(opened.handler), opened.assets)
     for shape in (*SHAPES, (33, 500), (31, 30)):
         content = io.BytesIO()
         noise = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

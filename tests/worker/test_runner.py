@@ -9,7 +9,7 @@ import torch
 from overwinter.core.errors import HandlerError
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
-from overwinter.worker.handler import Handler
+from overwinter.worker.handler import Code, Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner
 
@@ -37,7 +37,7 @@ def runner(handler: str | None = None) -> tuple[Runner, list[torch.Size]]:
         return run(weights, inputs)
 
     prepared.run = counted
-    made = Runner("f@1", prepared, exported.weights, None if handler is None else Handler(handler, {}))
+    made = Runner("f@1", prepared, exported.weights, None if handler is None else Handler(Code(handler), {}))
     return made, shapes
 
 

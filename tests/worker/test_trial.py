@@ -8,7 +8,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker import trial
-from overwinter.worker.handler import Handler
+from overwinter.worker.handler import Code, Handler
 from overwinter.worker.runner import Prepared, Runner
 
 TEXTS = (TensorSpec("text", "BYTES", ("batch", 2)), TensorSpec("scale", "FP32", ("n",)))
@@ -33,7 +33,7 @@ def prepared():
 
 
 def runner(prepared, handler: str, outputs=()) -> Runner:
-    return Runner("f@1", prepared, [], Handler(handler, {}), outputs)
+    return Runner("f@1", prepared, [], Handler(Code(handler), {}), outputs)
 
 
 def test_a_request_is_made_up_of_what_the_handler_declares(prepared):
@@ -109,13 +109,14 @@ def test_the_sample_that_failed_is_named_by_its_number(prepared):
         ("def preprocess(inputs, state, more):\n    return inputs\n", "missing a required argument: 'more'"),
         ("def postprocess(outputs, state):\n    return outputs\n", r"postprocess\(outputs, inputs, state\)"),
         ("preprocess = 3\n", "preprocess is a int"),
+        ("def read_asset(data):\n    return data\n", r"read_asset\(name, data\)"),
     ],
 )
 def test_a_step_that_cannot_be_called_as_it_will_be_is_refused(handler, words):
     with pytest.raises(HandlerError, match=words):
-        Handler(handler, {})
+        Handler(Code(handler), {})
 
 
 def test_a_step_may_take_more_than_it_is_given_where_that_has_a_default():
-    handler = Handler("def preprocess(*inputs, more=1):\n    return {'x': inputs[0]['x'] + more}\n", {})
+    handler = Handler(Code("def preprocess(*inputs, more=1):\n    return {'x': inputs[0]['x'] + more}\n"), {})
     assert handler.before({"x": torch.zeros(1)}) == {"x": torch.ones(1)}

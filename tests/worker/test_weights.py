@@ -30,8 +30,7 @@ def mapped(tmp_path):
     fd = os.open(path, os.O_RDONLY)
     block = MappedBlock(fd, path.stat().st_size)
     os.close(fd)
-    yield tensors, weight_tensors(weights, [(0, piece.offset) for piece in plan.pieces], [block]), block
-    block.close()
+    return tensors, weight_tensors(weights, [(0, piece.offset) for piece in plan.pieces], [block]), block
 
 
 def test_weights_are_what_was_packed(mapped):

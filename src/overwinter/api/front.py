@@ -18,7 +18,7 @@ from overwinter.core.tensor import Buffer, Tensor, TensorSpec
 from overwinter.store.manifest import Manifest
 
 State = Literal["READY", "UNAVAILABLE", "LOADING"]
-Start = Literal["warm", "host", "disk"]
+Start = Literal["warm", "bound", "host", "disk"]
 
 
 class FunctionView(Protocol):

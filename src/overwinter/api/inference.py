@@ -32,7 +32,7 @@ JSON_COST = 8
 """Bytes of memory for each byte of JSON: its text, and its elements as they are read and written a piece at a time."""
 SHORT = Bounds(64 << 10)
 """For bodies that say a word or two."""
-STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "host", "disk")}
+STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bound", "host", "disk")}
 """The header that tells a caller where the weights lay when the request came."""
 
 

@@ -8,7 +8,12 @@ import msgspec
 from overwinter.cli.options import as_json, assignment, checked_url, id_of, named_function, node_url, print_json
 from overwinter.core.tensor import TensorSpec
 
-STARTS = {"warm": "a body was awake", "host": "woken from the host store", "disk": "woken from disk"}
+STARTS = {
+    "warm": "a body was awake",
+    "bound": "bound in a body of its family",
+    "host": "woken from the host store",
+    "disk": "woken from disk",
+}
 """What each kind of start means."""
 
 

@@ -6,8 +6,8 @@ import msgspec
 
 from overwinter.core.ids import SHARED, Address, FunctionId, OperationId, RequestId, RunId, Seconds, StoreName, WorkerId
 
-Start = Literal["warm", "host", "disk"]
-"""From where a request's function had to be woken."""
+Start = Literal["warm", "bound", "host", "disk"]
+"""What a request's function needed: nothing, a bind in a worker of its family, or a worker, with blocks from disk."""
 
 Decision = Literal["scale-out", "scale-in", "best-effort", "evict", "wait", "shed", "quarantine", "stop"]
 """Kinds of decisions that are explained."""
@@ -57,6 +57,24 @@ class Run(_Action, frozen=True):
     worker: WorkerId
     run: RunId
     requests: tuple[RequestId, ...]
+    function: FunctionId | None = None
+    """Whose requests they are; None: of the function that the body was started for."""
+
+
+class Bind(_Action, frozen=True):
+    """Bind a further function of its family in a body; answer Bound, BindFailed or BodyExited."""
+
+    worker: WorkerId
+    function: FunctionId
+    operation: OperationId
+    """Which the answer repeats."""
+
+
+class Unbind(_Action, frozen=True):
+    """Let a body let go of a function that it has bound, and that it runs nothing of."""
+
+    worker: WorkerId
+    function: FunctionId
 
 
 class StopBody(_Action, frozen=True):
@@ -105,4 +123,6 @@ class SetAlarm(_Action, frozen=True):
     at: Seconds
 
 
-Action = Stage | Drop | StartBody | Prepare | Run | StopBody | Reply | Refuse | Announce | Decide | SetAlarm
+Action = (
+    Stage | Drop | StartBody | Prepare | Run | Bind | Unbind | StopBody | Reply | Refuse | Announce | Decide | SetAlarm
+)

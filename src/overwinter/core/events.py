@@ -100,6 +100,28 @@ class BodyReady(_Event, frozen=True):
     worker: WorkerId
 
 
+class Bound(_Event, frozen=True):
+    """A body has bound a further function."""
+
+    worker: WorkerId
+    function: FunctionId
+    operation: OperationId
+    """Of the Bind that this answers."""
+
+
+class BindFailed(_Event, frozen=True):
+    """A body could not bind a further function, and has let go of what it had of it."""
+
+    worker: WorkerId
+    function: FunctionId
+    operation: OperationId
+    """Of the Bind that this answers."""
+    error: str
+    message: str
+    lost_blocks: bool = False
+    """The host store no longer held what it should: stage anew."""
+
+
 class RunFailure(msgspec.Struct, frozen=True):
     """One request of a run that got no answer, and why."""
 
@@ -187,6 +209,8 @@ Event = (
     | Staged
     | StageFailed
     | BodyReady
+    | Bound
+    | BindFailed
     | RunEnded
     | BodyExited
     | Demoted

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from overwinter.core.bounds import Bound, check_bounds, seconds
-from overwinter.core.ids import SHARED, Address, FunctionId, FunctionName, StoreName, TenantId
+from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, FunctionName, StoreName, TenantId
 from overwinter.core.profile import Profile
 
 TIMES = {
@@ -51,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Keeps its blocks in its tenant's own host store, shared with that tenant's functions alone."""
     memory_mib: int = 4096
     """Most private memory of one body: its own heap, not the shared weights."""
+    isolation: Literal["family", "function"] = "family"
+    """Whether its workers may run its tenant's other functions of the same program and handler, too, or nobody else."""
 
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)
@@ -78,6 +80,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that must lie in the host store before a body can run."""
     profile: Profile | None = None
     """What is known of its speed on this machine."""
+    family: FamilyId = FamilyId("")
+    """Whose workers can bind it; empty: it shares with nobody."""
 
     @property
     def store(self) -> StoreName:

@@ -12,6 +12,8 @@ Address = NewType("Address", str)
 FunctionName = NewType("FunctionName", str)
 FunctionId = NewType("FunctionId", str)
 """One version of a function: `name@version`."""
+FamilyId = NewType("FamilyId", str)
+"""Functions that may share workers; a function that shares with nobody has its own id for one."""
 TenantId = NewType("TenantId", str)
 StoreName = NewType("StoreName", str)
 """A host store of one trust domain: the shared one, or a tenant's own."""
@@ -21,7 +23,7 @@ RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)
 OperationId = NewType("OperationId", int)
-"""One staging; never used again."""
+"""One staging, or one bind; never used again among its kind."""
 
 
 def function_id(name: FunctionName, version: int) -> FunctionId:

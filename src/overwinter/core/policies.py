@@ -58,6 +58,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     beta: float = 0.7
     """Fewer when it is below so much. Both closer than AsyFunc's 0.8 and 0.6: a body that is missed comes in tens of
     milliseconds (benchmarks/asyfunc)."""
+    binds: bool = True
+    """Whether functions of one family share workers."""
     core_mib: float = 64.0
     """Memory that one core weighs as much as."""
     cores_max: int = 16
@@ -78,6 +80,7 @@ _ASYFUNC = Policy(
     order="any",
     eager=False,
     reserves=True,
+    binds=False,
     shares=False,
     alpha=0.8,
     beta=0.6,
@@ -91,6 +94,7 @@ _TETRIS = Policy(
     order="any",
     eager=False,
     reserves=True,
+    binds=False,
     core_mib=0.0,
     alpha=0.8,
     beta=0.6,

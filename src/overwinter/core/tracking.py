@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from overwinter.core.actions import (
     Action,
     Announce,
+    Bind,
     Decide,
     Refuse,
     Reply,
@@ -18,11 +19,14 @@ from overwinter.core.actions import (
     Start,
     StartBody,
     StopBody,
+    Unbind,
 )
 from overwinter.core.events import (
     Arrived,
+    BindFailed,
     BodyExited,
     BodyReady,
+    Bound,
     Cancelled,
     Deployed,
     Event,
@@ -63,6 +67,8 @@ class Tracker(Generic[T]):
             Arrived: self._arrived,
             RunEnded: self._run_ended,
             BodyReady: self._ready,
+            Bound: self._bound,
+            BindFailed: self._bind_failed,
             BodyExited: self._exited,
             Staged: self._staged,
             StageFailed: self._stage_failed,
@@ -78,6 +84,8 @@ class Tracker(Generic[T]):
             Refuse: self._refuse,
             StartBody: self._start,
             StopBody: self._stop,
+            Bind: self._bind,
+            Unbind: self._unbind,
             Stage: self._stage,
             Decide: self._decide,
             Announce: self._announce,
@@ -124,9 +132,10 @@ class Tracker(Generic[T]):
 
     def _run(self, action: Run, now: Seconds) -> None:
         body = self.bodies[action.worker]
-        if not body.runs:
+        if not body.is_busy:
             body.busy_since = now
-        body.runs[action.run] = (now, len(action.requests))
+        tally = body.tally if action.function is None else body.bound[action.function]
+        body.runs[action.run] = (now, len(action.requests), tally)
         for id_ in action.requests:
             request = self._requests[id_]
             if request.ran:
@@ -143,14 +152,15 @@ class Tracker(Generic[T]):
             self._end_run(body, event.run, now)
 
     def _end_run(self, body: LivingBody[T], run: RunId, now: Seconds) -> None:
-        begun, batch = body.runs.pop(run)
-        tally, seconds = body.tally, now - begun
+        begun, batch, tally = body.runs.pop(run)
+        seconds = now - begun
         tally.runs += 1
         tally.batched += batch
         tally.run_s += seconds
         tally.core_s += seconds * body.run_cores
-        if not body.runs:
+        if not body.is_busy:
             body.busy_s += now - body.busy_since
+            # Of runs at once the last pays for the time in which others ran, too.
             tally.busy_s += now - body.busy_since
         self._ran(tally, seconds, batch)
 
@@ -188,22 +198,41 @@ class Tracker(Generic[T]):
             return
         for run in list(body.runs):
             self._end_run(body, run, now)
+        for function in list(body.binds):
+            body.end_bind(function, now)
         if not body.stopping:
             body.tally.crashes += 1
         if event.lost_blocks:
-            self._let_go(body.function, now)
+            for function in body.bound:
+                self._let_go(function, now)
         del self.bodies[event.worker]
         self.weigh(body, 0.0, now)
-        tally, alive = body.tally, now - body.since
-        tally.bodies -= 1
-        tally.body_s += alive
-        tally.idle_core_s += (alive - body.busy_s) * body.cores
+        body.tally.bodies -= 1
         self._gone(body, now)
 
     def weigh(self, body: LivingBody[T], nbytes: float, now: Seconds) -> None:
         """From now on the body has so much private memory."""
-        body.tally.private_byte_s += (now - body.weighed) * body.nbytes
-        body.nbytes, body.weighed = nbytes, now
+        body.pay(now)
+        body.nbytes = nbytes
+
+    def _bind(self, action: Bind, now: Seconds) -> None:
+        tally = self.tallies[self.specs[action.function].name]
+        self.bodies[action.worker].begin_bind(action.function, tally, now)
+
+    def _bound(self, event: Bound, now: Seconds) -> None:
+        if event.worker in self.bodies:
+            self.bodies[event.worker].end_bind(event.function, now)
+
+    def _bind_failed(self, event: BindFailed, now: Seconds) -> None:
+        if event.lost_blocks:
+            self._let_go(event.function, now)
+        body = self.bodies.get(event.worker)
+        if body is not None and event.function in body.binds:
+            body.end_bind(event.function, now)
+            body.unbind(event.function, now)
+
+    def _unbind(self, action: Unbind, now: Seconds) -> None:
+        self.bodies[action.worker].unbind(action.function, now)
 
     # Blocks
 

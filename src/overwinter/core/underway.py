@@ -3,7 +3,7 @@
 from typing import Generic, TypeVar
 
 from overwinter.core.actions import Start, StartBody
-from overwinter.core.ids import RunId, Seconds
+from overwinter.core.ids import FunctionId, RunId, Seconds
 from overwinter.core.tally import Tally
 
 T = TypeVar("T", bound=Tally)
@@ -25,8 +25,11 @@ class LivingBody(Generic[T]):
 
     __slots__ = (
         "asked",
+        "binds",
+        "bound",
         "busy_s",
         "busy_since",
+        "busy_weighed",
         "cores",
         "function",
         "nbytes",
@@ -48,9 +51,53 @@ class LivingBody(Generic[T]):
         self.asked = asked
         """When the wake began: with the staging, if there was one."""
         self.since = self.busy_since = self.weighed = now
-        self.runs: dict[RunId, tuple[Seconds, int]] = {}
-        """When each run began, and how many requests are in it."""
-        self.busy_s = 0.0
+        self.bound: dict[FunctionId, T] = {action.function: tally}
+        """Which functions it has: they share what it costs while it runs nothing."""
+        self.runs: dict[RunId, tuple[Seconds, int, T]] = {}
+        """When each run began, how many requests are in it, and whose it is."""
+        self.binds: dict[FunctionId, Seconds] = {}
+        """When each bind under way began."""
+        self.busy_s = self.busy_weighed = 0.0
         self.nbytes = 0.0
         """Private memory."""
         self.stopping = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it runs or binds something."""
+        return bool(self.runs) or bool(self.binds)
+
+    def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
+        """It is told to bind a further function."""
+        self.pay(now)
+        self.bound[function] = tally
+        if not self.is_busy:
+            self.busy_since = now
+        self.binds[function] = now
+
+    def end_bind(self, function: FunctionId, now: Seconds) -> None:
+        """It has, or it could not; what that took is the function's."""
+        began = self.binds.pop(function, None)
+        if began is None:
+            return
+        self.bound[function].core_s += now - began
+        if not self.is_busy:
+            self.busy_s += now - self.busy_since
+
+    def unbind(self, function: FunctionId, now: Seconds) -> None:
+        """It has a function no more. Whoever was the last goes on paying."""
+        self.pay(now)
+        if len(self.bound) > 1:
+            self.bound.pop(function, None)
+
+    def pay(self, now: Seconds) -> None:
+        """What it cost since it was last weighed is split among its functions."""
+        passed, busy = now - self.weighed, self.busy_s
+        if self.is_busy:
+            busy += now - self.busy_since
+        idle, sharers = passed - (busy - self.busy_weighed), len(self.bound)
+        for tally in self.bound.values():
+            tally.private_byte_s += passed * self.nbytes / sharers
+            tally.body_s += passed / sharers
+            tally.idle_core_s += idle * self.cores / sharers
+        self.weighed, self.busy_weighed = now, busy

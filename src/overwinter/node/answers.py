@@ -17,7 +17,7 @@ from overwinter.core.tensor import (
     TensorSpec,
     check_size,
 )
-from overwinter.worker.messages import Answer, Failure, LoadFailed
+from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
 from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.tray import Tray, offsets
 
@@ -85,7 +85,7 @@ def said_bytes(answer: Answer) -> int:
     return sum(meta.nbytes for told in answer.outcomes if not isinstance(told, Failure) for meta in told.metas)
 
 
-def failed(failure: Failure | LoadFailed) -> Failure:
+def failed(failure: Failure | LoadFailed | BindFailed) -> Failure:
     """A failure as a worker may tell it."""
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:TOLD_MOST])
 

@@ -11,6 +11,7 @@ from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.node import clock
 from overwinter.node.answers import AnswerCheck
+from overwinter.node.bindings import Bindings
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import SECTOR_BYTES
 from overwinter.node.proofs import kill
@@ -34,11 +35,13 @@ class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
     def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Callable[[str], None]) -> None:
-        """`log` takes what it prints. OSError when the system has no descriptors left."""
+        """`function` is the one that it is forked for; `log` takes what it prints. OSError when the system has no
+        descriptors left.
+        """
         self.worker = worker
-        self.deployed = function
-        """What it was forked for, also after it was removed."""
-        self.function = load.function
+        self.function = function.id
+        self.family = function.family
+        self.bindings = Bindings()
         self.lost_blocks = False
         """Whether it is killed because a block of it had changed in memory."""
         self.answer_check = AnswerCheck(load.outputs)
@@ -73,7 +76,7 @@ class BodyProcess:
                 Slot(_tray(f"overwinter-in-{worker}", undo), _tray(f"overwinter-out-{worker}", undo))
                 for _ in range(load.concurrency)
             ]
-            self.words = Words(f"worker {load.function}", log)
+            self.words = Words(f"worker {function.id}", log)
             undo.callback(self.words.close)
             here, self.there = pair()
             undo.pop_all()
@@ -86,12 +89,7 @@ class BodyProcess:
 
     def lay(self, slot: int, tensors: Sequence[Tensor]) -> int:
         """Lay inputs into a slot's tray, in order; the bytes it has then. OSError when the system has no memory."""
-        tray = self.slots[slot].inputs
-        *places, nbytes = offsets(tensor.meta for tensor in tensors)
-        tray.hold(nbytes)
-        for tensor, at in zip(tensors, places, strict=True):
-            tray.put(at, tensor.data)
-        return tray.nbytes
+        return _lay(self.slots[slot].inputs, tensors)
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
         """The slot that is this run's until it ends; the mind never asks for more runs than there are slots."""
@@ -207,6 +205,24 @@ def ending(status: int) -> str:
     name = signal.Signals(-status).name
     hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
     return f"its process was killed by signal {-status} ({name}){hint}"
+
+
+def laid(tensors: Sequence[Tensor]) -> int:
+    """A descriptor of a new tray in which these tensors lie, in order; the caller closes it. OSError."""
+    tray = Tray.make("overwinter-samples")
+    try:
+        _lay(tray, tensors)
+        return os.dup(tray.fd)
+    finally:
+        tray.close()
+
+
+def _lay(tray: Tray, tensors: Sequence[Tensor]) -> int:
+    *places, nbytes = offsets(tensor.meta for tensor in tensors)
+    tray.hold(nbytes)
+    for tensor, at in zip(tensors, places, strict=True):
+        tray.put(at, tensor.data)
+    return tray.nbytes
 
 
 def _tray(name: str, undo: ExitStack) -> Tray:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any, assert_never
 from overwinter.core.actions import (
     Action,
     Announce,
+    Bind,
     Decide,
     Drop,
     Prepare,
@@ -22,6 +22,7 @@ from overwinter.core.actions import (
     Stage,
     StartBody,
     StopBody,
+    Unbind,
 )
 from overwinter.core.errors import OverwinterError, StoreError, WorkerError, error_named
 from overwinter.core.events import (
@@ -42,9 +43,7 @@ from overwinter.core.ids import (
     RequestId,
     RunId,
     Seconds,
-    StoreName,
     TenantId,
-    WorkerId,
     split_id,
 )
 from overwinter.core.tensor import Tensor
@@ -53,14 +52,15 @@ from overwinter.node.answers import TOLD_MOST, said_bytes
 from overwinter.node.bodies import BodyProcess, Flight
 from overwinter.node.copying import Copies
 from overwinter.node.faults import MACHINE
-from overwinter.node.functions import DeployedFunction
+from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
+from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
 from overwinter.node.zygotes import Room
 from overwinter.store.blocks import without_addresses
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
-from overwinter.worker.messages import Answer, Failure, ForkBody, Load, Measured, Ready, RunBatch
-from overwinter.worker.sandbox import uid_of
+from overwinter.worker import messages
+from overwinter.worker.messages import Answer, Failure, Load, Measured, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
 
 STAGE_THREADS = 4
@@ -84,9 +84,7 @@ class NodeEffects:
     def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup, log: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._tasks = tasks
-        self._log = log
-        self._verified_for: set[WorkerId] = set()
-        """Bodies that are forked as soon as their blocks are verified."""
+        self.log = log
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(STAGE_THREADS, thread_name_prefix="stage")
         self._copies = Copies()
@@ -97,8 +95,9 @@ class NodeEffects:
         # Both are set by the node before the first event.
         self.post: Callable[[Event], None] = _nobody
         self.processes: Processes
+        self.placing = Placing(self, hosts, self._threads, tasks)
 
-    def carry_out(self, action: Action) -> None:  # noqa: C901
+    def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
         """Begin what `action` asks for."""
         match action:
             case Run():
@@ -114,11 +113,15 @@ class NodeEffects:
             case Drop(addresses, store):
                 self._hosts.store(store).drop(addresses)
             case StartBody():
-                self._start_body(action)
+                self.placing.start_body(action)
+            case Bind():
+                self.placing.bind(action)
+            case Unbind(worker, function):
+                self.placing.unbind(worker, function)
             case Prepare(function, forget):
                 self._prepare(function, forget)
             case StopBody(worker, kill):
-                self._stop_body(worker, kill)
+                self.placing.stop_body(worker, kill)
             case Announce():
                 self._announce(action)
             case Decide():
@@ -140,7 +143,7 @@ class NodeEffects:
         try:
             added = await self._loop.run_in_executor(self._threads, host.stage, function.blobs)
         except MACHINE as error:
-            name, told = type(error).__name__, self._told(function, error)
+            name, told = type(error).__name__, self.told(function, error)
             self.post(StageFailed(function.id, operation, name, told, addresses, function.store))
         else:
             self.post(Staged(function.id, operation, added, addresses, function.store))
@@ -150,70 +153,10 @@ class NodeEffects:
 
     # Bodies
 
-    def _start_body(self, action: StartBody) -> None:
-        function = self.functions[action.function]
-        host = self._hosts.store(function.store)
-        if host.unverified(function.files()):
-            self._verified_for.add(action.worker)
-            self._tasks.create_task(self._verify_and_fork(action, function, host))
-        else:
-            self._fork(action, function, host)
-
-    async def _verify_and_fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
-        """An earlier node left blocks of it in memory: they are hashed before they are used."""
-        for address in host.unverified(function.files()):
-            try:
-                if not await self._loop.run_in_executor(self._threads, host.verify, address):
-                    self._log(f"block {address} of {function.id} changed in memory, and is read from disk again")
-            except MACHINE:
-                # It left meanwhile, or cannot be read; the fork will see.
-                continue
-        if action.worker in self._verified_for:
-            self._verified_for.remove(action.worker)
-            self._fork(action, function, host)
-
-    def _stop_body(self, worker: WorkerId, kill: bool) -> None:
-        if worker in self._verified_for:
-            self._verified_for.remove(worker)
-            self.post(BodyExited(worker, "WorkerError", "it was stopped before it was forked"))
-        else:
-            self.processes.stop(worker, kill)
-
-    def lose(self, store: StoreName, address: Address) -> list[str]:
-        """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
-        lost = []
-        for body in self.processes.bodies():
-            function = body.deployed
-            if function.store == store and address in function.files():
-                body.lost_blocks = True
-                self.processes.give_up(body, "a block of it had changed in memory")
-                lost.append(f"worker {body.worker} of {function.id}")
-        return lost
-
-    def _told(self, function: DeployedFunction, error: Exception) -> str:
+    def told(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store; the log hears all of it."""
-        self._log(f"function {function.id}: {error}")
+        self.log(f"function {function.id}: {error}")
         return f"function {function.id}: {without_addresses(str(error))}"
-
-    def _fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
-        try:
-            fds = host.open(function.files())
-        except StoreError as error:
-            # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
-            lost = not all(host.holds(blob.address) for blob in function.blobs)
-            self.post(BodyExited(action.worker, "StoreError", self._told(function, error), lost_blocks=lost))
-            return
-        try:
-            memory_bytes = function.memory_bytes
-            order = ForkBody(action.worker, uid_of(action.worker), memory_bytes, function.mapped_bytes())
-            load = function.load(action.on_trial, action.cores, action.concurrency)
-            samples = [tensor for sample in function.samples() for tensor in sample]
-            self.processes.fork(function, order, load, fds, samples=samples)
-        except WorkerError as error:
-            self.post(BodyExited(action.worker, "WorkerError", str(error)))
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:
         function = self.functions.get(id_)
@@ -226,24 +169,29 @@ class NodeEffects:
 
     def room_of(self, tenant: TenantId) -> Room:
         """What the tenant's largest body may have."""
-        its = [function for function in self.functions.values() if function.manifest.tenant == tenant]
-        memory_bytes = [function.memory_bytes for function in its]
-        return Room(max(Room().memory_bytes, *memory_bytes), max(Room().mapped_bytes, *(f.mapped_bytes() for f in its)))
+        families: dict[Family, list[DeployedFunction]] = {}
+        for function in self.functions.values():
+            if function.manifest.tenant == tenant:
+                families.setdefault(function.family, []).append(function)
+        memory_bytes = [function.memory_bytes for its in families.values() for function in its]
+        mapped = [mapped_bytes(its) for its in families.values()]
+        return Room(max(Room().memory_bytes, *memory_bytes), max(Room().mapped_bytes, *mapped))
 
-    def rehearsal_of(self, id_: FunctionId) -> tuple[Load, list[int]] | None:
+    def rehearsal_of(self, id_: FunctionId) -> tuple[Load, messages.Bind, list[int]] | None:
         """A function's program and weights, and their descriptors; None when it is not to be prepared."""
         function = self.functions.get(id_)
         if function is None or not function.rehearsals:
             return None
         try:
-            return function.bare_load(), self._hosts.store(function.store).open(function.program_files())
+            fds = self._hosts.store(function.store).open(function.files(bare=True))
+            return function.load(bare=True), function.bind(bare=True), fds
         except StoreError:
             # Its blocks left again; the next body of this program asks anew after a restart of the zygote.
             return None
 
     def body_ready(self, body: BodyProcess, ready: Ready) -> None:
         """A body is loaded."""
-        function = self.functions.get(FunctionId(body.function))
+        function = self.functions.get(body.function)
         if function is not None and function.on_trial:
             function.doubts = ready.doubts[:TOLD_MOST]
         self.post(BodyReady(body.worker))
@@ -275,22 +223,26 @@ class NodeEffects:
         if body is None:
             # Its end is on the way to the mind.
             return
-        inputs = [self.payloads[request].inputs for request in action.requests]
+        self.run(body, action.function or body.function, action.run, action.requests)
+
+    def run(self, body: BodyProcess, function: FunctionId, run: RunId, requests: tuple[RequestId, ...]) -> None:
+        """Hand a body a run of a function that it has bound."""
+        inputs = [self.payloads[request].inputs for request in requests]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        slot = body.begin(action.run, action.requests)
+        slot = body.begin(run, requests)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
-                self._end_run(body, action.run, body.take_back(action.run), error)
+                self._end_run(body, run, body.take_back(run), error)
             else:
                 self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
 
-        def laid(tray_bytes: int) -> None:
-            self.processes.send(body, RunBatch(action.run, slot, metas, tray_bytes))
+        def begun(tray_bytes: int) -> None:
+            self.processes.send(body, RunBatch(run, function, slot, metas, tray_bytes))
 
         nbytes = sum(len(tensor.data) for tensor in tensors)
-        self._copies.make(body, nbytes, partial(body.lay, slot, tensors), laid, failed)
+        self._copies.make(body, nbytes, partial(body.lay, slot, tensors), begun, failed)
 
     def body_answered(self, body: BodyProcess, answer: Answer) -> None:
         """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""
@@ -364,7 +316,7 @@ class NodeEffects:
     def _decided(self, action: Decide) -> None:
         # The others are for the readers of the journal.
         if action.what == "stop":
-            self._log(action.why)
+            self.log(action.why)
 
     # Time
 

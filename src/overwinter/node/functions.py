@@ -1,17 +1,22 @@
 """What the node keeps of each deployed function: how to stage it, and what a body of it must be told."""
 
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
 import msgspec
 
 from overwinter.core.errors import TooLargeError
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import SHARED, Address, FunctionId, StoreName, function_id
+from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, StoreName, TenantId, function_id
 from overwinter.core.profile import Profile
-from overwinter.core.tensor import Tensor
+from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pressure import total_bytes
 from overwinter.store.manifest import Deployment, encode_manifest
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
-from overwinter.worker.messages import Load
+from overwinter.worker.messages import Bind, Load, Trial
 
 MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
 """Of what a body is told when it starts; a zygote is told the same with a little around it."""
@@ -20,6 +25,28 @@ TRAYS_BYTES = 512 << 20
 
 REHEARSALS_MAX = 3
 """Zygotes that may die, of whatever, while they prepare a program; after that its bodies compile it themselves."""
+
+
+class Family(NamedTuple):
+    """What functions have in common that can share a worker: they differ in weights, assets and settings."""
+
+    tenant: TenantId
+    program: Address
+    source: Address | None
+    """Of the handler."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    store: StoreName
+    configuration: tuple[int, ...]
+    """What a worker is made by, and answers depend on: most cores, batch, runs at once, memory."""
+    alone: FunctionId | None
+    """The only member, if it shares with nobody."""
+
+    @property
+    def id(self) -> FamilyId:
+        """A word for it."""
+        said = repr(self._replace(inputs=(), outputs=())).encode() + msgspec.msgpack.encode((self.inputs, self.outputs))
+        return FamilyId(hashlib.blake2b(said, digest_size=16).hexdigest())
 
 
 class DeployedFunction:
@@ -84,67 +111,93 @@ class DeployedFunction:
             sandboxed=self.manifest.handler is not None,
             blobs=tuple(BlobSize(blob.address, blob.nbytes) for blob in self.blobs),
             profile=self.profile,
+            family=FamilyId("") if self.family.alone else self.family.id,
         )
 
-    def mapped_bytes(self) -> int:
-        """Address space that a body needs for what is not its own: blocks, with room to align them, and trays."""
-        return self.nbytes + len(self.manifest.blocks) * HUGE_BYTES + TRAYS_BYTES
-
-    def load(self, on_trial: bool = False, cores: int = 1, concurrency: int = 1) -> Load:
-        """What a body of it must be told; its descriptors are those of `files`, in order. Runs at once share cores."""
-        places = {
-            piece.weight: (number, piece.offset)
-            for number, block in enumerate(self.manifest.blocks)
-            for piece in block.pieces
-        }
-        handler = self.manifest.handler
-        return Load(
-            function=self.id,
-            program=self.manifest.program.address,
-            program_bytes=self.manifest.program.nbytes,
-            block_bytes=tuple(block.nbytes for block in self.manifest.blocks),
-            pieces=tuple(places[weight] for weight in range(len(places))),
-            threads=max(1, cores // concurrency),
-            concurrency=concurrency,
-            on_trial=on_trial,
-            source_bytes=None if handler is None else handler.source.nbytes,
-            inputs=self.manifest.inputs if handler is not None and self.on_trial else (),
-            outputs=self.manifest.outputs,
-            samples=tuple(tuple(tensor.meta for tensor in sample) for sample in self.samples()),
-            assets=() if handler is None else tuple((name, blob.nbytes) for name, blob in handler.assets.items()),
+    @cached_property
+    def family(self) -> Family:
+        """Whose workers can run it."""
+        handler, settings = self.manifest.handler, self.manifest.settings
+        return Family(
+            self.manifest.tenant,
+            self.manifest.program.address,
+            None if handler is None else handler.source.address,
+            self.manifest.inputs,
+            self.manifest.outputs,
+            self.store,
+            (settings.threads, settings.max_batch, settings.concurrency, settings.memory_mib),
+            self.id if settings.isolation == "function" else None,
         )
 
-    def check_load(self) -> None:
-        """TooLargeError if a body could not be told all of it in one message."""
-        nbytes = len(msgspec.msgpack.encode(self.load(on_trial=True)))
+    def check_messages(self) -> None:
+        """TooLargeError if a zygote or a worker could not be told all of it in one message."""
+        nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(rehearse=True))))
         if nbytes > MESSAGE_BYTES_MAX:
             raise TooLargeError(
                 f"what a worker of {self.manifest.name!r} must know of its weights, assets, outputs and samples takes "
                 f"{nbytes} bytes; at most {MESSAGE_BYTES_MAX}: give it fewer of them, or shorter names"
             )
 
-    def samples(self) -> list[list[Tensor]]:
-        """The requests that a body has to answer before it is ready."""
-        return [[tensor.given() for tensor in sample] for sample in self.manifest.samples] if self.on_trial else []
+    def load(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:
+        """What a worker of its family must be told. Runs at once share cores. `bare`: without the handler."""
+        handler = None if bare else self.manifest.handler
+        return Load(
+            program=self.manifest.program.address,
+            program_bytes=self.manifest.program.nbytes,
+            threads=max(1, cores // concurrency),
+            concurrency=concurrency,
+            measured=measured,
+            source_bytes=None if handler is None else handler.source.nbytes,
+            inputs=() if handler is None else self.manifest.inputs,
+            outputs=() if bare else self.manifest.outputs,
+        )
 
-    def program_load(self, cores: int, concurrency: int) -> Load:
-        """As `bare_load` for a body that is measured."""
-        return msgspec.structs.replace(self.bare_load(cores, concurrency), measured=True)
+    def bind(self, rehearse: bool = False, *, bare: bool = False) -> Bind:
+        """What a worker of its family must be told to run it, with all blocks handed over; `rehearse`: its program is
+        to be tried, too.
+        """
+        blocks = {block.address: block.nbytes for block in self.manifest.blocks}
+        numbers = {address: number for number, address in enumerate(blocks)}
+        places = {
+            piece.weight: (numbers[block.address], piece.offset)
+            for block in self.manifest.blocks
+            for piece in block.pieces
+        }
+        handler = None if bare else self.manifest.handler
+        assets = {} if handler is None else handler.assets
+        tried = self.on_trial and not bare
+        given = self.manifest.samples if tried else ()
+        samples = tuple(tuple(tensor.given().meta for tensor in sample) for sample in given)
+        trial = Trial(rehearse, tried and handler is not None and not samples, samples)
+        return Bind(
+            function=self.id,
+            blocks=tuple(blocks.items()),
+            pieces=tuple(places[weight] for weight in range(len(places))),
+            handed=tuple(range(len(blocks))),
+            assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
+            trial=trial if rehearse or trial.made_up or samples else None,
+        )
 
-    def bare_load(self, cores: int = 1, concurrency: int = 1) -> Load:
-        """As `load` without the handler; its descriptors are those of `program_files`."""
-        load = self.load(cores=cores, concurrency=concurrency)
-        bare = {"source_bytes": None, "assets": (), "inputs": (), "outputs": (), "samples": ()}
-        return msgspec.structs.replace(load, **bare)
+    def samples(self) -> list[Tensor]:
+        """The tensors of the requests that a worker has to answer before it is ready, in order."""
+        return [tensor.given() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
 
-    def program_files(self) -> list[Address]:
-        """The blobs of the program and its weights."""
-        return [self.manifest.program.address, *(block.address for block in self.manifest.blocks)]
+    def files(self, *, bare: bool = False) -> list[Address]:
+        """The blobs whose descriptors go with `load`, and then with `bind`."""
+        handler = None if bare else self.manifest.handler
+        own = list(dict.fromkeys(block.address for block in self.manifest.blocks))
+        source = [] if handler is None else [handler.source.address]
+        return [self.manifest.program.address, *source, *own, *([] if bare else self.assets())]
 
-    def files(self) -> list[Address]:
-        """The blobs whose descriptors go with `load`."""
-        addresses = self.program_files()
-        if self.manifest.handler is not None:
-            addresses += [self.manifest.handler.source.address]
-            addresses += [blob.address for blob in self.manifest.handler.assets.values()]
-        return addresses
+    def assets(self) -> list[Address]:
+        """The blobs of its handler's files, in the order of `bind`."""
+        handler = self.manifest.handler
+        return [] if handler is None else [blob.address for blob in handler.assets.values()]
+
+
+def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
+    """Address space that a worker which may bind any of these functions needs for what is not its own: blocks, with
+    room to align them, and trays.
+    """
+    blocks = {block.address: block.nbytes for function in functions for block in function.manifest.blocks}
+    return sum(blocks.values()) + len(blocks) * HUGE_BYTES + TRAYS_BYTES

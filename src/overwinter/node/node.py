@@ -185,7 +185,7 @@ class Node:
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
-        unnumbered.check_load()
+        unnumbered.check_messages()
 
     def _forget(self, deployment: Deployment) -> None:
         with suppress(NotFoundError):

@@ -10,7 +10,7 @@ from overwinter.core.ids import Address, FunctionId, TenantId
 from overwinter.node.watching import Zygotes
 from overwinter.node.zygotes import Room
 from overwinter.worker.channel import ChannelClosedError, close_all
-from overwinter.worker.messages import Forget, Load, Prepare
+from overwinter.worker.messages import Bind, Forget, Load, Prepare
 
 Key = TypeVar("Key")
 
@@ -26,7 +26,7 @@ class Source(Protocol):
         """What the tenant's largest body may have."""
         ...
 
-    def rehearsal_of(self, function: FunctionId) -> tuple[Load, list[int]] | None:
+    def rehearsal_of(self, function: FunctionId) -> tuple[Load, Bind, list[int]] | None:
         """The function's program and weights, without a handler, and their descriptors; None when it is not to be."""
         ...
 
@@ -82,9 +82,9 @@ class Preparing:
             del self._wanted[tenant][function]
             found = self._source.rehearsal_of(function)
             if found is not None:
-                load, fds = found
+                load, bind, fds = found
                 self._under_way[tenant] = function
-                self._zygotes.prepare(zygote, Prepare(load), fds)
+                self._zygotes.prepare(zygote, Prepare(load, bind), fds)
                 close_all(fds)
 
     def _let_go(self, tenant: TenantId) -> None:

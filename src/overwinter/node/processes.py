@@ -14,8 +14,8 @@ import msgspec
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
-from overwinter.core.tensor import Tensor
 from overwinter.node.answers import failed
+from overwinter.node.bindings import Told
 from overwinter.node.bodies import BodyProcess, ending
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import anonymous_bytes
@@ -26,9 +26,13 @@ from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
+    Bind,
+    BindFailed,
+    Bound,
     Failure,
     ForkBody,
     Forked,
+    FromBody,
     Load,
     LoadFailed,
     Measured,
@@ -36,6 +40,7 @@ from overwinter.worker.messages import (
     Stop,
     ToBody,
     Trying,
+    Unbind,
 )
 
 GONE_S = 5.0
@@ -148,7 +153,7 @@ class Processes:
     def looked(self) -> None:
         """All zygotes were looked at: one may have become idle, and make room."""
         self._preparing.look()
-        alive = {body.deployed.manifest.tenant for body in self._bodies.values()}
+        alive = {body.family.tenant for body in self._bodies.values()}
         self.zygotes.groups.keep(alive | self.zygotes.tenants.keys())
 
     def _process_over(self, zygote: ZygoteProcess, body: BodyProcess) -> None:
@@ -164,13 +169,12 @@ class Processes:
         function: DeployedFunction,
         order: ForkBody,
         load: Load,
+        bind: Bind,
         fds: Sequence[int],
         measurer: BodyStaff | None = None,
-        samples: Sequence[Tensor] = (),
     ) -> None:
-        """Fork a body of a function's and hand it what to load; WorkerError when there is no zygote to fork it.
-
-        A measurer hears of the body in place of the staff. `samples` are the tensors of the requests that `load` names.
+        """Fork a body for a function's family and hand it what to load, and the function to bind first, with their
+        descriptors; WorkerError when there is no zygote to fork it. A measurer hears of the body in place of the staff.
         """
         worker, tenant = order.worker, function.manifest.tenant
         zygote = self._zygote_for(tenant, order)
@@ -178,10 +182,11 @@ class Processes:
             body = BodyProcess(worker, function, load, self._log)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
+        shared = 1 if load.source_bytes is None else 2
         try:
-            body.lay(0, samples)
             # What cannot be said to the body is found out before anybody forks it.
-            body.channel.send(load, fds)
+            body.channel.send(load, fds[:shared])
+            body.channel.send(bind, fds[shared:])
             # Only the base can give it a user of its own.
             its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
             # What a tenant's zygote forks is born in its group.
@@ -194,11 +199,31 @@ class Processes:
             raise WorkerError(f"a body could not be forked: {error}") from error
         body.there.close()
         body.words.close_there()
+        # That it is bound is told by the body's being ready.
+        body.bindings.begin(function, bind, lambda failure: None)
         zygote.owed[worker] = 0
         zygote.bodies[worker] = self._bodies[worker] = body
         if measurer is not None:
             self._measurers[worker] = measurer
         self._loop.add_reader(body.channel.fileno(), self._hear_body, body)
+
+    def bind(self, body: BodyProcess, function: DeployedFunction, fds: Sequence[int], told: Told) -> None:
+        """Let a body bind a further function; `told` hears of it, unless the body ends before.
+
+        The descriptors are those of the blocks that it lacks (`body.bindings.lacking`), then those of the assets.
+        ValueError for a function of another family, or one that it has.
+        """
+        if function.family != body.family:
+            raise ValueError(f"{function.id} is not of the family of body {body.worker}")
+        bind = function.bind()
+        handed = tuple(body.bindings.lacking(bind))
+        body.bindings.begin(function, bind, told)
+        self.send(body, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
+
+    def unbind(self, body: BodyProcess, function: FunctionId) -> None:
+        """Let a body let go of a function that it has bound, once no run of it is under way; ValueError for others."""
+        body.bindings.end(function)
+        self.send(body, Unbind(function))
 
     def _zygote_for(self, tenant: TenantId, order: ForkBody) -> ZygoteProcess:
         """The tenant's own, where it can fork at once; else the base, from which a body compiles for itself."""
@@ -220,10 +245,10 @@ class Processes:
         """The body, if it lives."""
         return self._bodies.get(worker)
 
-    def send(self, body: BodyProcess, message: ToBody) -> None:
+    def send(self, body: BodyProcess, message: ToBody, fds: Sequence[int] = ()) -> None:
         """Tell a body something; one that does not listen is killed, and its end is told as any other."""
         try:
-            body.channel.send(message)
+            body.channel.send(message, fds)
         except (ChannelClosedError, OSError):
             self.kill(body)
 
@@ -247,21 +272,7 @@ class Processes:
     def _hear_body(self, body: BodyProcess) -> None:
         try:
             message, _ = body.channel.receive()
-            match message:
-                case Answer():
-                    self._staff_of(body.worker).body_answered(body, message)
-                case Trying():
-                    _require(not (body.ready or body.tried), "it was tried before")
-                    body.trying = body.tried = True
-                case Ready():
-                    _require(not body.ready, "it was ready before")
-                    body.ready = True
-                    self._staff_of(body.worker).body_ready(body, message)
-                case Measured():
-                    self._staff_of(body.worker).body_measured(body, message)
-                case LoadFailed():
-                    _require(not body.ready and body.failure is None, "it was loaded before")
-                    body.failure = failed(message)
+            self._take(body, message)
         except BlockingIOError:
             return
         except ChannelClosedError:
@@ -270,6 +281,31 @@ class Processes:
             self._loop.call_later(LINGER_S, self.kill, body)
         except UNREADABLE as error:
             self.give_up(body, f"it answered nonsense: {error}")
+
+    def _take(self, body: BodyProcess, message: FromBody) -> None:
+        """ValueError for what cannot be true: a body may be in the hands of its functions' code, and say anything."""
+        match message:
+            case Answer():
+                self._staff_of(body.worker).body_answered(body, message)
+            case Trying():
+                _require(not (body.ready or body.tried), "it was tried before")
+                body.trying = body.tried = True
+            case Ready():
+                _require(not body.ready, "it was ready before")
+                body.bindings.answered(body.function)
+                body.ready = True
+                self._staff_of(body.worker).body_ready(body, message)
+            case Bound(function):
+                body.bindings.answered(function)(None)
+            case BindFailed(function):
+                told = body.bindings.answered(function)
+                self.unbind(body, FunctionId(function))
+                told(failed(message))
+            case Measured():
+                self._staff_of(body.worker).body_measured(body, message)
+            case LoadFailed():
+                _require(not body.ready and body.failure is None, "it was loaded before")
+                body.failure = failed(message)
 
     def give_up(self, body: BodyProcess, reason: str) -> None:
         """Hear no more of a body that cannot be trusted, and kill it; its end is told with this reason."""
@@ -329,6 +365,5 @@ class Processes:
 
 
 def _require(truth: bool, complaint: str) -> None:
-    """A body may be in the hands of its function's code, and say anything at any time."""
     if not truth:
         raise ValueError(complaint)

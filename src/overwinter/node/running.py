@@ -69,7 +69,7 @@ async def running(
             node._loop = Loop(node._scheduler, node.journal, node._effects, readers)
             node._effects.post = node.post
             node.processes.start()
-            verifier = Verifier(hosts, config.verify_share, node._effects.lose, log)
+            verifier = Verifier(hosts, config.verify_share, node._effects.placing.lose, log)
             memory_bytes = config.mind.memory_bytes or total_bytes()
             footprints = Footprints(node._scheduler.state, lambda: node.processes, memory_bytes, node.post)
             upkeep = [

@@ -73,7 +73,7 @@ class CoreShares:
         """Seconds of a core that the processes of each tenant computed since the last look."""
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
-        pids = [(body.deployed.manifest.tenant, body.pid) for body in processes.bodies()]
+        pids = [(body.family.tenant, body.pid) for body in processes.bodies()]
         pids += [(tenant, zygote.pid) for tenant, zygote in processes.zygotes.tenants.items()]
         for tenant, pid in pids:
             computed_s = None if pid is None else clock.computed_s(pid)
@@ -88,7 +88,7 @@ class CoreShares:
         spent: dict[TenantId, float] = defaultdict(float)
         for body in processes.bodies():
             self._alone[body.worker] = body.computed_alone_s()
-            spent[body.deployed.manifest.tenant] += self._alone[body.worker] - last.get(body.worker, 0.0)
+            spent[body.family.tenant] += self._alone[body.worker] - last.get(body.worker, 0.0)
         return spent
 
 

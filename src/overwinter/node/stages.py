@@ -15,7 +15,7 @@ from overwinter.core.pipeline import INPUT, Pipeline, Stage, Typed, ready
 from overwinter.core.tensor import Tensor, check_inputs
 from overwinter.node.views import Availability, Reply
 
-WARMEST_FIRST: tuple[Start, ...] = ("warm", "host", "disk")
+WARMEST_FIRST: tuple[Start, ...] = ("warm", "bound", "host", "disk")
 
 
 class StageFunction(Typed, Protocol):

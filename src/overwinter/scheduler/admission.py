@@ -17,15 +17,16 @@ from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import memory, order, retention, victims
 from overwinter.scheduler.answers import refuse
+from overwinter.scheduler.binding import begin_bind
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
-from overwinter.scheduler.sizing import told, wanted_points
-from overwinter.scheduler.state import Function
-from overwinter.scheduler.wants import Fork, LoadBlocks, Want, next_want, wants_worker
+from overwinter.scheduler.sizing import next_to_start, told, wanted_points
+from overwinter.scheduler.state import Family, Function, Worker
+from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Want, next_want, wants_worker
 
 AHEAD = 8
 """Of those that wait for a place, so many may have others stopped for them at once."""
@@ -82,6 +83,8 @@ def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) 
             return _run(cycle, function, want, has_core)
         case Fork() | LoadBlocks() if _never_runs(cycle, function):
             return False
+        case BindIn(worker):
+            return _bind(cycle, function, worker, has_core)
         case Fork():
             return _fork(cycle, function, has_core)
         case LoadBlocks():
@@ -103,9 +106,18 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     if not _has_cores(cycle, function, send.worker.point.run_cores, has_core):
         return False
     order.leave(cycle, function)
-    if send.late and function.spec.settings.late == "refuse" and not function.best_effort:
+    if send.late and function.spec.settings.late == "refuse" and not function.family.best_effort:
         _shed(cycle, function, send)
     begin_run(cycle, function, send.worker, send.count)
+    return True
+
+
+def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> bool:
+    """Bind the function in a worker of its family, if it may have a core for it now."""
+    if not _has_cores(cycle, function, 1, has_core):
+        return False
+    order.leave(cycle, function)
+    begin_bind(cycle, function, worker)
     return True
 
 
@@ -200,12 +212,13 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
     return len(points)
 
 
-def scale_out(cycle: Cycle, function: Function, points: Sequence[Point]) -> None:
+def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
     """More workers, as a scaler said."""
-    if points and function.loaded and cycle.now >= function.backoff_until:
+    function = next_to_start(cycle, family) if points else None
+    if function is not None:
         started = start_workers(cycle, function, points)
         if started:
-            cycle.decide(function, "scale-out", told(cycle, function, f"{started} more"))
+            cycle.decide(function, "scale-out", told(cycle, family, f"{started} more"))
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:

@@ -8,7 +8,7 @@ from itertools import count
 
 from overwinter.core.actions import Action, Decide, Decision
 from overwinter.core.config import MindConfig
-from overwinter.core.ids import FunctionId, Seconds
+from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.ledger import Ledger
 from overwinter.scheduler.policies import batching
@@ -38,7 +38,9 @@ class Cycle:
         self.resources = Resources(config, self.policy)
         self.ledger = Ledger(self.resources)
         self.timers = Timers()
-        self.worker_ids, self.run_ids, self.load_ids = count(1), count(1), count(1)
+        self.run_ids, self.load_ids, self.bind_ids = count(1), count(1), count(1)
+        self.last_worker = WorkerId(0)
+        """That was forked."""
         self.now = Seconds(0.0)
         self.actions: list[Action] = []
         self.changed: dict[FunctionId, bool] = {}

@@ -10,6 +10,7 @@ from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.scheduler import functions
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
+from overwinter.scheduler.binding import unbind_unused
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
 from overwinter.scheduler.retention import end_window, idle_until, is_counted
@@ -62,11 +63,14 @@ def _function(cycle: Cycle, function: Function) -> None:
         if request.id in function.queue:
             function.queue.remove(request.id)
         expire(cycle, request.id)
-    if function.look_at is not None and function.look_at <= now:
-        scaled = end_period(cycle, function)
+    family = function.family
+    if family.lead is function and family.look_at is not None and family.look_at <= now:
+        scaled = end_period(cycle, family)
         if scaled is not None:
-            scale_out(cycle, function, [function.latency.point(shape) for shape in scaled.start])
-            drain_surplus(cycle, function, scaled)
+            scale_out(cycle, family, [family.latency.point(shape) for shape in scaled.start])
+            drain_surplus(cycle, family, scaled)
+        for worker in list(family.workers.values()):
+            unbind_unused(cycle, worker)
     end_window(cycle, function)
     cycle.mark(function)
     functions.watch(cycle, function)
@@ -74,17 +78,16 @@ def _function(cycle: Cycle, function: Function) -> None:
 
 def _worker(cycle: Cycle, worker: Worker) -> None:
     """Let an idle worker go whose keep-alive is over; kill one that hangs or has drained for long enough."""
-    function, now = worker.owner, cycle.now
-    if function is None:
-        for id_ in list(worker.requests()):
-            request = cycle.state.requests.get(id_)
-            if request is not None and request.deadline <= now:
-                expire(cycle, id_)
-        watch_deadlines(cycle, worker)
+    now = cycle.now
+    _expire_removed(cycle, worker)
+    watch_deadlines(cycle, worker)
     if worker.is_idle:
-        assert function is not None
-        _idle(cycle, worker, function)
+        _idle(cycle, worker)
         return
+    for binding in worker.bound.values():
+        if binding.leaving and binding.until is not None and binding.until <= now:
+            _refuse_runs(cycle, worker, binding.function)
+            binding.until = None
     at = _must_end_at(cycle, worker)
     if now < at:
         cycle.timers.arm(worker.id, at)
@@ -96,10 +99,19 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
         _hung(cycle, worker)
 
 
-def _idle(cycle: Cycle, worker: Worker, function: Function) -> None:
-    at = idle_until(cycle, worker, function)
+def _expire_removed(cycle: Cycle, worker: Worker) -> None:
+    """Of a function that is gone nobody else looks at the deadlines."""
+    for run in worker.runs.values():
+        for id_ in run.requests if run.function.removed else ():
+            request = cycle.state.requests.get(id_)
+            if request is not None and request.deadline <= cycle.now:
+                expire(cycle, id_)
+
+
+def _idle(cycle: Cycle, worker: Worker) -> None:
+    at = idle_until(cycle, worker)
     if cycle.now >= at:
-        if not is_counted(function, worker):
+        if not is_counted(worker):
             stop(cycle, worker)
             return
         at = Seconds(cycle.now + cycle.policy.period_s)
@@ -113,35 +125,49 @@ def _must_end_at(cycle: Cycle, worker: Worker) -> float:
         return worker.since + config.stop_timeout_s
     if worker.start is not None:
         return worker.since + config.start_timeout_s
-    hangs = next(iter(worker.runs.values())).began + worker.timeout_s
-    until = None if worker.drain is None else worker.drain.until
-    return hangs if until is None else min(hangs, until)
+    times = [each.hangs_at for each in (*worker.runs.values(), *worker.binds.values())]
+    times += [each.until for each in worker.bound.values() if each.leaving and each.until is not None]
+    if worker.drain is not None and worker.drain.until is not None:
+        times.append(worker.drain.until)
+    return min(times)
 
 
 def _overran(cycle: Cycle, worker: Worker) -> None:
     """Its drain timeout is over: what it runs is refused, and it is killed."""
-    config, function = cycle.config, worker.owner
-    if function is None:
-        error, why = "NotFoundError", f"function {worker.function} was removed"
+    for binding in worker.bound.values():
+        _refuse_runs(cycle, worker, binding.function)
+    for run in list(worker.runs):
+        end_run(cycle, worker, run)
+    stop(cycle, worker, kill=True)
+
+
+def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """What a worker still runs of a function that leaves it gets no answer."""
+    config, id_ = cycle.config, function.spec.id
+    if function.removed:
+        error, why = "NotFoundError", f"function {id_} was removed"
     elif function.unloaded:
         error, why = why_unloaded(function)
     else:
-        error, why = "OverloadedError", f"the worker of function {worker.function} was needed by another tenant"
-    for run in list(worker.runs):
-        for id_ in end_run(cycle, worker, run).requests:
-            if id_ in cycle.state.requests:
+        error, why = "OverloadedError", f"the worker of function {id_} was needed by another tenant"
+    for run in worker.runs.values():
+        for request in run.requests if run.function is function else ():
+            if request in cycle.state.requests:
                 message = f"{why}, and its run did not end within {config.drain_timeout_s:g} s"
-                refuse(cycle, id_, error, message, config.retry_after_min_s)
-    stop(cycle, worker, kill=True)
+                refuse(cycle, request, error, message, config.retry_after_min_s)
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:
     # The runs beside the one that hangs get their retry when the worker is gone.
-    for run in [run for run, operation in worker.runs.items() if cycle.now >= operation.began + worker.timeout_s]:
-        for id_ in end_run(cycle, worker, run).requests:
+    hung = [each.function for each in worker.binds.values() if cycle.now >= each.hangs_at]
+    if worker.starts_for is not None:
+        hung.append(worker.starts_for)
+    for run in [run for run, operation in worker.runs.items() if cycle.now >= operation.hangs_at]:
+        operation = end_run(cycle, worker, run)
+        hung.append(operation.function)
+        for id_ in operation.requests:
             if id_ in cycle.state.requests:
-                refuse(cycle, id_, "DeadlineError", f"function {worker.function} hung and was stopped")
+                refuse(cycle, id_, "DeadlineError", f"function {operation.function.spec.id} hung and was stopped")
     stop(cycle, worker, kill=True)
-    if worker.owner is not None:
-        reason = f"a worker of {worker.function} hung and was stopped"
-        functions.fail(cycle, worker.owner, "WorkerError", reason)
+    for name, function in {each.spec.id: each for each in hung if not each.removed}.items():
+        functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")

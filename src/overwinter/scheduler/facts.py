@@ -12,8 +12,10 @@ from overwinter.core.actions import Prepare, Reply
 from overwinter.core.events import (
     Alarm,
     Arrived,
+    BindFailed,
     BodyExited,
     BodyReady,
+    Bound,
     Cancelled,
     Demoted,
     Deployed,
@@ -32,20 +34,19 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
-from overwinter.scheduler import functions, memory
+from overwinter.scheduler import deaths, families, functions, memory
 from overwinter.scheduler.answers import (
     close_request,
     open_request,
     refuse,
     refuse_queue,
-    refuse_unloaded,
     why_unloaded,
 )
-from overwinter.scheduler.backoff import may_retry
+from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
 from overwinter.scheduler.blocks import drop_unshared, end_load, missing_bytes, release
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import drain, end_run, end_start, end_worker, stop, time_slice_s
+from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, stop, time_slice_s
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import evict
 from overwinter.scheduler.sizing import count_arrival
@@ -62,8 +63,12 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
             _run_ended(cycle, event)
         case BodyReady(worker):
             _worker_ready(cycle, worker)
+        case Bound():
+            _bound(cycle, event)
+        case BindFailed():
+            _bind_failed(cycle, event)
         case BodyExited():
-            _worker_exited(cycle, event)
+            deaths.worker_exited(cycle, event)
         case Cancelled(request):
             _cancelled(cycle, request)
         case Staged():
@@ -153,29 +158,30 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     worker = cycle.state.workers.get(event.worker)
     if worker is None or event.run not in worker.runs:
         return
-    cycle.in_hand = worker.function
     run = end_run(cycle, worker, event.run)
+    function = run.function
+    cycle.in_hand = function.spec.id
     failures = {failure.request: failure for failure in event.failures}
     for id_ in run.requests:
         request, failure = close_request(cycle, id_), failures.get(id_)
         if request is None:
             continue
         if failure is None:
-            cycle.actions.append(Reply(id_, worker.function, request.start))
+            cycle.actions.append(Reply(id_, function.spec.id, request.start))
         else:
             refuse(cycle, id_, failure.error, failure.message)
-    if not worker.runs and not worker.stopping:
+    if worker.is_idle:
         worker.since = cycle.now
-    function = worker.owner
-    if function is None:
-        if worker.is_idle:
-            stop(cycle, worker)
+    unbind_if_done(cycle, worker, worker.bound[function.spec.id])
+    _look_after(cycle, worker, function)
+    if function.removed:
+        families.mark(cycle, worker.family)
         return
     spent_s = cycle.now - run.began
     asked(cycle.state, function, None, function.latency.observe, worker.point, len(run.requests), spent_s)
     function.failures = 0
     _prepare(cycle, function, spent_s)
-    cycle.mark(function)
+    families.mark(cycle, worker.family, function)
 
 
 def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
@@ -199,10 +205,9 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     worker = cycle.state.workers.get(id_)
     if worker is None or worker.start is None:
         return
+    function = worker.start.function
     end_start(cycle, worker)
     worker.since = worker.ready_at = cycle.now
-    function = worker.owner
-    assert function is not None
     cycle.in_hand, function.lost = function.spec.id, False
     if worker.drain is None:
         tenant = cycle.state.tenants[worker.tenant]
@@ -212,6 +217,63 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
         functions.prove(cycle, function)
     # The core of its start is its own still, unless it had to give that up.
     cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
+    _mark_others(cycle, worker, function)
+
+
+def _bound(cycle: Cycle, event: Bound) -> None:
+    worker = cycle.state.workers.get(event.worker)
+    began = None if worker is None or (bind := worker.binds.get(event.function)) is None else bind.began
+    binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
+    if worker is None or binding is None or began is None:
+        return
+    function = binding.function
+    observe(function, cycle.now - began)
+    function.lost = False
+    if binding.leaving or function.removed:
+        unbind_if_done(cycle, worker, binding)
+    else:
+        cycle.in_hand = function.spec.id
+        if function.announce:
+            functions.prove(cycle, function)
+        cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
+    _look_after(cycle, worker, function)
+    _mark_others(cycle, worker, function)
+
+
+def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
+    """A worker that could not bind a function is not asked again: one is forked for it."""
+    worker = cycle.state.workers.get(event.worker)
+    binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
+    if worker is None or binding is None:
+        return
+    function = binding.function
+    forget(worker, function)
+    if event.lost_blocks and not function.lost:
+        function.lost = True
+        if function.loaded:
+            release(cycle, function)
+    else:
+        worker.refuses.add(event.function)
+    if not function.removed:
+        cycle.in_hand = function.spec.id
+        cycle.mark(function)
+    _look_after(cycle, worker, function)
+    _mark_others(cycle, worker, function)
+
+
+def _look_after(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """Something ended in a worker for a function that is none of its family's any more, perhaps: who settles it?"""
+    if worker.is_forsaken and worker.is_idle:
+        stop(cycle, worker)
+    elif (function.removed or function.family is not worker.family) and worker.family.members:
+        cycle.mark(worker.family.lead)
+
+
+def _mark_others(cycle: Cycle, worker: Worker, function: Function) -> None:
+    """Whoever else of the family waits comes behind the one for which the worker was made ready."""
+    family, id_ = worker.family, function.spec.id
+    if any(other != id_ for other in (*family.waiting, *family.waking)):
+        families.mark(cycle, family)
 
 
 def _demoted(cycle: Cycle, id_: WorkerId) -> None:
@@ -220,56 +282,7 @@ def _demoted(cycle: Cycle, id_: WorkerId) -> None:
     if worker is None or worker.drain is not None:
         return
     drain(cycle, worker, "it computed beyond what it was given")
-    if worker.owner is not None:
-        cycle.mark(worker.owner)
-
-
-def _worker_exited(cycle: Cycle, event: BodyExited) -> None:
-    worker = cycle.state.workers.get(event.worker)
-    if worker is None:
-        return
-    cycle.in_hand, function = worker.function, worker.owner
-    was_starting, was_stopping = worker.start is not None, worker.stopping
-    end_worker(cycle, worker)
-    if function is None:
-        for id_ in worker.requests():
-            if id_ in cycle.state.requests:
-                refuse(cycle, id_, "NotFoundError", f"function {worker.function} was removed")
-        return
-    if event.lost_blocks and function.loaded:
-        release(cycle, function)
-    # Blocks that had vanished from memory are no failure, if they have not twice in a row. Who waits for a deploy or
-    # a load goes on waiting.
-    spared = event.lost_blocks and not function.lost
-    function.lost = event.lost_blocks
-    if worker.runs or not spared:
-        _retry(cycle, function, worker, event, hopeless=was_starting and not function.is_ready)
-    if function.unloaded:
-        refuse_unloaded(cycle, function)
-    cycle.mark(function)
-    if not was_stopping and not spared:
-        functions.fail(cycle, function, event.error, event.reason)
-
-
-def _retry(cycle: Cycle, function: Function, worker: Worker, event: BodyExited, hopeless: bool) -> None:
-    """Requests that a worker died under get one more try or a clear error; so does all that waits, if it is `hopeless`:
-    the worker never started, and there is no other.
-    """
-    requests, in_hand = cycle.state.requests, tuple(worker.requests())
-    struck = in_hand or (tuple(function.queue) if hopeless else ())
-    error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
-    for id_ in struck:
-        request = requests.get(id_)
-        if request is not None:
-            request.failures += 1
-            if not may_retry(request, cycle.config):
-                refuse(cycle, id_, error, f"function {function.spec.id} failed twice: {reason}")
-    still_open = tuple(id_ for id_ in struck if id_ in requests)
-    if in_hand:
-        queueing.put_back(function.queue, still_open, requests)
-    elif struck:
-        function.queue.clear()
-        function.queue.extend(still_open)
+    mark_all(cycle, worker)
 
 
 def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:
@@ -317,7 +330,6 @@ def _profiled(cycle: Cycle, event: Profiled) -> None:
     function = cycle.state.functions.get(event.function)
     if function is not None:
         function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
-        before, function.latency = function.latency, functions.latency_model(cycle, function.spec)
-        function.latency.run_s = before.run_s
+        families.remodel(cycle, function.family, function.spec)
         function.starts, cycle.places_changed = None, True
         cycle.mark(function)

@@ -1,38 +1,25 @@
 """How does a function live, as its owner sees it: deployed, loaded, unloaded, removed, failed, put out of service?"""
 
-import msgspec
-
 from overwinter.core.actions import Announce
 from overwinter.core.events import Deployed
-from overwinter.core.function import FunctionSpec, Settings
 from overwinter.core.ids import FunctionId, Seconds
-from overwinter.scheduler import containment, order
+from overwinter.scheduler import containment, families, order
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
+from overwinter.scheduler.binding import let_go
 from overwinter.scheduler.blocks import hold, release
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.latency import LatencyModel
-from overwinter.scheduler.operations import REMOVED, UNLOADED, drain, keep, stop, watch_deadlines
+from overwinter.scheduler.operations import REMOVED, UNLOADED, keep, watch_deadlines
 from overwinter.scheduler.state import Function
-
-
-def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
-    """What is known of a function's runs; a plain model if that fails on its numbers."""
-    try:
-        return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
-    except containment.FAILURES as error:
-        containment.remember(cycle.state, spec.id, error)
-        return LatencyModel(msgspec.structs.replace(spec, profile=None, settings=Settings()), cycle.policy)
 
 
 def deploy(cycle: Cycle, event: Deployed) -> None:
     """A version exists, in the place of the one that had its id."""
     state, spec = cycle.state, event.function
-    sizes = {blob.address: blob.nbytes for blob in spec.blobs}
-    function = Function(spec, event.on_trial, latency_model(cycle, spec), sizes, cycle.now)
     before = state.functions.get(spec.id)
     if before is not None:
         forget(cycle, before, "it was deployed anew")
+    function = families.join(cycle, spec, event.on_trial)
     state.functions[spec.id] = function
     state.tenant(spec.tenant).functions[spec.id] = None
     if event.resident:
@@ -65,8 +52,12 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
             # One that is another tenant's by right goes all the same.
             if worker.drain is not None and worker.drain.why == UNLOADED and not worker.stopping:
                 keep(cycle, worker)
+            if worker.bound[id_].until is not None:
+                worker.bound[id_].leaving, worker.bound[id_].until = False, None
         if function.fault:
-            function.fault, function.latency = "", latency_model(cycle, function.spec)
+            function.fault = ""
+            families.remodel(cycle, function.family, function.spec, forget=True)
+        families.mark(cycle, function.family)
     if function.is_ready:
         cycle.actions.append(Announce(id_))
     else:
@@ -99,8 +90,9 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     cycle.changed.pop(id_, None)
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
+    function.removed = True
+    families.leave(cycle, function)
     for worker in function.workers.values():
-        worker.owner = None
         watch_deadlines(cycle, worker)
     forget_tenant(cycle, spec.tenant)
     versions = state.versions.get(spec.name, [])
@@ -176,12 +168,7 @@ def _let_go(cycle: Cycle, function: Function, why: str) -> None:
     if function.spec.id == state.giving_back:
         state.giving_back, cycle.bytes_changed = None, True
     for worker in list(function.workers.values()):
-        if worker.stopping:
-            continue
-        if worker.runs:
-            drain(cycle, worker, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
-        else:
-            stop(cycle, worker)
+        let_go(cycle, worker, function, why, Seconds(cycle.now + cycle.config.drain_timeout_s))
     release(cycle, function)
 
 
@@ -201,6 +188,7 @@ def watch(cycle: Cycle, function: Function) -> None:
     window_s = cycle.config.host_keep_alive_s
     if window_s is not None and function.loaded and function.used + window_s > cycle.now:
         times.append(function.used + window_s)
-    times += [at for at in (function.batch_at, function.look_at) if at is not None]
+    look_at = function.family.look_at if function.family.lead is function else None
+    times += [at for at in (function.batch_at, look_at) if at is not None]
     if times:
         cycle.timers.arm(function.spec.id, min(times))

@@ -2,13 +2,14 @@
 
 from collections import Counter
 
-from overwinter.core.ids import Address, FunctionId, RequestId, StoreName, WorkerId
+from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
 from overwinter.scheduler import order, victims
 from overwinter.scheduler.admission import has_place
+from overwinter.scheduler.binding import worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
-from overwinter.scheduler.resources import request_owner, run_owner, start_owner, store_owner, worker_owner
+from overwinter.scheduler.resources import bind_owner, request_owner, run_owner, start_owner, store_owner, worker_owner
 from overwinter.scheduler.state import Function, State, Worker
 from overwinter.scheduler.wants import wants_worker
 
@@ -50,17 +51,42 @@ def _check_requests(state: State) -> None:
 
 def _check_workers(cycle: Cycle) -> None:
     state = cycle.state
-    owned: list[WorkerId] = []
     for id_, function in state.functions.items():
-        owned += function.workers
-        assert all(each.owner is function for each in function.workers.values()), f"{id_} has another's worker"
         assert all(state.workers[worker] is each for worker, each in function.workers.items())
-    assert len(set(owned)) == len(owned), "a worker has two owners"
+        having = {worker.id for worker in state.workers.values() if id_ in worker.bound}
+        had = {each for each in having if state.workers[each].bound[id_].function is function}
+        assert had == set(function.workers), f"{id_} is bound elsewhere than it is said to be"
     for worker in state.workers.values():
-        assert (worker.owner is None) == (worker.id not in owned), f"worker {worker.id} is nobody's"
-        assert len(worker.runs) <= worker.point.concurrency, f"worker {worker.id} runs more than it can"
+        under_way = len(worker.runs) + len(worker.binds)
+        assert under_way <= worker.point.concurrency, f"worker {worker.id} runs more than it can"
         assert not worker.is_idle or worker.drain is None, f"worker {worker.id} drains and has nothing to do"
+        assert worker.stopping or worker.bound, f"worker {worker.id} has nothing and is not stopped"
+        assert worker.stopping or worker.runs or not worker.is_forsaken, f"worker {worker.id} is nobody's"
+        runs = Counter(run.function.spec.id for run in worker.runs.values())
+        assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, "runs of what is not bound"
+        assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds what it does not have"
+        for id_, binding in worker.bound.items():
+            assert binding.function.spec.tenant == worker.tenant, f"{id_} is in a worker of another tenant"
+            assert not binding.leaving or worker.stopping or worker.works_for(id_), f"{id_} should be unbound"
+            assert binding.leaving or worker.drain or worker.stopping or binding.function.family is worker.family, (
+                f"{id_} is in a worker of another family"
+            )
+    _check_families(state)
     _check_tenants(cycle)
+
+
+def _check_families(state: State) -> None:
+    members: list[FunctionId] = []
+    for family in state.families.values():
+        members += family.members
+        assert all(each.family is family for each in family.members.values()), f"a member of {family.id} is another's"
+        waiting = {id_ for id_, each in family.members.items() if each.queue}
+        assert set(family.waiting) == waiting, f"the members of {family.id} that wait are wrong"
+        tenants = {each.spec.tenant for each in family.members.values()}
+        assert len(tenants) == 1, f"family {family.id} is that of {tenants}"
+        own = {worker.id for worker in state.workers.values() if worker.family is family}
+        assert own == set(family.workers), f"the workers of family {family.id} are wrong"
+    assert sorted(members) == sorted(state.functions), "a function has no family, or two"
 
 
 def _check_tenants(cycle: Cycle) -> None:
@@ -78,7 +104,7 @@ def _check_tenants(cycle: Cycle) -> None:
 
 
 def _is_spare(worker: Worker) -> bool:
-    return worker.is_idle and worker.owner is not None and not worker.owner.queue
+    return worker.is_idle and not worker.family.wants_workers
 
 
 def _check_ledger(cycle: Cycle) -> None:
@@ -95,6 +121,9 @@ def _check_ledger(cycle: Cycle) -> None:
             claims[start_owner(worker.id)] = _of_operation(cycle, start_owner(worker.id), 1)
         for run in worker.runs:
             claims[run_owner(run)] = _of_operation(cycle, run_owner(run), worker.point.run_cores)
+        for bind in worker.binds.values():
+            assert bind.id is not None
+            claims[bind_owner(bind.id)] = _of_operation(cycle, bind_owner(bind.id), 1)
     claims |= {request_owner(id_): {resources.requests: 1} for id_ in state.requests}
     claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
     taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
@@ -215,11 +244,13 @@ def _check_somebody_comes(cycle: Cycle, function: Function) -> None:
     id_ = function.spec.id
     if not (function.queue or function.wants_wake) or function.line is not None or function.batch_at is not None:
         return
-    workers = list(function.workers.values())
-    free = [worker.id for worker in workers if worker.has_slot]
+    free = [worker.id for worker in function.slots()]
     assert not (function.queue and free), f"requests of {id_} wait beside worker {free}"
-    comes = function.loading is not None or any(not worker.is_idle for worker in workers)
+    comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.giving_back
+    host = worker_to_bind_in(function)
+    if host is not None and not function.on_trial and not waits:
+        assert function.is_starting or function.loading is not None, f"{id_} waits beside worker {host.id}"
     assert comes or waits, f"{id_} wants a worker and waits for nothing"
 
 
@@ -227,7 +258,8 @@ def _check_timers(cycle: Cycle, function: Function) -> None:
     """Every request is answered or refused by its deadline: somebody looks at it then, if not before."""
     at = cycle.timers.at(function.spec.id)
     times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
-    times += [each for each in (function.batch_at, function.look_at) if each is not None]
+    look_at = function.family.look_at if function.family.lead is function else None
+    times += [each for each in (function.batch_at, look_at) if each is not None]
     if function.backoff_until > cycle.now:
         times.append(function.backoff_until)
     assert not times or (at is not None and at <= min(times)), f"nobody looks at {function.spec.id} in time"

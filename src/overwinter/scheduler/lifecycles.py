@@ -78,7 +78,7 @@ def worker_state(worker: Worker) -> WorkerState:
         return "starting"
     if worker.drain is not None:
         return "draining"
-    return "busy" if worker.runs else "idle"
+    return "idle" if worker.is_idle else "busy"
 
 
 class Lives(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from overwinter.core.ids import TenantId
 from overwinter.core.profile import Point
 from overwinter.scheduler import functions
 from overwinter.scheduler.answers import refuse, refuse_queue
+from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import count_bytes, end_run, stop
 from overwinter.scheduler.retention import give_back_blocks
@@ -38,6 +39,8 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     for id_, taken in event.taken:
         if id_ in workers:
             _weigh(cycle, workers[id_], taken)
+            if is_far_beyond(workers[id_]):
+                unbind_half(cycle, workers[id_])
     if memory.capacity is None or memory.taken <= memory.capacity:
         return
     stopping = [worker for worker in workers.values() if worker.stopping]
@@ -99,24 +102,25 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
     """Kill a worker that takes more than there is. What it runs is refused: again it would take as much. But if it
     takes little more than it was to, that is tried again as after any death.
     """
-    function, why = worker.owner, _told(worker, cycle.config.memory_bytes)
-    cycle.in_hand, worker.stopped_for, was_starting = worker.function, why, worker.start is not None
-    if function is not None:
-        cycle.decide(function, "stop", why)
-    if worker.is_idle or not (was_starting or is_far_beyond(worker)):
+    why, had = _told(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
+    cycle.in_hand, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
+    for function in had:
+        if not function.removed:
+            cycle.decide(function, "stop", why)
+    if worker.is_idle or not (starts_for is not None or is_far_beyond(worker)):
         stop(cycle, worker, kill=True)
         return
+    at_work = [each.function for each in (*worker.runs.values(), *worker.binds.values())]
     refused = [
         id_ for run in list(worker.runs) for id_ in end_run(cycle, worker, run).requests if id_ in cycle.state.requests
     ]
     stop(cycle, worker, kill=True)
     for id_ in refused:
         refuse(cycle, id_, "NoSpaceError", why, cycle.config.retry_after_min_s)
-    if function is None:
-        return
-    if was_starting and not function.has_worker:
-        refuse_queue(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
-    functions.fail(cycle, function, "NoSpaceError", why)
+    if starts_for is not None and not starts_for.has_worker:
+        refuse_queue(cycle, starts_for, "NoSpaceError", why, cycle.config.retry_after_min_s)
+    for function in {each.spec.id: each for each in at_work or had if not each.removed}.values():
+        functions.fail(cycle, function, "NoSpaceError", why)
 
 
 def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:

@@ -9,12 +9,13 @@ from math import inf
 from overwinter.core.actions import Run, StartBody, StopBody
 from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
+from overwinter.scheduler import families
 from overwinter.scheduler.answers import expire, forget_tenant
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import keepalive, queueing
-from overwinter.scheduler.resources import Owner, run_owner, start_owner, worker_owner
-from overwinter.scheduler.state import Drain, Function, Operation, Worker
+from overwinter.scheduler.resources import Owner, bind_owner, run_owner, start_owner, worker_owner
+from overwinter.scheduler.state import Binding, Drain, Function, Operation, Worker
 
 OVERDUE = 4.0
 """Times the expected time after which a run or start is not taken to keep its cores."""
@@ -41,16 +42,20 @@ def time_slice_s(function: Function) -> float:
 def begin_start(cycle: Cycle, function: Function, point: Point) -> None:
     """Fork a worker."""
     state, now, spec = cycle.state, cycle.now, function.spec
-    id_ = WorkerId(next(cycle.worker_ids))
-    wake_s = function.latency.wake_s
-    operation = Operation(now, now + wake_s, now + max(UNKNOWN_S, OVERDUE * wake_s))
-    worker = Worker(id_, spec.id, spec.tenant, point, spec.settings.timeout_s, now, function, operation)
-    state.workers[id_] = function.workers[id_] = worker
+    id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
+    wake_s, hangs_at = function.latency.wake_s, now + cycle.config.start_timeout_s
+    operation = Operation(function, now, now + wake_s, now + max(UNKNOWN_S, OVERDUE * wake_s), hangs_at)
+    bound = {spec.id: Binding(function)}
+    worker = Worker(id_, spec.id, function.family, spec.tenant, point, now, bound, start=operation)
+    state.workers[id_] = function.workers[id_] = function.family.workers[id_] = worker
     cycle.ledger.take(worker_owner(id_), spec.tenant, cycle.resources.of_worker(point, worker.nbytes))
-    _keep_cores(cycle, function, start_owner(id_), operation, 1)
+    keep_cores(cycle, function, start_owner(id_), operation, 1)
     if function.slice_from is None:
         function.slice_from, cycle.bytes_changed = now, True
-    cycle.timers.arm(id_, now + cycle.config.start_timeout_s)
+    cycle.timers.arm(id_, hangs_at)
+    if len(function.family.members) > 1:
+        # Those of its family that wait for a worker of their own may need none.
+        families.mark(cycle, function.family)
     prepared = state.prepared.get(spec.tenant, {})
     if spec.program in prepared:
         del prepared[spec.program]
@@ -64,7 +69,7 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
     """It is ready, stopped or gone."""
     if worker.start is not None:
         worker.start = None
-        _end(cycle, start_owner(worker.id))
+        end(cycle, start_owner(worker.id))
 
 
 # Runs
@@ -80,23 +85,40 @@ def begin_run(cycle: Cycle, function: Function, worker: Worker, count: int) -> N
         return
     function.runs += 1
     _use(cycle, function)
-    if not worker.runs:
-        worker.since = now
-        cycle.state.tenants[worker.tenant].spare.pop(worker.id, None)
-        cycle.places_changed = True
+    set_to_work(cycle, worker)
+    slots_changed(cycle, worker)
     run = RunId(next(cycle.run_ids))
     expected = expected_s(cycle.state, function, worker.point, len(taken))
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
-    operation = worker.runs[run] = Operation(now, now + (expected or 0.0), now + patience, taken)
-    _keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
-    cycle.timers.arm(worker.id, now + settings.timeout_s)
-    cycle.actions.append(Run(worker.id, run, taken))
+    ends, hangs_at = now + (expected or 0.0), now + settings.timeout_s
+    operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, taken)
+    worker.bound[function.spec.id].runs += 1
+    keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
+    cycle.timers.arm(worker.id, hangs_at)
+    whose = None if function.spec.id == worker.function else function.spec.id
+    cycle.actions.append(Run(worker.id, run, taken, whose))
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
     """A worker answered, or its run was given up."""
-    _end(cycle, run_owner(run))
-    return worker.runs.pop(run)
+    end(cycle, run_owner(run))
+    operation = worker.runs.pop(run)
+    worker.bound[operation.function.spec.id].runs -= 1
+    return operation
+
+
+def set_to_work(cycle: Cycle, worker: Worker) -> None:
+    """An idle worker is about to do something."""
+    if worker.is_idle:
+        worker.since = cycle.now
+        cycle.state.tenants[worker.tenant].spare.pop(worker.id, None)
+        cycle.places_changed = True
+
+
+def slots_changed(cycle: Cycle, worker: Worker) -> None:
+    """Another of its family may have waited for a core for it, and needs more or less cores elsewhere."""
+    if len(worker.family.members) > 1:
+        cycle.cores_changed = True
 
 
 def _use(cycle: Cycle, function: Function) -> None:
@@ -120,6 +142,7 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
         worker.drain = Drain(worker.drain.why, until)
     draining = cycle.state.tenants[worker.tenant].draining
     cycle.places_changed = True
+    slots_changed(cycle, worker)
     if worker.is_idle:
         stop(cycle, worker)
     elif worker.drain.until is None:
@@ -143,8 +166,8 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     # Its function may be idle now, and give its blocks sooner.
     cycle.bytes_changed = True
     end_start(cycle, worker)
-    for run in worker.runs:
-        _free_cores(cycle, run_owner(run))
+    for owner in _under_way(worker):
+        _free_cores(cycle, owner)
     owner = worker_owner(worker.id)
     cycle.ledger.drain(owner)
     cycle.ledger.change(owner, cycle.resources.reserved, 0)
@@ -152,33 +175,46 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     # One that does not listen is killed.
     cycle.timers.disarm(worker.id)
     cycle.timers.arm(worker.id, cycle.now + cycle.config.stop_timeout_s)
-    if worker.owner is None:
-        watch_deadlines(cycle, worker)
-    else:
-        cycle.mark(worker.owner)
+    watch_deadlines(cycle, worker)
+    mark_all(cycle, worker)
     cycle.actions.append(StopBody(worker.id, kill))
 
 
 def end_worker(cycle: Cycle, worker: Worker) -> None:
     """Its process is gone; its runs are still in its table, for whoever answers their requests."""
     end_start(cycle, worker)
-    for run in worker.runs:
-        _end(cycle, run_owner(run))
+    for owner in _under_way(worker):
+        end(cycle, owner)
     cycle.ledger.give_back(worker_owner(worker.id))
     _leave_tenant(cycle, worker)
-    del cycle.state.workers[worker.id]
-    if worker.owner is not None:
-        del worker.owner.workers[worker.id]
+    del cycle.state.workers[worker.id], worker.family.workers[worker.id]
+    for binding in worker.bound.values():
+        del binding.function.workers[worker.id]
     cycle.timers.disarm(worker.id)
     forget_tenant(cycle, worker.tenant)
 
 
 def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
-    """Look at a worker whose function is gone when a request that it runs is due."""
+    """Look at a worker when a request is due that it runs of a function which is gone."""
     requests = cycle.state.requests
-    deadlines = [requests[id_].deadline for id_ in worker.requests() if id_ in requests]
+    forsaken = [id_ for run in worker.runs.values() if run.function.removed for id_ in run.requests]
+    deadlines = [requests[id_].deadline for id_ in forsaken if id_ in requests]
     if deadlines:
         cycle.timers.arm(worker.id, min(deadlines))
+
+
+def mark_all(cycle: Cycle, worker: Worker) -> None:
+    """A worker stops, or is gone: look at all that it has, and at who waits for it."""
+    for binding in worker.bound.values():
+        if not binding.function.removed:
+            cycle.mark(binding.function)
+    families.mark(cycle, worker.family)
+
+
+def _under_way(worker: Worker) -> list[Owner]:
+    """Its runs and binds, by their owners in the ledger."""
+    binds = [bind_owner(bind.id) for bind in worker.binds.values() if bind.id is not None]
+    return [*(run_owner(run) for run in worker.runs), *binds]
 
 
 def _leave_tenant(cycle: Cycle, worker: Worker) -> None:
@@ -212,7 +248,7 @@ def watch_overdue(cycle: Cycle) -> None:
         cycle.timers.arm("cores", at)
 
 
-def _keep_cores(cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int) -> None:
+def keep_cores(cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int) -> None:
     """Code of users may wait for other things than a core, so it keeps none."""
     keeps = cycle.orders_cores and not function.spec.sandboxed
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
@@ -229,7 +265,8 @@ def _free_cores(cycle: Cycle, owner: Owner) -> None:
         cycle.cores_changed = True
 
 
-def _end(cycle: Cycle, owner: Owner) -> None:
+def end(cycle: Cycle, owner: Owner) -> None:
+    """An operation is over: what it claimed is given back."""
     cycle.ledger.give_back(owner)
     if cycle.state.holding.pop(owner, None) is not None:
         cycle.cores_changed = True

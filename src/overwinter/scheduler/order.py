@@ -19,6 +19,7 @@ from itertools import islice
 from overwinter.core.ids import FunctionId, TenantId
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.families import due_at
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, late_last
 from overwinter.scheduler.state import Function, Line, Tenant
@@ -30,8 +31,6 @@ LOOKED_AT = 32
 """Of a function's requests, the last so many are looked at for late ones behind others: there they are put."""
 SHARED_PACE = 1.5
 """How much longer something is taken to last while one more than the cores goes on, as with three on two cores."""
-NO_SLO_S = 2.0
-"""When a request is due whose function has no SLO."""
 TENANT_PART = 16
 """Of so many workers one is kept for other tenants."""
 
@@ -58,6 +57,8 @@ def leave(cycle: Cycle, function: Function) -> None:
     if function.line == "cores":
         state.cores.hopeful.pop(id_, None)
         state.cores.late.pop(id_, None)
+        # It may have needed more cores than those behind it.
+        cycle.cores_changed = True
     elif function.line == "places":
         tenant = state.tenants[function.spec.tenant]
         tenant.first_workers.pop(id_, None)
@@ -88,13 +89,13 @@ def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
     if slo_ms is None or len(function.queue) < 2:
         return
     needed_s = _needed_s(cycle, function)
-    if late_first or cycle.now + needed_s > _due(cycle, function):
+    if late_first or cycle.now + needed_s > due_at(cycle, function):
         late_last(function.queue, cycle.state.requests, cycle.now + needed_s - slo_ms / 1000, late_first)
 
 
 def needs(function: Function) -> int:
     """Cores of what the function would do next."""
-    ready = next((worker for worker in function.workers.values() if worker.has_slot), None)
+    ready = next(iter(function.slots()), None)
     return 1 if ready is None else ready.point.run_cores
 
 
@@ -135,7 +136,7 @@ def in_a_hurry(cycle: Cycle) -> Function | None:
 def _join_cores(cycle: Cycle, function: Function) -> None:
     line, id_ = cycle.state.cores, function.spec.id
     arrange(cycle, function)
-    level, due = _level(cycle, function), _due(cycle, function)
+    level, due = _level(cycle, function), due_at(cycle, function)
     cycle.cores_changed = True
     if not line.waits:
         watch_overdue(cycle)
@@ -188,17 +189,16 @@ def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
     return any(requests[id_].arrived < before for id_ in islice(reversed(function.queue), LOOKED_AT))
 
 
-def _due(cycle: Cycle, function: Function) -> float:
-    slo_ms = function.spec.settings.slo_ms
-    return cycle.state.requests[function.queue[0]].arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
-
-
 def _needed_s(cycle: Cycle, function: Function) -> float:
     """What the function's first request still takes."""
     state = cycle.state
     for worker in function.workers.values():
         if worker.is_serving:
             return expected_s(state, function, worker.point, 1) or 0.0
+    if len(function.family.members) > 1:
+        for worker in function.usable():
+            if worker.is_serving:
+                return (expected_s(state, function, worker.point, 1) or 0.0) + function.family.bind_s
     return (expected_s(state, function, function.latency.usual, 1) or 0.0) + function.latency.wake_s
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from overwinter.core.config import MindConfig
-from overwinter.core.ids import RequestId, RunId, StoreName, WorkerId
+from overwinter.core.ids import OperationId, RequestId, RunId, StoreName, WorkerId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point
 from overwinter.scheduler.ledger import Claim, Resource
@@ -58,6 +58,11 @@ def start_owner(id_: WorkerId) -> Owner:
 def run_owner(id_: RunId) -> Owner:
     """The name of a run in the ledger."""
     return "run", id_
+
+
+def bind_owner(id_: OperationId) -> Owner:
+    """The name of a bind in the ledger."""
+    return "bind", id_
 
 
 def request_owner(id_: RequestId) -> Owner:

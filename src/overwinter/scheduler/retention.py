@@ -7,20 +7,23 @@ alone: as long as requests are counted, the number of several follows the rate.
 from math import inf
 
 from overwinter.core.ids import Seconds
-from overwinter.scheduler import victims
+from overwinter.scheduler import families, victims
+from overwinter.scheduler.binding import let_go
 from overwinter.scheduler.blocks import host_bytes, release
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import drain, stop
+from overwinter.scheduler.operations import stop
 from overwinter.scheduler.policies import keepalive
-from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.state import Family, Function, Worker
 
 
 def settle(cycle: Cycle, function: Function) -> None:
     """What the function has begun for now is begun: what of it is spare, and what may leave?"""
-    if function.workers:
-        _settle_workers(cycle, function)
-    elif function.spec.id == cycle.state.giving_back:
+    family = function.family
+    families.note(function)
+    if family.workers:
+        _settle_workers(cycle, family)
+    if not function.workers and function.spec.id == cycle.state.giving_back:
         _give_back(cycle, function)
     if _is_unused(function):
         _settle_blocks(cycle, function)
@@ -28,33 +31,39 @@ def settle(cycle: Cycle, function: Function) -> None:
         cycle.state.evictable.pop(function.spec.id, None)
 
 
-def _settle_workers(cycle: Cycle, function: Function) -> None:
-    spare = cycle.state.tenants[function.spec.tenant].spare
-    for worker in list(function.workers.values()):
+def _settle_workers(cycle: Cycle, family: Family) -> None:
+    is_wanted = family.wants_workers
+    for worker in list(family.workers.values()):
         if not worker.is_idle:
             continue
+        spare = cycle.state.tenants[worker.tenant].spare
         if worker.drain is not None:
             stop(cycle, worker)
-        elif function.queue:
+        elif is_wanted:
             spare.pop(worker.id, None)
         elif worker.id not in spare:
             spare[worker.id] = worker
             cycle.places_changed = cycle.bytes_changed = True
-            cycle.timers.arm(worker.id, idle_until(cycle, worker, function))
+            cycle.timers.arm(worker.id, idle_until(cycle, worker))
 
 
-def idle_until(cycle: Cycle, worker: Worker, function: Function) -> Seconds:
-    """When an idle worker's keep-alive ends."""
-    return asked(cycle.state, function, cycle.now, keepalive.idle_until, worker, function, cycle.policy)
+def idle_until(cycle: Cycle, worker: Worker) -> Seconds:
+    """When an idle worker's keep-alive ends: with that of the last function that it has."""
+    ends = [
+        asked(cycle.state, each.function, cycle.now, keepalive.idle_until, worker, each.function, cycle.policy)
+        for each in worker.bound.values()
+    ]
+    return max(ends, default=cycle.now)
 
 
-def is_counted(function: Function, worker: Worker) -> bool:
+def is_counted(worker: Worker) -> bool:
     """Whether the worker is one of several whose number follows the rate. One for which requests wait stays too."""
-    if function.queue:
+    family = worker.family
+    if family.wants_workers:
         return True
-    if function.look_at is None or not function.latency.points:
+    if family.look_at is None or not family.latency.points:
         return False
-    return any(other is not worker and other.has_slot for other in function.workers.values())
+    return any(other is not worker and other.has_slot for other in family.workers.values())
 
 
 # Blocks
@@ -129,7 +138,7 @@ def drain_for_bytes(cycle: Cycle) -> None:
         return
     state.giving_back = function.spec.id
     for worker in list(function.workers.values()):
-        drain(cycle, worker, "its time slice is over, and others wait for its bytes")
+        let_go(cycle, worker, function, "its time slice is over, and others wait for its bytes")
     cycle.mark(function)
 
 

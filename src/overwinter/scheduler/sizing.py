@@ -15,7 +15,7 @@ from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
-from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.state import Family, Function, Worker
 
 BURST_S = 0.25
 """A rate is not measured over less than this."""
@@ -24,57 +24,66 @@ LOW_RATE = 1e-3
 
 def count_arrival(cycle: Cycle, function: Function) -> None:
     """One request more; the first after a silence begins a period."""
-    function.arrivals += 1
-    if function.look_at is None:
-        function.look_at = Seconds(cycle.now + cycle.policy.period_s)
-        cycle.timers.arm(function.spec.id, function.look_at)
+    family = function.family
+    family.arrivals += 1
+    if family.look_at is None:
+        family.look_at = Seconds(cycle.now + cycle.policy.period_s)
+        cycle.timers.arm(family.lead.spec.id, family.look_at)
 
 
-def end_period(cycle: Cycle, function: Function) -> Scaled | None:
+def end_period(cycle: Cycle, family: Family) -> Scaled | None:
     """Compare what comes with what the workers can do; None: nothing is to change."""
-    function.rates.append(function.arrivals / cycle.policy.period_s)
-    del function.rates[: -cycle.policy.history]
-    function.arrivals, function.look_at = 0, None
+    family.rates.append(family.arrivals / cycle.policy.period_s)
+    del family.rates[: -cycle.policy.history]
+    family.arrivals, family.look_at = 0, None
     scaled: Scaled | None = None
-    if function.latency.points and (function.is_ready or function.is_starting):
+    if family.latency.points and any(not worker.stopping for worker in family.workers.values()):
+        function = next_to_start(cycle, family) or family.lead
         scaled = asked(cycle.state, function, Scaled(), _by_rate, cycle, function)
-    if function.workers or any(function.rates):
-        function.look_at = Seconds(cycle.now + cycle.policy.period_s)
+    if family.workers or any(family.rates):
+        family.look_at = Seconds(cycle.now + cycle.policy.period_s)
     return scaled
 
 
-def drain_surplus(cycle: Cycle, function: Function, scaled: Scaled) -> None:
+def next_to_start(cycle: Cycle, family: Family) -> Function | None:
+    """The function for which a further worker of the family is forked: of those that may be, the one used last."""
+    may = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
+    return max(may, key=lambda each: (bool(each.queue), each.used), default=None)
+
+
+def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
     """Fewer workers, as a scaler said."""
     for id_ in scaled.stop:
-        worker = function.workers.get(id_)
+        worker = family.workers.get(id_)
         if worker is not None:
             drain(cycle, worker, "fewer workers serve the rate")
     if scaled.stop:
-        cycle.decide(function, "scale-in", told(cycle, function, f"{len(scaled.stop)} fewer"))
+        cycle.decide(family.lead, "scale-in", told(cycle, family, f"{len(scaled.stop)} fewer"))
 
 
-def told(cycle: Cycle, function: Function, change: str) -> str:
+def told(cycle: Cycle, family: Family, change: str) -> str:
     """A change of the number of workers, for people."""
-    shapes = [worker.point.shape for worker in function.workers.values()]
+    shapes = [worker.point.shape for worker in family.workers.values()]
     made = ", ".join(f"c={shape.cores} b={shape.batch} p={shape.concurrency}" for shape in shapes)
-    return f"{change}, expecting {expected_rate(cycle, function):.2f} requests/s; workers: {made}"
+    return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {made}"
 
 
-def expected_rate(cycle: Cycle, function: Function) -> float:
+def expected_rate(cycle: Cycle, family: Family) -> float:
     """Requests per second of the time ahead."""
     if cycle.predict is None:
-        return function.forecast or 0.0
-    return cycle.predict(function.rates) if function.rates else 0.0
+        return sum(each.forecast or 0.0 for each in family.members.values())
+    return cycle.predict(family.rates) if family.rates else 0.0
 
 
 def tell_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
     """Whether any configuration keeps the SLO."""
-    if best_effort and not function.best_effort:
-        fastest = min(point.latency_s for point in function.latency.points)
-        slo_ms = function.spec.settings.slo_ms
+    family, slo_ms = function.family, function.family.slo_ms
+    best_effort = best_effort and slo_ms is not None
+    if best_effort and not family.best_effort:
+        fastest = min(point.latency_s for point in family.latency.points)
         why = f"no configuration keeps {slo_ms:g} ms here: the fastest takes {fastest * 1000:.1f} ms"
         cycle.decide(function, "best-effort", f"{why}; it is served as fast as it can be")
-    function.best_effort = best_effort
+    family.best_effort = best_effort
 
 
 def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
@@ -90,7 +99,7 @@ def _wanted_shapes(cycle: Cycle, function: Function) -> Sequence[Shape]:
     usual = (latency.usual.shape,)
     if not latency.points or function.on_trial or not function.queue:
         return usual
-    rate = max(expected_rate(cycle, function), _burst(cycle, function))
+    rate = max(expected_rate(cycle, function.family), _burst(cycle, function.family))
     if not function.has_worker:
         usual = (_first(cycle, function),)
         if rate <= latency.first_rate and _fits(cycle, latency.point(usual[0])):
@@ -116,7 +125,7 @@ def _first(cycle: Cycle, function: Function) -> Shape:
             _demand(cycle, function, LOW_RATE),
             bodies=(),
             free_cores=cycle.cores,
-            free_bodies=min(function.spec.settings.max_bodies, config.bodies_max),
+            free_bodies=min(function.family.max_bodies, config.bodies_max),
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
         scaled = cycle.scaler(demand)
@@ -131,33 +140,36 @@ def _first(cycle: Cycle, function: Function) -> Shape:
 
 def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
     """What a scaler says of the rate expected; None: it need not be asked."""
-    rate = expected_rate(cycle, function)
-    if len(function.workers) == 1 and rate <= function.latency.first_rate:
-        [worker] = function.workers.values()
-        if worker.point.shape == function.latency.first:
+    family = function.family
+    rate = expected_rate(cycle, family)
+    if len(family.workers) == 1 and rate <= family.latency.first_rate:
+        [worker] = family.workers.values()
+        if worker.point.shape == family.latency.first:
             return None
     scaled = cycle.scaler(_demand(cycle, function, rate))
     tell_effort(cycle, function, scaled.best_effort)
     return scaled
 
 
-def _burst(cycle: Cycle, function: Function) -> float:
+def _burst(cycle: Cycle, family: Family) -> float:
     """Requests per second in the period under way, as far as it has gone."""
-    if function.look_at is None:
+    if family.look_at is None:
         return 0.0
-    began = function.look_at - cycle.policy.period_s
-    return function.arrivals / max(cycle.now - began, BURST_S)
+    began = family.look_at - cycle.policy.period_s
+    return family.arrivals / max(cycle.now - began, BURST_S)
 
 
 def _backlog(cycle: Cycle, function: Function) -> float:
     """The rate at which what waits would have to be worked off to be in time, or within a period."""
-    slo_ms = function.spec.settings.slo_ms
-    return len(function.queue) / (cycle.policy.period_s if slo_ms is None else slo_ms / 1000)
+    slo_ms, family = function.family.slo_ms, function.family
+    others = (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)
+    waiting = len(function.queue) + sum(len(each.queue) for each in others)
+    return waiting / (cycle.policy.period_s if slo_ms is None else slo_ms / 1000)
 
 
 def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
-    settings, latency, policy, resources = function.spec.settings, function.latency, cycle.policy, cycle.resources
-    alive = [worker for worker in function.workers.values() if not worker.stopping]
+    family, latency, policy, resources = function.family, function.latency, cycle.policy, cycle.resources
+    alive = [worker for worker in family.workers.values() if not worker.stopping]
     # A worker may be older than the last measurement of its configuration.
     measured = {point.shape: point for point in latency.points}
     standing = tuple(
@@ -172,11 +184,11 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
         free_cores = cycle.cores - sum(worker.point.cores for worker in alive)
     return Demand(
         rate=rate,
-        slo_s=None if settings.slo_ms is None else settings.slo_ms / 1000,
+        slo_s=None if family.slo_ms is None else family.slo_ms / 1000,
         points=latency.points,
         bodies=standing,
         free_cores=max(0, free_cores),
-        free_bodies=max(0, min(settings.max_bodies, cycle.config.bodies_max) - len(function.workers)),
+        free_bodies=max(0, min(family.max_bodies, cycle.config.bodies_max) - len(family.workers)),
         free_bytes=resources.memory.free,
         weight_bytes=latency.weight_bytes,
         missing_bytes=missing_bytes(cycle, function),
@@ -190,8 +202,9 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
 
 def keeps_up(cycle: Cycle, function: Function) -> bool:
     """Whether the workers keep up with what comes even if each request runs alone."""
-    need = function.rates[-1] / cycle.policy.alpha if function.rates else 0.0
-    for worker in function.workers.values():
+    family = function.family
+    need = family.rates[-1] / cycle.policy.alpha if family.rates else 0.0
+    for worker in family.workers.values():
         if need <= 0:
             return True
         latency = function.latency.latency_s(worker.point, 1)

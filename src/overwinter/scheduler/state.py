@@ -10,6 +10,7 @@ from overwinter.core.actions import Start
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import (
     Address,
+    FamilyId,
     FunctionId,
     FunctionName,
     OperationId,
@@ -21,7 +22,12 @@ from overwinter.core.ids import (
     WorkerId,
 )
 from overwinter.core.profile import Point
+from overwinter.scheduler.coreline import CoreLine
 from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.residents import Residents
+
+BIND_S = 0.002
+"""What a bind takes while nothing better is known."""
 
 Line = Literal["cores", "places", "bytes"]
 """For what functions wait: cores, places for workers (a slot of the node, private memory), bytes of a host store."""
@@ -42,15 +48,21 @@ class Request(msgspec.Struct):
     """Times that a worker died under it, or could not start for it."""
 
 
-class Operation(msgspec.Struct):
-    """A run, or the start of a worker, from its beginning until an event says that it ended."""
+class Operation(msgspec.Struct, eq=False):
+    """A run, a bind, or the start of a worker, from its beginning until an event says that it ended."""
 
+    function: "Function"
+    """For whom: the one that runs, that is bound, or that the worker is forked for."""
     began: Seconds
     ends: float
     """When it should end."""
     overdue_at: float
     """When it is taken to keep its cores no more, so that nothing that hangs keeps others out."""
+    hangs_at: float
+    """When it will not end any more."""
     requests: tuple[RequestId, ...] = ()
+    id: OperationId | None = None
+    """Of a bind: what its answer repeats."""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -61,20 +73,37 @@ class Drain(msgspec.Struct, frozen=True):
     """When it is stopped even if it has not."""
 
 
+class Binding(msgspec.Struct, eq=False):
+    """A function in a worker, from the order to bind it there, or to fork the worker for it, until it is unbound."""
+
+    function: "Function"
+    runs: int = 0
+    """Under way."""
+    leaving: bool = False
+    """It is given no more work there, and unbound when it runs nothing."""
+    until: Seconds | None = None
+    """When what it runs there is refused, if it leaves."""
+
+
 class Worker(msgspec.Struct):
-    """One process that runs programs, from the order to fork it until its exit."""
+    """One process that runs programs of a family, from the order to fork it until its exit."""
 
     id: WorkerId
     function: FunctionId
+    """The one that it was forked for."""
+    family: "Family"
+    """Whose functions it can bind."""
     tenant: TenantId
     point: Point
     """Its configuration."""
-    timeout_s: float
-    """A run that takes longer hangs."""
     since: Seconds
-    """When it last began to start, run, idle or stop."""
-    owner: "Function | None"
-    """Whose requests it runs; None: the function was removed."""
+    """When it last began to start, run, bind, idle or stop."""
+    bound: dict[FunctionId, Binding]
+    """Which functions it has, those that are being bound among them."""
+    binds: dict[FunctionId, Operation] = msgspec.field(default_factory=dict)
+    """Under way."""
+    refuses: set[FunctionId] = msgspec.field(default_factory=set)
+    """Functions that it could not bind."""
     start: Operation | None = None
     """Under way until it is ready."""
     stopping: bool = False
@@ -100,7 +129,7 @@ class Worker(msgspec.Struct):
     @property
     def is_idle(self) -> bool:
         """Whether it is ready and runs nothing."""
-        return not self.runs and self.start is None and not self.stopping
+        return not self.runs and not self.binds and self.start is None and not self.stopping
 
     @property
     def is_serving(self) -> bool:
@@ -110,12 +139,36 @@ class Worker(msgspec.Struct):
     @property
     def has_slot(self) -> bool:
         """Whether it can be handed one more run."""
-        return self.is_serving and len(self.runs) < self.point.concurrency
+        return self.is_serving and self.slots > 0
+
+    @property
+    def slots(self) -> int:
+        """How many more runs or binds it could do at once."""
+        return self.point.concurrency - len(self.runs) - len(self.binds)
 
     @property
     def is_leaving(self) -> bool:
         """Whether it will be gone soon, whatever it runs."""
         return self.stopping or (self.drain is not None and (not self.runs or self.drain.until is not None))
+
+    @property
+    def is_forsaken(self) -> bool:
+        """Whether every function that it has was removed."""
+        return all(binding.function.removed for binding in self.bound.values())
+
+    @property
+    def starts_for(self) -> "Function | None":
+        """The function that its process is forked for, until it is ready."""
+        return None if self.start is None else self.start.function
+
+    def serves(self, id_: FunctionId) -> bool:
+        """Whether the function is bound here and may run."""
+        binding = self.bound.get(id_)
+        return binding is not None and not binding.leaving and id_ not in self.binds
+
+    def works_for(self, id_: FunctionId) -> bool:
+        """Whether something of the function is under way here."""
+        return self.start is not None or self.bound[id_].runs > 0 or id_ in self.binds
 
     def requests(self) -> Iterator[RequestId]:
         """The requests that it runs."""
@@ -123,18 +176,22 @@ class Worker(msgspec.Struct):
             yield from run.requests
 
 
-class Function(msgspec.Struct):
+class Function(msgspec.Struct, eq=False):
     """One version of a function and all that happens around it."""
 
     spec: FunctionSpec
+    family: "Family"
     on_trial: bool
-    latency: LatencyModel
     sizes: Mapping[Address, int]
     """Its blocks, each once."""
     used: Seconds
     """When it last was given something to run."""
+    after: WorkerId = WorkerId(0)
+    """Workers up to this one are older than the function, and may have no room for its blocks."""
+    removed: bool = False
     queue: deque[RequestId] = msgspec.field(default_factory=deque)
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
+    """Those that have it, or are to have it."""
     loading: OperationId | None = None
     """What brings its blocks, while they come."""
     loaded: bool = False
@@ -148,6 +205,8 @@ class Function(msgspec.Struct):
     """Why it is out of service, though nobody unloaded it."""
     failures: int = 0
     """Deaths in a row; the backoff grows with them."""
+    killed_at: int | None = None
+    """How many runs of it had begun when a worker last died of one."""
     backoff_until: Seconds = Seconds(0.0)
     lost: bool = False
     """Its blocks had vanished from memory, and it was tried once more; nothing of it has run since."""
@@ -165,16 +224,13 @@ class Function(msgspec.Struct):
     """What it would start, if it waits for a place for a worker."""
     slice_from: Seconds | None = None
     """When a worker of it could first use the blocks that it has in the host store; None: none could yet."""
-    arrivals: int = 0
-    """Since the last look at the rate."""
-    rates: list[float] = msgspec.field(default_factory=list)
-    """Requests per second of the last periods, newest last."""
-    look_at: Seconds | None = None
-    """When the number of its workers is looked at again."""
     forecast: float | None = None
     """Requests per second, by somebody who knows."""
-    best_effort: bool = False
-    """No configuration keeps its SLO."""
+
+    @property
+    def latency(self) -> LatencyModel:
+        """What is known of its runs."""
+        return self.family.latency
 
     @property
     def wants_wake(self) -> bool:
@@ -183,27 +239,82 @@ class Function(msgspec.Struct):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker of it could run a request."""
-        return any(worker.is_ready for worker in list(self.workers.values()))
+        """Whether a worker that has it could run a request."""
+        id_ = self.spec.id
+        return any(worker.is_ready and id_ not in worker.binds for worker in list(self.workers.values()))
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker of it is on its way."""
-        return any(worker.start is not None and not worker.stopping for worker in list(self.workers.values()))
+        """Whether a worker is forked for it, or binds it."""
+        id_ = self.spec.id
+        return any(
+            (worker.start is not None or id_ in worker.binds) and not worker.stopping
+            for worker in list(self.workers.values())
+        )
 
     @property
     def has_worker(self) -> bool:
-        """Whether it has a worker that was not told to stop."""
-        return any(not worker.stopping for worker in self.workers.values())
+        """Whether a worker that was not told to stop has it, or can bind it."""
+        return any(not worker.stopping for worker in self.usable())
 
     @property
     def has_slot(self) -> bool:
-        """Whether a worker of it can be handed a run."""
-        return any(worker.has_slot for worker in self.workers.values())
+        """Whether a worker that has it can be handed a run."""
+        return any(worker.has_slot and worker.serves(self.spec.id) for worker in self.workers.values())
 
     def slots(self) -> list[Worker]:
-        """Its workers that can be handed a run."""
-        return [worker for worker in self.workers.values() if worker.has_slot]
+        """The workers that have it and can be handed a run."""
+        return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(self.spec.id)]
+
+    def usable(self) -> list[Worker]:
+        """The workers of its family that have it, or can bind it: not those forked before it was there, which have no
+        room for its blocks, nor those that could not bind it.
+        """
+        id_, after = self.spec.id, self.after
+        return [
+            each
+            for each in self.family.workers.values()
+            if each.id in self.workers or (each.id > after and id_ not in each.bound and id_ not in each.refuses)
+        ]
+
+
+class Family(msgspec.Struct, eq=False):
+    """Functions that share workers: they differ in weights, assets and settings. Most have one member."""
+
+    id: FamilyId
+    latency: LatencyModel
+    members: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
+    workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
+    waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Members of which requests wait."""
+    waking: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Members that are to be awake, without a request."""
+    slo_ms: float | None = None
+    """The shortest of its members'."""
+    max_bodies: int = 0
+    """The most of its members'."""
+    keep_alive_s: float = 0.0
+    """The longest of its members'."""
+    bind_s: float = BIND_S
+    """Smoothed seconds of a bind."""
+    arrivals: int = 0
+    """Since the last look at the rate."""
+    rates: list[float] = msgspec.field(default_factory=list)
+    """Requests per second of the last periods, newest last."""
+    look_at: Seconds | None = None
+    """When the number of its workers is looked at again."""
+    best_effort: bool = False
+    """No configuration keeps its SLO."""
+
+    @property
+    def wants_workers(self) -> bool:
+        """Whether requests wait that its workers could run: for bytes of a host store they wait elsewhere."""
+        return any(self.members[id_].line != "bytes" for id_ in self.waiting)
+
+    @property
+    def lead(self) -> Function:
+        """The member at whose time the family is looked at: the one that came first."""
+        return next(iter(self.members.values()))
 
 
 class Tenant(msgspec.Struct):
@@ -228,67 +339,13 @@ class Tenant(msgspec.Struct):
         return next(iter(self.first_workers or self.more_workers), None)
 
 
-class Residents(msgspec.Struct):
-    """The blocks that one host store holds, or will hold, for the functions kept there."""
-
-    sharers: Counter[Address] = msgspec.field(default_factory=Counter)
-    """How many functions hold a block, or wait for it."""
-    sizes: dict[Address, int] = msgspec.field(default_factory=dict)
-    nbytes: int = 0
-
-    def missing(self, sizes: Mapping[Address, int]) -> int:
-        """Bytes of these that the store neither has nor awaits."""
-        return sum(nbytes for address, nbytes in sizes.items() if address not in self.sizes)
-
-    def exclusive(self, sizes: Mapping[Address, int]) -> int:
-        """Bytes of these that leave if the one function that holds them goes."""
-        return sum(nbytes for address, nbytes in sizes.items() if self.sharers[address] == 1)
-
-    def hold(self, sizes: Mapping[Address, int]) -> None:
-        """One more function is kept with these."""
-        self.nbytes += self.missing(sizes)
-        self.sizes.update(sizes)
-        self.sharers.update(sizes.keys())
-
-    def release(self, sizes: Mapping[Address, int]) -> None:
-        """One function fewer is kept with these; `unshared` tells what may go."""
-        self.sharers.subtract(sizes.keys())
-
-    def unshared(self, addresses: set[Address]) -> tuple[Address, ...]:
-        """Forget those of these that nobody holds, and tell which."""
-        free = sorted(address for address in addresses if self.sharers[address] <= 0)
-        for address in free:
-            del self.sharers[address]
-            self.nbytes -= self.sizes.pop(address, 0)
-        return tuple(free)
-
-
-class CoreLine(msgspec.Struct):
-    """Functions whose requests wait for a core. order.py keeps it."""
-
-    due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
-    """A heap of (level, due, number, function); an entry counts while it is in `hopeful`."""
-    hopeful: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
-    """Those whose first request can be in time. Of those due at once the longest waiting has the least number."""
-    late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Those of which some request cannot, the longest waiting first."""
-    number: int = 0
-    """Functions that joined so far."""
-    given: int = 0
-    """Cores given out so far."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self.hopeful) or bool(self.late)
-
-
 class State(msgspec.Struct):
     """The tables of the scheduler."""
 
     functions: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     versions: dict[FunctionName, list[int]] = msgspec.field(default_factory=dict)
     """Versions that have proved themselves, ascending; the last answers for the name."""
+    families: dict[FamilyId, Family] = msgspec.field(default_factory=dict)
     tenants: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
     """Those that have functions, workers or requests here."""
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
@@ -334,6 +391,6 @@ class State(msgspec.Struct):
         for id_ in function.queue:
             yield self.requests[id_]
         for worker in function.workers.values():
-            for id_ in worker.requests():
-                if id_ in self.requests:
-                    yield self.requests[id_]
+            for run in worker.runs.values():
+                if run.function is function:
+                    yield from (self.requests[id_] for id_ in run.requests if id_ in self.requests)

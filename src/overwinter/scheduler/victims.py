@@ -161,7 +161,7 @@ def in_use(cycle: Cycle) -> tuple[Function | None, float]:
     """Of the functions in use the one whose blocks go next; where none may go yet, when to look again."""
     state = cycle.state
     waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
-    using: dict[FunctionId, None] = dict.fromkeys(worker.function for worker in state.workers.values())
+    using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
     using |= dict.fromkeys((*waiting, *state.cores.hopeful, *state.cores.late))
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
     first = min(holding, key=lambda function: (_drains_at(function), function.used), default=None)
@@ -216,7 +216,8 @@ def _drains_at(function: Function) -> float:
     wake_s = function.latency.wake_s
     slice_s, least_s = BYTES_SLICE_WAKES * wake_s, SLICE_WAKES * wake_s
     ends = function.slice_from + slice_s
-    if function.queue or any(not worker.is_idle and not worker.stopping for worker in function.workers.values()):
+    id_ = function.spec.id
+    if function.queue or any(each.works_for(id_) and not each.stopping for each in function.workers.values()):
         return ends
     often = OFTEN * function.every_s
     return min(ends, max(function.slice_from + least_s, function.used + (often if often < slice_s else 0.0)))

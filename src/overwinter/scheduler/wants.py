@@ -5,6 +5,7 @@ from itertools import islice
 
 import msgspec
 
+from overwinter.scheduler.binding import worker_to_bind_in
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import batching
@@ -17,35 +18,66 @@ class LoadBlocks(msgspec.Struct, frozen=True):
     """Its blocks in the host store."""
 
 
+class BindIn(msgspec.Struct, frozen=True):
+    """To be bound in a worker of its family."""
+
+    worker: Worker
+
+
 class Fork(msgspec.Struct, frozen=True):
     """One more worker, or as many as a scaler says."""
 
 
-Want = Send | Wait | LoadBlocks | Fork
+Want = Send | Wait | LoadBlocks | BindIn | Fork
 """Send: a run of the first requests in a worker that has a slot; Wait: nothing until then."""
 
 LOAD_BLOCKS, FORK = LoadBlocks(), Fork()
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
-    """The best option for what waits: run it in a worker that has a slot, else fork one, else load its blocks."""
+    """The best option for what waits: run it in a worker that has it and a slot, else bind it in one of its family that
+    has a slot, else fork one; its blocks before.
+    """
     if function.unloaded or not (function.queue or function.wants_wake):
         return None
     if function.queue:
         slots = function.slots()
         if slots:
             return asked(cycle.state, function, Send(slots[0], 1), _next_step, cycle, function, slots)
-    if not wants_worker(cycle, function):
+    if not _may_wake(cycle, function):
+        return None
+    if _wants_bind(function):
+        worker = worker_to_bind_in(function)
+        if worker is not None:
+            return BindIn(worker) if function.loaded else LOAD_BLOCKS
+        if not function.workers and not function.loaded and function.has_worker:
+            # It waits for a slot, and needs them whoever gives it one.
+            return LOAD_BLOCKS
+    if not _needs_worker_now(cycle, function):
         return None
     return FORK if function.loaded else LOAD_BLOCKS
 
 
 def wants_worker(cycle: Cycle, function: Function) -> bool:
     """Whether a worker should be started for the function, and may be."""
-    if function.loading is not None or cycle.now < function.backoff_until:
+    if not _may_wake(cycle, function) or (_wants_bind(function) and worker_to_bind_in(function) is not None):
         return False
-    if function.spec.id == cycle.state.giving_back:
+    return _needs_worker_now(cycle, function)
+
+
+def _may_wake(cycle: Cycle, function: Function) -> bool:
+    may_not = function.loading is not None or cycle.now < function.backoff_until
+    return not may_not and function.spec.id != cycle.state.giving_back
+
+
+def _wants_bind(function: Function) -> bool:
+    """Whether a bind would do. On trial it may end its worker: it is tried in one of its own."""
+    if len(function.family.members) == 1 or function.on_trial:
         return False
+    return (bool(function.queue) or function.announce) and not function.is_starting
+
+
+def _needs_worker_now(cycle: Cycle, function: Function) -> bool:
     if function.wants_wake:
         return not function.is_starting
     return bool(function.queue) and asked(cycle.state, function, False, needs_worker, cycle, function)
@@ -53,12 +85,13 @@ def wants_worker(cycle: Cycle, function: Function) -> bool:
 
 def needs_worker(cycle: Cycle, function: Function) -> bool:
     """For requests that wait: the first worker always; another, one at a time, when a core is free for it and those
-    that are there would keep the last request waiting longer than its SLO, or than a wake takes.
+    that are there would keep the last request of its family waiting longer than its SLO, or than a wake takes.
     """
-    settings, latency = function.spec.settings, function.latency
-    if len(function.workers) >= settings.max_bodies or function.is_starting:
+    settings, latency, family = function.spec.settings, function.latency, function.family
+    workers = function.usable()
+    if len(workers) >= family.max_bodies or function.is_starting or any(_comes(each) for each in workers):
         return False
-    ready = [worker for worker in function.workers.values() if worker.is_ready]
+    ready = [worker for worker in workers if worker.is_ready]
     if not ready:
         return True
     if not cycle.policy.eager or _cores_in_use(cycle) >= cycle.cores:
@@ -70,8 +103,15 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
         # Nothing has run yet: what it costs to find out is a wake.
         return True
     at_once = sum(worker.point.batch * worker.point.concurrency for worker in ready)
-    wait_s = run_s * len(function.queue) / at_once
+    others = (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)
+    wait_s = run_s * (len(function.queue) + sum(len(each.queue) for each in others)) / at_once
     return wait_s > latency.wake_s and (settings.slo_ms is None or wait_s + run_s > settings.slo_ms / 1000)
+
+
+def _comes(worker: Worker) -> bool:
+    """Whether a worker will be there for all its family. One whose function is on trial may never be."""
+    function = worker.starts_for
+    return function is not None and not worker.stopping and not function.on_trial
 
 
 def _cores_in_use(cycle: Cycle) -> int:

@@ -130,7 +130,7 @@ class LivingBody:
         self.since = since
         self.cores = action.cores
         self.run_cores = max(1, action.cores // action.concurrency)
-        self.runs: dict[RunId, float] = {}
+        self.runs: dict[RunId, tuple[float, Tally]] = {}
 
 
 class OpenRequest(NamedTuple):
@@ -202,7 +202,8 @@ class StepReader:
 
     def _ran(self, action: Run, now: Seconds) -> None:
         body = self._bodies[action.worker]
-        body.runs[action.run] = now
+        whose = body.tally if action.function is None else self._tally(self._specs[action.function].name)
+        body.runs[action.run] = now, whose
         if len(action.requests) > body.batch:
             self._grow(body, len(action.requests), now)
 
@@ -251,10 +252,11 @@ class StepReader:
 
     def _ended(self, event: RunEnded, now: Seconds) -> None:
         body = self._bodies.get(event.worker)
-        since = None if body is None else body.runs.pop(event.run, None)
-        if body is not None and since is not None:
-            body.tally.busy_seconds += now - since
-            body.tally.busy_core_s += (now - since) * body.run_cores
+        run = None if body is None else body.runs.pop(event.run, None)
+        if body is not None and run is not None:
+            since, tally = run
+            tally.busy_seconds += now - since
+            tally.busy_core_s += (now - since) * body.run_cores
 
     def _exited(self, event: BodyExited, now: Seconds) -> None:
         body = self._bodies.pop(event.worker, None)

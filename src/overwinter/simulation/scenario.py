@@ -16,7 +16,7 @@ from overwinter.core.bounds import check_bounds
 from overwinter.core.config import MindConfig
 from overwinter.core.errors import CallerError
 from overwinter.core.function import TIMES, BlobSize, FunctionSpec, Settings
-from overwinter.core.ids import Address, FunctionName, TenantId, function_id
+from overwinter.core.ids import Address, FamilyId, FunctionName, TenantId, function_id
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
 from overwinter.core.profile import Point, Profile, between
 from overwinter.simulation.laws import Law, Row
@@ -91,6 +91,8 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     """From the fork until the body is ready, on a core, when the zygote has prepared the program."""
     prepare_s: float = 0.03
     """What the first start of a program takes longer, and what it takes the zygote to prepare it."""
+    bind_s: float = 0.002
+    """What binding a sibling in a body that has another takes, on a core."""
     body_mib: float = 20.0
     """Private memory of one body."""
     sandboxed: bool = False
@@ -130,7 +132,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.check_above("variants", "body_mib", "gmacs")
-        self.check_above("jitter", "start_s", "prepare_s", "serial", least=0)
+        self.check_above("jitter", "start_s", "prepare_s", "bind_s", "serial", least=0)
         if self.serial is not None and (self.serial > 1 or not self.latency_ms):
             raise ValueError(f"serial is a share of latency_ms, from 0 to 1, got {self.serial}")
         if (bool(self.latency_ms), bool(self.profile), self.law is not None).count(True) != 1:
@@ -297,6 +299,7 @@ def _sibling(model: FunctionModel, name: FunctionName, index: int) -> Simulated:
         sandboxed=model.sandboxed,
         blobs=blobs,
         profile=model.measured(),
+        family=FamilyId("" if model.settings.isolation == "function" else f"{model.tenant}/{model.name}"),
     )
     return Simulated(spec, model, index)
 

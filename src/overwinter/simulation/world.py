@@ -19,6 +19,7 @@ import msgspec
 from overwinter.core.actions import (
     Action,
     Announce,
+    Bind,
     Decide,
     Drop,
     Prepare,
@@ -29,12 +30,15 @@ from overwinter.core.actions import (
     Stage,
     StartBody,
     StopBody,
+    Unbind,
 )
 from overwinter.core.events import (
     Alarm,
     Arrived,
+    BindFailed,
     BodyExited,
     BodyReady,
+    Bound,
     Deployed,
     Event,
     Foretold,
@@ -216,7 +220,7 @@ class World:
         """An event comes so many seconds from now; never inside the step under way."""
         self._timeline.after(seconds, partial(self._turn, event))
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: Action) -> None:  # noqa: C901
         match action:
             case Run():
                 self._run(action)
@@ -227,6 +231,8 @@ class World:
                 self._timeline.at(at, partial(self._ring, at))
             case StartBody():
                 self._start(action)
+            case Bind():
+                self._bind(action)
             case StopBody(worker):
                 self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
             case Stage(function, operation):
@@ -235,7 +241,8 @@ class World:
                 self._host.drop(addresses, store)
             case Prepare():
                 self._prepare(action)
-            case Announce() | Decide():
+            case Announce() | Decide() | Unbind():
+                # To unbind takes no time that is worth modelling.
                 pass
             case _:
                 assert_never(action)
@@ -300,6 +307,19 @@ class World:
             seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
         seconds *= self._chance.slowness()
         self._work(body, 1, seconds, self._chance.start_crash(), BodyReady(body.worker))
+
+    def _bind(self, action: Bind) -> None:
+        body, function = self._bodies.get(action.worker), self._by_id[action.function]
+        if body is None:
+            # Its end is on the way to the mind.
+            return
+        worker, id_, operation = action.worker, action.function, action.operation
+        if not self._host.holds(function.spec, self._timeline.now):
+            told = "a block is not in the host store"
+            self._post(0.0, BindFailed(worker, id_, operation, "StoreError", told, lost_blocks=True))
+            return
+        seconds = function.model.bind_s * self._chance.slowness()
+        self._work(body, 1, seconds, self._chance.start_crash(), Bound(worker, id_, operation))
 
     def _run(self, action: Run) -> None:
         body = self._bodies.get(action.worker)

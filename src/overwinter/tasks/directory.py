@@ -15,7 +15,7 @@ from overwinter.model.export import Exported, export
 from overwinter.model.pretrained import Plain, dynamic_of, load_model, load_transformers, read_json
 from overwinter.tasks import image, speech, text
 from overwinter.tasks.bundle import Bundle, Order
-from overwinter.worker.handler import Handler
+from overwinter.worker.handler import Code, Handler
 from overwinter.worker.values import Value
 
 READING_TOLERANCE = 1e-5
@@ -121,7 +121,7 @@ def _check_complete(path: Path, task: str) -> None:
 
 
 def _tried(bundle: Bundle, plain: Plain, fixed: set[str]) -> Directory:
-    handler = Handler(bundle.source, bundle.assets)
+    handler = Handler(Code(bundle.source), bundle.assets)
     takes = plain.takes() & bundle.axes.keys()
     items = [_item(bundle.sample, index) for index in range(len(bundle.expected))]
     with torch.inference_mode():

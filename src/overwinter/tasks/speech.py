@@ -8,7 +8,7 @@ import torch
 from overwinter.core.errors import ProgramError
 from overwinter.model.pretrained import DATA_ONLY, import_transformers
 from overwinter.tasks.bundle import Bundle, Order, handler_source
-from overwinter.worker.handler import Handler
+from overwinter.worker.handler import Code, Handler
 
 SECONDS = 1.0
 
@@ -33,7 +33,7 @@ def transcription(order: Order, model: Any) -> Bundle:
         "lower": bool(getattr(tokenizer, "do_lower_case", False)),
     }
     source, assets = handler_source("speech", "transcript"), {"task.json": json.dumps(state).encode()}
-    _check_spelling(Handler(source, assets), tokenizer, model.config.vocab_size)
+    _check_spelling(Handler(Code(source), assets), tokenizer, model.config.vocab_size)
     sample = _sounds(order.number("samples") or int(SECONDS * extractor.sampling_rate))
     expected = [{"input_values": _extracted(extractor, row).to(model.dtype)} for row in sample]
     return Bundle(source, assets, {"audio": sample}, expected, {"input_values": ("batch", "samples")})

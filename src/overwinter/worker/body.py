@@ -1,8 +1,8 @@
-"""What a body does: load one function, then run what it is told until nobody tells it anything.
+"""What a body does: load one family, then bind and run its functions as it is told until nobody tells it anything.
 
 A body that may have several runs at once has as many threads. One of them leads: it waits for the next message, hands
-the lead to another, and runs what it was told. So a run never changes threads on its way, and a body of one run at a
-time is the same loop in one thread.
+the lead to another, and does what it was told. So a run never changes threads on its way, and a body of one run at a
+time is the same loop in one thread. A bind is done as a run is: others go on beside it.
 """
 
 import ctypes
@@ -14,17 +14,21 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.ids import Address, RunId
-from overwinter.core.tensor import TensorMeta
 from overwinter.worker.channel import Channel, ChannelClosedError
+from overwinter.worker.family import Family
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
     Answer,
+    Bind,
+    BindFailed,
+    Bound,
     Failure,
     Load,
     LoadFailed,
@@ -35,12 +39,15 @@ from overwinter.worker.messages import (
     Stop,
     ToBody,
     Trying,
+    Unbind,
 )
-from overwinter.worker.runner import Named, Outcome, Prepared, Runner, load
+from overwinter.worker.runner import Outcome, Prepared, Runner
 from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.tray import Slot, Tray, offsets
-from overwinter.worker.trial import doubts, prove
-from overwinter.worker.values import parcels, read
+from overwinter.worker.values import parcels, read_requests
+
+Job = Callable[[], Answer | Bound | BindFailed]
+"""What one thread does while another leads; the answer is the node's."""
 
 IDLE_MS = 100
 """A body that had nothing to do for so long gives its free heap back to the system."""
@@ -84,10 +91,12 @@ class Body:
         self._slots = slots
         self._prepared = prepared
         self._gauge = gauge
-        self._runner: Runner | None = None
+        self._family: Family | None = None
         self._lead = threading.Lock()
         self._followers: list[threading.Thread] = []
-        self._running: set[int] = set()
+        self._under_way: set[int] = set()
+        """The runs and binds that are done just now, by the numbers of their messages."""
+        self._messages = 0
         self._tidy = False
         self._over = False
 
@@ -98,70 +107,102 @@ class Body:
             follower.join()
 
     def _serve(self) -> None:
-        """What each thread does: lead until there is a run, then run it while another leads."""
+        """What each thread does: lead until there is something to do, then do it while another leads."""
         while True:
             with self._lead:
-                message = None if self._over else self._next()
-                self._over = message is None
-            if message is None:
+                job = None if self._over else self._next()
+                self._over = job is None
+            if job is None:
                 return
-            answer = self._run(message)
-            # Before the answer: after it the slot may be in use again.
-            self._running.discard(message.slot)
+            answer = job()
+            # It may be the last that knows of a function.
+            del job
             # One packet and one call, so that no other thread's answer can come between.
             self._channel.send(answer)
 
-    def _next(self) -> RunBatch | None:
-        """The next run; None when nothing more will come."""
+    def _next(self) -> Job | None:
+        """The next run or bind; None when nothing more will come."""
         while True:
-            idle = not self._running
-            if not self._tidy and not self._waiting.poll(IDLE_MS):
-                if idle:
-                    gc.collect()
-                    give_back_heap()
-                    self._tidy = True
-                continue
             try:
-                message, fds = self._channel.receive()
+                message, fds = self._received()
             except ChannelClosedError:
                 return None
-            self._tidy = False
             match message:
                 case RunBatch():
-                    self._running.add(message.slot)
-                    return message
+                    return self._counted(partial(self._run, message, self._loaded.runner(message.function)))
+                case Bind(function):
+                    return self._counted(partial(self._bind, function, self._loaded.take(message, fds)))
+                case Unbind(function):
+                    self._loaded.drop(function)
                 case Load():
                     if not self._load(message, fds):
                         return None
-                case Measure():
+                case Measure(function):
+                    runner = self._loaded.runner(function)
                     assert self._gauge is not None, "nothing to measure with"
-                    assert self._runner is not None, "a measurement before a load"
-                    self._channel.send(self._gauge.measured(self._runner, message))
+                    assert runner is not None, "nothing to measure"
+                    self._channel.send(self._gauge.measured(runner, message))
                 case Stop():
                     return None
 
-    def _load(self, message: Load, fds: list[int]) -> bool:
-        torch.set_num_threads(message.threads)
-        if message.on_trial or message.inputs or message.samples:
+    def _received(self) -> tuple[ToBody, list[int]]:
+        """The next message and its descriptors; gives memory back meanwhile. ChannelClosedError."""
+        while not self._tidy and not self._waiting.poll(IDLE_MS):
+            if not self._under_way:
+                gc.collect()
+                give_back_heap()
+                self._tidy = True
+        received = self._channel.receive()
+        self._tidy = False
+        return received
+
+    @property
+    def _loaded(self) -> Family:
+        assert self._family is not None, "nothing is loaded"
+        return self._family
+
+    def _counted(self, job: Job) -> Job:
+        """The same, under way from now until it is done."""
+        self._messages += 1
+        number = self._messages
+        self._under_way.add(number)
+
+        def done() -> Answer | Bound | BindFailed:
+            try:
+                return job()
+            finally:
+                self._under_way.discard(number)
+
+        return done
+
+    def _load(self, load: Load, fds: list[int]) -> bool:
+        """Load the family, and bind the function that comes with it; whether both could be done."""
+        torch.set_num_threads(load.threads)
+        try:
+            bind, bind_fds = self._channel.receive()
+        except ChannelClosedError:
+            return False
+        assert isinstance(bind, Bind), "a load without a bind"
+        if bind.trial is not None:
             self._channel.send(Trying())
         try:
-            self._runner, _ = load(message, fds, self._prepared)
-            told = self._try(self._runner, message)
-            self._grow(message.concurrency, message.threads)
+            family = Family(load, fds, self._prepared)
+            told = family.take(bind, bind_fds)()
+            self._grow(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the border to a program and a handler that nobody has run before
-            self._channel.send(_load_failed(message.function, error))
+            self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
-        finally:
-            _close(fds)
+        self._family = family
         self._channel.send(Ready(told))
         return True
 
-    def _try(self, runner: Runner, message: Load) -> str:
-        """Raises why a new version is refused; else what its author should know."""
-        if message.on_trial:
-            runner.rehearse()
-        prove(runner, _read(self._slots[0].inputs, message.samples))
-        return doubts(runner, message.inputs) if message.inputs and not message.samples else ""
+    def _bind(self, function: str, finish: Callable[[], str]) -> Bound | BindFailed:
+        """Bind a further function."""
+        try:
+            finish()
+        except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
+            return BindFailed(function, *_fault(function, error))
+        return Bound(function)
 
     def _grow(self, concurrency: int, threads: int) -> None:
         """Start a thread for each further run at once; WorkerError when the system has none."""
@@ -191,20 +232,23 @@ class Body:
             sys.stderr.flush()
             os._exit(1)
 
-    def _run(self, message: RunBatch) -> Answer:
-        assert self._runner is not None, "a run before a load"
+    def _run(self, message: RunBatch, runner: Runner | None) -> Answer:
         slot = self._slots[message.slot]
         try:
+            if runner is None:
+                raise WorkerError(f"{message.function} is not bound in this worker")
             slot.inputs.follow(message.tray_bytes)
-            requests = _read(slot.inputs, message.requests)
-            return _packed(message.run, self._runner.answer(requests), slot.outputs)
+            requests = read_requests(slot.inputs, message.requests)
+            return _packed(message.run, runner.answer(requests), slot.outputs)
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
 
 
-def _load_failed(function: str, error: Exception) -> LoadFailed:
-    """Why a function cannot be loaded, and the way out where there was too little memory."""
+def _fault(function: str, error: Exception) -> tuple[str, str]:
+    """Whose fault it is that a function cannot be bound, what happened, and the way out where there was too little
+    memory.
+    """
     kind, told = "ProgramError", f"{type(error).__name__}: {error}"
     if isinstance(error, OverwinterError):
         kind, told = type(error).__name__, str(error)
@@ -213,14 +257,7 @@ def _load_failed(function: str, error: Exception) -> LoadFailed:
             f"there is too little memory to load {function} ({told}): set memory_mib to more, or load less; if it is "
             "the machine's that lacks, unload other functions"
         )
-    return LoadFailed(kind, told)
-
-
-def _read(tray: Tray, requests: Iterable[Sequence[TensorMeta]]) -> list[Named]:
-    """The inputs of requests that lie in the tray in this order."""
-    requests = list(requests)
-    places = offsets(meta for metas in requests for meta in metas)
-    return [{meta.name: read(tray, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
+    return kind, told
 
 
 def _packed(run: RunId, outcomes: list[Outcome], tray: Tray) -> Answer:
@@ -243,8 +280,3 @@ def _packed(run: RunId, outcomes: list[Outcome], tray: Tray) -> Answer:
         filled += nbytes
         packed.append(Outputs(tuple(parcel.meta for parcel in sent)))
     return Answer(run, tuple(packed), tray.nbytes)
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        socket.close(fd)

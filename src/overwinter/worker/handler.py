@@ -4,33 +4,95 @@ import inspect
 import linecache
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 
 from overwinter.core.errors import CallerError, HandlerError
+from overwinter.core.ids import Address
 from overwinter.worker.values import Value, plain
 
-Step = Callable[..., Mapping[str, object]]
+Step = Callable[..., Any]
 FILENAME = "handler.py"
 FAILURES = (Exception, SystemExit)
 """What the author's code may fail with. One that asks to exit has failed too, and its body lives on."""
 
 
-class Handler:
-    """A loaded source: `preprocess(inputs, state)` before the program, `postprocess(outputs, inputs, state)` after."""
+class Code:
+    """A family's source, compiled once. Each function of the family executes it for itself, in a module of its own."""
 
-    def __init__(self, source: str, assets: Mapping[str, bytes]) -> None:
-        module = ModuleType("handler")
+    def __init__(self, source: str) -> None:
+        """HandlerError when it is no Python."""
         # So that a traceback can show the author's lines, which lie in no file here.
         linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
         try:
-            exec(compile(source, FILENAME, "exec"), module.__dict__)
-            setup = getattr(module, "setup", None)
-            self._state: object = setup(dict(assets)) if setup is not None else None
+            self._code = compile(source, FILENAME, "exec")
         except FAILURES as error:
-            raise HandlerError(f"the handler could not be set up: {_told(error)}") from error
+            raise _not_set_up(error) from error
+
+    def execute(self) -> ModuleType:
+        """A new module, after the author's code ran in it."""
+        module = ModuleType("handler")
+        exec(self._code, module.__dict__)
+        return module
+
+
+class Asset:
+    """One of a handler's files, as `setup` is given it."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+Read = Callable[[str, Callable[[], object]], Asset]
+"""Gives what was read of the asset of this name, or makes it."""
+
+
+class Assets:
+    """What the handlers of a family have read of their files, by name and address, as long as one of them has it."""
+
+    def __init__(self) -> None:
+        self._read: WeakValueDictionary[tuple[str, Address], Asset] = WeakValueDictionary()
+
+    def read(self, name: str, address: Address, make: Callable[[], object]) -> Asset:
+        """What was read of this file before, or what `make` reads of it now."""
+        found = self._read.get((name, address))
+        if found is None:
+            found = self._read[name, address] = Asset(make())
+        return found
+
+
+def unshared(name: str, make: Callable[[], object]) -> Asset:
+    """An asset that nobody else has read."""
+    return Asset(make())
+
+
+class Handler:
+    """One function's handler: `preprocess(inputs, state)` before the program, `postprocess(outputs, inputs, state)`
+    after it.
+    """
+
+    def __init__(self, code: Code, assets: Mapping[str, bytes], read: Read = unshared) -> None:
+        """Execute the code and call its `setup` with the assets; HandlerError when either fails. `read` is asked for
+        what the code's `read_asset`, if there is one, makes of a file.
+        """
+        try:
+            module = code.execute()
+        except FAILURES as error:
+            raise _not_set_up(error) from error
+        reader = _step(module, "read_asset", ("name", "data"))
+        try:
+            given: dict[str, object] = dict(assets)
+            if reader is not None:
+                self._assets = {name: read(name, partial(reader, name, data)) for name, data in assets.items()}
+                given = {name: asset.value for name, asset in self._assets.items()}
+            setup = getattr(module, "setup", None)
+            self._state: object = setup(given) if setup is not None else None
+        except FAILURES as error:
+            raise _not_set_up(error) from error
         self._preprocess = _step(module, "preprocess", ("inputs", "state"))
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
 
@@ -102,6 +164,10 @@ def _sendable(name: str, value: object) -> Value:
     raise HandlerError(
         f"postprocess must give a torch.Tensor, a list of bytes or a list of equally long lists of bytes for {name!r}"
     )
+
+
+def _not_set_up(error: BaseException) -> HandlerError:
+    return HandlerError(f"the handler could not be set up: {_told(error)}")
 
 
 def _told(error: BaseException) -> str:

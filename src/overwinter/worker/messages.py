@@ -59,42 +59,67 @@ class KillZygote(_Message, frozen=True):
 
 
 class Load(_Message, frozen=True):
-    """What to run; descriptors: program, then blocks, then the handler's source and assets if there is one."""
+    """What the functions of a family have in common; descriptors: the program, then the handler's source if there is
+    one. The bind of one of them follows.
+    """
 
-    function: str
     program: Address
     program_bytes: int
-    block_bytes: tuple[int, ...]
-    pieces: tuple[tuple[int, int], ...]
-    """For each weight of the program: which block, and where in it."""
     threads: int = 1
     """That work on one run."""
     concurrency: int = 1
     """Most runs at once."""
-    on_trial: bool = False
     measured: bool = False
     """What runs is zeros."""
     source_bytes: int | None = None
     """None: no handler."""
-    assets: tuple[tuple[str, int], ...] = ()
-    """Names and sizes of the handler's files."""
     inputs: tuple[TensorSpec, ...] = ()
-    """What the handler takes, if it has to prove itself."""
+    """What the handler takes."""
     outputs: tuple[TensorSpec, ...] = ()
     """What it has to give."""
+
+
+class Trial(msgspec.Struct, frozen=True, array_like=True):
+    """What a function has to do before it is bound."""
+
+    rehearse: bool
+    """Run the program once on zeros."""
+    made_up: bool = False
+    """Answer a request that is made up; what fails then is told, and refuses nothing."""
     samples: tuple[tuple[TensorMeta, ...], ...] = ()
-    """Requests that it has to answer to prove itself; they lie in the first slot's tray in this order."""
+    """Answer these requests, which lie in a tray in this order."""
+
+
+class Bind(_Message, frozen=True):
+    """One function of the family: its weights and its assets. Descriptors: the blocks that are handed over, then the
+    assets, then the tray of the trial's samples if there are any.
+    """
+
+    function: str
+    blocks: tuple[tuple[Address, int], ...]
+    """Each block that its weights lie in, once, and its bytes."""
+    pieces: tuple[tuple[int, int], ...]
+    """For each weight of the program: which block, and where in it."""
+    handed: tuple[int, ...]
+    """Which of the blocks are handed over, by their places in `blocks`: all but those that functions bound before this
+    one have.
+    """
+    assets: tuple[tuple[str, Address, int], ...] = ()
+    """Names, addresses and sizes of the handler's files."""
+    trial: Trial | None = None
+    """Of the first function alone: what is tried may end the worker, and others would end with it."""
 
 
 # node -> a tenant's zygote
 
 
 class Prepare(_Message, frozen=True):
-    """Compile this program and build its primitives, so that the next fork has both; descriptors: those of `load`,
-    which has no handler.
+    """Compile this program and build its primitives, so that the next fork has both; descriptors: those of `load`, then
+    those of `bind`. There is no handler.
     """
 
     load: Load
+    bind: Bind
 
 
 class Forget(_Message, frozen=True):
@@ -150,10 +175,17 @@ FromZygote = Up | Forked | Unforked | Exited | ProgramReady | Pong
 # node -> body
 
 
+class Unbind(_Message, frozen=True):
+    """Let go of a function that was bound, or could not be, once none of its runs is under way."""
+
+    function: str
+
+
 class RunBatch(_Message, frozen=True):
-    """Run these requests; their inputs lie in the slot's first tray in this order."""
+    """Run these requests of one function; their inputs lie in the slot's first tray in this order."""
 
     run: RunId
+    function: str
     slot: int
     """Free of every other run until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
@@ -163,6 +195,7 @@ class RunBatch(_Message, frozen=True):
 class Measure(_Message, frozen=True):
     """Say how much memory is private; only a body that was made to be measured can."""
 
+    function: str
     batch: int | None = None
     """Rows of one run before that, in which each layer is timed; None: no run."""
 
@@ -171,7 +204,7 @@ class Stop(_Message, frozen=True):
     """Nothing more will come."""
 
 
-ToBody = Load | RunBatch | Measure | Stop
+ToBody = Load | Bind | Unbind | RunBatch | Measure | Stop
 
 # body -> node
 
@@ -181,15 +214,29 @@ class Trying(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """The function is loaded and, on trial, has run once."""
+    """The family is loaded, its first function bound and, on trial, tried."""
 
     doubts: str = ""
     """What its author should know of the trial."""
 
 
 class LoadFailed(_Message, frozen=True):
-    """The function cannot be loaded; the body exits."""
+    """The family cannot be loaded or its first function not bound; the body exits."""
 
+    error: str
+    message: str
+
+
+class Bound(_Message, frozen=True):
+    """A further function is bound."""
+
+    function: str
+
+
+class BindFailed(_Message, frozen=True):
+    """A further function cannot be bound; what was handed over for it is kept until it is unbound."""
+
+    function: str
     error: str
     message: str
 
@@ -222,4 +269,4 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromBody = Trying | Ready | LoadFailed | Answer | Measured
+FromBody = Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured

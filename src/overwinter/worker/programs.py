@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address
 from overwinter.worker.body import give_back_heap
-from overwinter.worker.channel import close_all
-from overwinter.worker.messages import Load
-from overwinter.worker.runner import Prepared, load
-from overwinter.worker.weights import MappedBlock, read_all
+from overwinter.worker.family import Family
+from overwinter.worker.messages import Prepare
+from overwinter.worker.runner import Prepared
 
 
 class Programs(Mapping[Address, Prepared]):
@@ -31,27 +30,26 @@ class Programs(Mapping[Address, Prepared]):
     def __len__(self) -> int:
         return len(self._ready)
 
-    def prepare(self, wanted: Load, fds: list[int]) -> None:
+    def prepare(self, wanted: Prepare, fds: list[int]) -> None:
         """Make the program of `wanted` ready; what fails is said, and is compiled by each body for itself."""
-        blocks: list[MappedBlock] = []
         try:
-            ready = Prepared(read_all(fds[0], wanted.program_bytes))
-            runner, blocks = load(wanted, fds, {wanted.program: ready})
-            runner.rehearse()
-            del runner
-            self._ready[wanted.program] = ready
+            self._ready[wanted.load.program] = self._rehearsed(wanted, fds)
         except OverwinterError as error:
-            _say(f"{wanted.function} is not prepared: {error}")
+            _say(f"{wanted.bind.function} is not prepared: {error}")
         except Exception as error:  # noqa: BLE001 - the border to a program: it has run before, on other sizes
-            _say(f"{wanted.function} was not rehearsed: {type(error).__name__}: {error}")
-        finally:
-            close_all(fds)
-        gc.collect()
-        for block in blocks:
-            block.close()
+            _say(f"{wanted.bind.function} was not rehearsed: {type(error).__name__}: {error}")
         # What the forks share must not be written to by their collectors.
+        gc.collect()
         gc.freeze()
         give_back_heap()
+
+    def _rehearsed(self, wanted: Prepare, fds: list[int]) -> Prepared:
+        family = Family(wanted.load, fds[:1], self)
+        family.take(wanted.bind, fds[1:])()
+        runner = family.runner(wanted.bind.function)
+        assert runner is not None, "it was bound just now"
+        runner.rehearse()
+        return family.prepared
 
     def forget(self, program: Address) -> None:
         """Let go of a program."""

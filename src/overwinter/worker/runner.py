@@ -1,4 +1,4 @@
-"""How does a loaded function run a batch of requests? Handler, program, handler.
+"""How does a function that is bound run a batch of requests? Handler, program, handler.
 
 Several threads may ask at once. Programs run side by side: they share nothing but weights, which nobody can write to.
 A handler is called by one thread at a time, as its author will have taken for granted; calls for other requests may
@@ -12,16 +12,14 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from overwinter.core.errors import CallerError, HandlerError, OverwinterError
-from overwinter.core.ids import Address
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program, value_checks
 from overwinter.model.declared import Declared
 from overwinter.model.program import Program, decode_program
 from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
-from overwinter.worker.messages import Failure, Load
+from overwinter.worker.messages import Failure
 from overwinter.worker.values import DTYPES, Parcel, Value
-from overwinter.worker.weights import MappedBlock, read_all, weight_tensors
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 Named = dict[str, Value]
@@ -44,7 +42,7 @@ class Prepared:
 
 
 class Runner:
-    """A function in this process: a program over its weights, and a handler if there is one."""
+    """A function in this process: its family's program over its weights, and its handler if there is one."""
 
     def __init__(
         self,
@@ -226,18 +224,3 @@ def _alike(ready: Sequence[list[torch.Tensor] | Failure], batched: bool) -> list
             key = (index,) if alone else tuple(tensor.shape[1:] for tensor in inputs)
             groups.setdefault(key, []).append(index)
     return list(groups.values())
-
-
-def load(message: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]) -> tuple[Runner, list[MappedBlock]]:
-    """The function that `message` and its descriptors describe, and the blocks that it lies in."""
-    program_fd, *rest = fds
-    block_fds, rest = rest[: len(message.block_bytes)], rest[len(message.block_bytes) :]
-    ready = prepared.get(message.program) or Prepared(read_all(program_fd, message.program_bytes))
-    blocks = [MappedBlock(fd, nbytes) for fd, nbytes in zip(block_fds, message.block_bytes, strict=True)]
-    weights = weight_tensors(ready.program.weights, message.pieces, blocks)
-    handler = None
-    if message.source_bytes is not None:
-        source = read_all(rest[0], message.source_bytes).decode()
-        assets = {name: read_all(fd, n) for fd, (name, n) in zip(rest[1:], message.assets, strict=True)}
-        handler = Handler(source, assets)
-    return Runner(message.function, ready, weights, handler, message.outputs, message.measured), blocks

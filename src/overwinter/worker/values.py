@@ -1,7 +1,7 @@
 """Between the bytes of a tray and the tensors of a program."""
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from overwinter.core.errors import HandlerError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, pack_bytes, unpack_bytes
 from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
-from overwinter.worker.tray import Tray
+from overwinter.worker.tray import Tray, offsets
 
 Value = torch.Tensor | list[bytes] | list[list[bytes]]
 """A tensor; a BYTES tensor of rank 1 or 2 as a list of its elements or of its rows."""
@@ -27,6 +27,13 @@ def read(tray: Tray, meta: TensorMeta, offset: int) -> Value:
     if count == 0:
         return torch.empty(meta.shape, dtype=dtype)
     return torch.frombuffer(tray.map, dtype=dtype, count=count, offset=offset).view(meta.shape)
+
+
+def read_requests(tray: Tray, requests: Iterable[Sequence[TensorMeta]]) -> list[dict[str, Value]]:
+    """The inputs of requests that lie in a tray in this order."""
+    requests = list(requests)
+    places = offsets(meta for metas in requests for meta in metas)
+    return [{meta.name: read(tray, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
 
 
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:

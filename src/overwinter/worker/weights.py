@@ -1,47 +1,93 @@
-"""Blocks of the host store, mapped read-only, and the weights that lie in them."""
+"""Blocks of the host store, mapped read-only, and the weights that lie in them.
+
+A worker maps a block once, however many functions have weights in it. A block stays mapped as long as it or a tensor in
+it is in use, whoever uses it: a run, a function that is bound, or what a handler has kept of a program's outputs.
+"""
 
 import ctypes
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
 
 from overwinter.core.errors import StoreError
+from overwinter.core.ids import Address
 from overwinter.model.program import Weight
 from overwinter.store.mapping import map_read_only, unmap
 
 
 class MappedBlock:
-    """One block in this process's memory. Unmapped by `close`, never by the collector: tensors point into it."""
+    """One block in this process's memory."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
+        """StoreError when the file is shorter, or the system refuses."""
         if os.fstat(fd).st_size < nbytes:
             raise StoreError(f"a block of {nbytes} bytes has only {os.fstat(fd).st_size} in the host store")
-        self._address = map_read_only(fd, nbytes)
+        address = map_read_only(fd, nbytes)
         self.nbytes = nbytes
-        self.buffer = (ctypes.c_char * nbytes).from_address(self._address)
+        # Every tensor in the block holds it, and it does not hold the mapping: that goes after the last of them.
+        self._buffer = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(self._buffer, unmap, address, nbytes).atexit = False
+        self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
 
-    def close(self) -> None:
-        """Unmap; no tensor in it may be used any more."""
-        unmap(self._address, self.nbytes)
+    def tensor(self, weight: Weight, offset: int) -> torch.Tensor:
+        """The weight as a tensor with a storage of its own that ends where the weight ends. Functions that have it in
+        the same place share it.
+        """
+        found = self._tensors.get((weight, offset))
+        if found is None:
+            found = self._tensors[weight, offset] = self._view(weight, offset)
+        return found
 
-
-def weight_tensors(
-    weights: Sequence[Weight], pieces: Sequence[tuple[int, int]], blocks: Sequence[MappedBlock]
-) -> list[torch.Tensor]:
-    """Each weight as a tensor in its block, with a storage of its own that ends where the weight ends."""
-    tensors = []
-    for weight, (block, offset) in zip(weights, pieces, strict=True):
+    def _view(self, weight: Weight, offset: int) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, weight.dtype)
         count = prod(weight.shape)
         if count == 0:
-            tensors.append(torch.empty(weight.shape, dtype=dtype))
-            continue
-        flat = torch.frombuffer(blocks[block].buffer, dtype=dtype, count=count, offset=offset)
-        order = weight.order or tuple(range(len(weight.shape)))
+            return torch.empty(weight.shape, dtype=dtype)
+        flat = torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=offset)
+        order = weight.order
+        if not order:
+            return flat.view(weight.shape)
         stored = flat.view([weight.shape[dim] for dim in order])
-        tensors.append(stored.permute([order.index(dim) for dim in range(len(order))]))
+        return stored.permute([order.index(dim) for dim in range(len(order))])
+
+
+class Blocks:
+    """The blocks that a worker has mapped, by address, as long as somebody has them."""
+
+    def __init__(self) -> None:
+        self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
+
+    def take(self, wanted: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
+        """These blocks: those in `handed` from the descriptor there, the others as they were taken before. An error
+        stands in the place of its block, so that the others of them can be taken again.
+        """
+        return [self._one(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(wanted)]
+
+    def _one(self, address: Address, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
+        if fd is None:
+            return self._mapped.get(address) or StoreError(f"a block of {nbytes} bytes was handed over to nobody")
+        try:
+            block = self._mapped[address] = MappedBlock(fd, nbytes)
+        except StoreError as error:
+            return error
+        return block
+
+
+def weight_tensors(
+    weights: Sequence[Weight], pieces: Sequence[tuple[int, int]], blocks: Sequence[MappedBlock | StoreError]
+) -> list[torch.Tensor]:
+    """The weights of a program, each in its block; the StoreError of a block that is not there."""
+    for block in blocks:
+        if isinstance(block, StoreError):
+            raise block
+    tensors = []
+    for weight, (place, offset) in zip(weights, pieces, strict=True):
+        block = blocks[place]
+        assert isinstance(block, MappedBlock), "errors were raised"
+        tensors.append(block.tensor(weight, offset))
     return tensors
 
 

@@ -113,9 +113,9 @@ class Zygote:
                 pid = self._zygotes.get(number)
                 if pid in self._children:
                     os.kill(pid, signal.SIGKILL)
-            case Prepare(wanted):
+            case Prepare():
                 assert self._means.programs is not None, "the base holds no program"
-                self._means.programs.prepare(wanted, fds)
+                self._means.programs.prepare(message, fds)
                 self._tell(ProgramReady())
             case Forget(program):
                 assert self._means.programs is not None, "the base holds no program"

@@ -54,7 +54,7 @@ def rig():
 
 
 def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredBody:
-    program = decode_program(function._files[function.deployed.manifest.program.address])
+    program = decode_program(function.files[function.deployed.manifest.program.address])
     worker = WorkerId(-rig.number())
     return MeasuredBody(rig.processes, worker, function.deployed, program, shape, clock.now)
 
@@ -156,7 +156,7 @@ def test_a_long_run_is_given_up_when_a_request_comes(rig):
 
 def test_programs_whose_requests_cannot_be_joined_have_no_batches():
     joined = Function(Grows(1), {"x": torch.zeros(2, 4)})
-    program = decode_program(joined._files[joined.deployed.manifest.program.address])
+    program = decode_program(joined.files[joined.deployed.manifest.program.address])
     assert batch_limit(program) > 1
     [output] = program.outputs
     apart = msgspec.structs.replace(program, outputs=(TensorSpec(output.name, output.datatype, (3,)),))

@@ -13,8 +13,8 @@ from tests.scheduler.world import World, spec
 
 
 def worker(id_: int, batch: int, cores: int = 1, runs: int = 0) -> Worker:
-    made = Worker(id_, "f@1", "t", Point(cores, 1, batch, 4, 0.1), 60.0, 0.0, None)
-    made.runs = {run: Operation(0.0, 0.1, 0.4, (run,)) for run in range(runs)}
+    made = Worker(id_, "f@1", None, "t", Point(cores, 1, batch, 4, 0.1), 0.0, {})
+    made.runs = {run: Operation(None, 0.0, 0.1, 0.4, 9.0, (run,)) for run in range(runs)}
     return made
 
 

@@ -3,14 +3,15 @@
 from overwinter.core.policies import POLICIES
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.policies.keepalive import GAPS, GAPS_LEAST, from_history, idle_until, remember
-from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.state import Family, Function, Worker
 from tests.scheduler.world import spec
 
 
 def idle(policy, since, used, gaps=(), keep_alive_s=60.0):
     made = spec("f", keep_alive_s=keep_alive_s)
-    function = Function(made, False, LatencyModel(made, policy), {}, used=used, gaps=list(gaps))
-    worker = Worker(1, made.id, "t", function.latency.usual, 60.0, since, function)
+    family = Family(made.id, LatencyModel(made, policy))
+    function = Function(made, family, False, {}, used=used, gaps=list(gaps))
+    worker = Worker(1, made.id, family, "t", function.latency.usual, since, {})
     return idle_until(worker, function, policy)
 
 

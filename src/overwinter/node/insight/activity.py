@@ -66,10 +66,12 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
     """What goes on. With a thousand functions it takes a while: call it in a thread."""
     state, resources, seen = sources.state, sources.resources, sources.statistics
     private: Counter[FunctionId] = Counter()
-    running: Counter[FunctionId] = Counter()
+    running: Counter[FunctionName] = Counter()
     for body in list(seen.bodies.values()):
-        private[body.function] += int(body.nbytes)
-        running[body.function] += sum(batch for _, batch in list(body.runs.values()))
+        bound = list(body.bound)
+        private.update(dict.fromkeys(bound, int(body.nbytes / len(bound))))
+        for _, batch, tally in list(body.runs.values()):
+            running[tally.name] += batch
     versions: dict[FunctionName, list[Function]] = {}
     for function in list(state.functions.values()):
         versions.setdefault(function.spec.name, []).append(function)
@@ -99,7 +101,7 @@ def _function(
     tally: FunctionStatistics,
     versions: Sequence[Function],
     private: Counter[FunctionId],
-    running: Counter[FunctionId],
+    running: Counter[FunctionName],
     now: Seconds,
 ) -> FunctionActivity:
     newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))
@@ -112,7 +114,7 @@ def _function(
         tenant=newest.spec.tenant,
         state=function_state(newest, now),
         bodies=tally.bodies,
-        running=sum(running[id_] for id_ in ids),
+        running=running[tally.name],
         queued=sum(len(function.queue) for function in versions),
         rate=rate,
         p50_ms=None if p50 is None else p50 * 1000,

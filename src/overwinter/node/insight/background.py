@@ -150,7 +150,7 @@ def _seen(
     last: Seen | None, living: LivingBody[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
 ) -> Seen:
     """What is known now; what the worker computed on its own is billed."""
-    busy_s = living.busy_s + (now - living.busy_since if living.runs else 0.0)
+    busy_s = living.busy_s + (now - living.busy_since if living.is_busy else 0.0)
     allowed_s = busy_s * living.cores
     if last is None:
         return Seen(now, computed_s, allowed_s, loading=not ready)
@@ -173,12 +173,12 @@ def _seen(
 
 def _rests(last: Seen, living: LivingBody[FunctionStatistics]) -> bool:
     """Whether it did nothing the last time, and has run nothing since."""
-    return last.still and not living.runs and living.busy_s * living.cores == last.allowed_s
+    return last.still and not living.is_busy and living.busy_s * living.cores == last.allowed_s
 
 
 def _begun(living: LivingBody[FunctionStatistics]) -> Seconds | None:
     """When the oldest of its runs began; None: it runs nothing."""
-    return min((since for since, _ in living.runs.values()), default=None)
+    return min((since for since, _, _ in living.runs.values()), default=None)
 
 
 def _is_late(living: LivingBody[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:

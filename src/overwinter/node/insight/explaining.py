@@ -127,7 +127,7 @@ def explanation(
     spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
     versions = list(sources.state.versions.get(spec.name, []))
     workers = list(state.workers.values())
-    rates = list(state.rates)
+    rates = list(state.family.rates)
     predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
     expected = state.forecast if predict is None else predict(rates)
     return Explanation(
@@ -138,7 +138,7 @@ def explanation(
         state=function_state(state, times.now),
         on_trial=state.on_trial,
         settings=spec.settings,
-        best_effort=state.best_effort,
+        best_effort=state.family.best_effort,
         attainment=tally.attainment,
         queued=len(state.queue),
         rate=rates[-1] if rates else 0.0,
@@ -192,7 +192,8 @@ def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Pl
                 sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in siblings) if held else 0,
             )
         )
-    private = sum(int(body.nbytes) for body in list(seen.bodies.values()) if body.function == function.id)
+    bodies = [(list(body.bound), body.nbytes) for body in list(seen.bodies.values())]
+    private = sum(int(nbytes / len(bound)) for bound, nbytes in bodies if function.id in bound)
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
 
 

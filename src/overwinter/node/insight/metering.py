@@ -15,6 +15,7 @@ import msgspec
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionName, Seconds, TenantId
+from overwinter.core.underway import LivingBody
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics
 from overwinter.store.ledger import Amounts, Ledger
 
@@ -119,17 +120,7 @@ class Meter:
             for tally in [*list(seen.tallies.values()), *seen.left]
         }
         for body in list(seen.bodies.values()):
-            if body.tally not in totals:
-                continue
-            runs = list(body.runs.values())
-            busy_s = body.busy_s + (now - body.busy_since if runs else 0.0)
-            totals[body.tally] = totals[body.tally].plus(
-                Amounts(
-                    core_s=sum(now - begun for begun, _ in runs) * body.run_cores,
-                    idle_core_s=(now - body.since - busy_s) * body.cores,
-                    private_byte_s=(now - body.weighed) * body.nbytes,
-                )
-            )
+            _add_body(totals, body, now)
         for spec in list(seen.specs.values()):
             tally = seen.tallies.get(spec.name)
             if tally in totals:
@@ -139,6 +130,21 @@ class Meter:
                     Amounts(disk_byte_s=seen.disk.owed(spec.id, now), host_byte_s=owed_s)
                 )
         return totals
+
+
+def _add_body(totals: dict[FunctionStatistics, Amounts], body: LivingBody[FunctionStatistics], now: Seconds) -> None:
+    """What a body cost since it was last weighed: runs for whose they are, the rest split among all that it has."""
+    for begun, _, tally in list(body.runs.values()):
+        if tally in totals:
+            totals[tally] = totals[tally].plus(Amounts(core_s=(now - begun) * body.run_cores))
+    bound, passed = list(body.bound.values()), now - body.weighed
+    busy_s = body.busy_s + (now - body.busy_since if body.is_busy else 0.0) - body.busy_weighed
+    each = Amounts(
+        idle_core_s=(passed - busy_s) * body.cores / len(bound), private_byte_s=passed * body.nbytes / len(bound)
+    )
+    for tally in bound:
+        if tally in totals:
+            totals[tally] = totals[tally].plus(each)
 
 
 def _told(key: Key, since: str, amounts: Amounts) -> Usage:

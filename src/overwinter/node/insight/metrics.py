@@ -160,7 +160,8 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     running: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
-        running[body.tally.name] += sum(batch for _, batch in list(body.runs.values()))
+        for _, batch, tally in list(body.runs.values()):
+            running[tally.name] += batch
     yield gauge("requests_running", "Requests that bodies have.", ["function"], _by_name(running))
     yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
@@ -211,7 +212,7 @@ def _functions(state: State, functions: Sequence[Function], now: Seconds) -> Ite
     lives = Counter(function_state(function, now) for function in functions)
     counts = (((life,), lives[life]) for life in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
-    hopeless = sum(function.best_effort for function in functions)
+    hopeless = sum(function.family.best_effort for function in functions)
     yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
     lines = {
         "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
@@ -232,7 +233,8 @@ def _bytes(sources: Sources, functions: Sequence[Function]) -> Iterator[Metric]:
     disk, stores = statistics.disk, dict(statistics.stores)
     own: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
-        own[body.function] += int(body.nbytes)
+        bound = list(body.bound)
+        own.update(dict.fromkeys(bound, int(body.nbytes / len(bound))))
     samples: list[Sample] = []
     for function in functions:
         spec = function.spec

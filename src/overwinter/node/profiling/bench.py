@@ -119,7 +119,7 @@ class Bench:
     async def _start(self, body: MeasuredBody, function: DeployedFunction) -> float | None:
         mark = await self._quiet.moment()
         begun = self._now()
-        wake_s = await body.start(self._hosts.store(function.store).open(function.program_files()))
+        wake_s = await body.start(self._hosts.store(function.store).open(function.files(bare=True)))
         self._quiet.spent(self._now() - begun)
         return None if self._quiet.disturbed(mark) else wake_s
 

@@ -16,7 +16,7 @@ from overwinter.core.profile import Shape
 from overwinter.core.tensor import ITEM_BYTES, TensorMeta
 from overwinter.model.program import Program
 from overwinter.node.bodies import BodyProcess
-from overwinter.node.functions import DeployedFunction
+from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.worker.messages import Answer, Failure, ForkBody, Measure, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
@@ -68,7 +68,7 @@ class MeasuredBody:
         self._metas = _metas(program)
         self._layers = len(program.layers)
         self._runs = 0
-        self._asked = Measure()
+        self._asked = Measure(function.id)
         self._begun: dict[RunId, Seconds] = {}
         self._took: list[float] = []
         self._last: Seconds | None = None
@@ -87,11 +87,11 @@ class MeasuredBody:
         """
         function, shape = self._function, self._shape
         memory_bytes = function.memory_bytes
-        order = ForkBody(self.worker, uid_of(self.worker), memory_bytes, function.mapped_bytes(), shape.cores)
+        order = ForkBody(self.worker, uid_of(self.worker), memory_bytes, mapped_bytes([function]), shape.cores)
         begun = self._now()
         try:
-            load = function.program_load(shape.cores, shape.concurrency)
-            self._processes.fork(function, order, load, fds, self)
+            load = function.load(shape.cores, shape.concurrency, bare=True, measured=True)
+            self._processes.fork(function, order, load, function.bind(bare=True), fds, self)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -121,12 +121,12 @@ class MeasuredBody:
 
     async def layers(self, batch: int, disturbed: Callable[[], bool]) -> tuple[float, ...]:
         """Seconds of each layer in one run of a batch."""
-        measured = await self._measured(Measure(batch * self._rows), disturbed)
+        measured = await self._measured(Measure(self._function.id, batch * self._rows), disturbed)
         return measured.layers_s
 
     async def private_bytes(self) -> int:
         """The most memory that it had to itself."""
-        measured = await self._measured(Measure(), lambda: False)
+        measured = await self._measured(Measure(self._function.id), lambda: False)
         return measured.private_bytes
 
     async def end(self) -> None:
@@ -158,7 +158,7 @@ class MeasuredBody:
         except OSError as error:
             raise WorkerError(f"a tray cannot be made to hold {nbytes} bytes: {error}") from error
         self._begun[run] = self._now()
-        self._processes.send(body, RunBatch(run, slot, (self._metas,) * batch, tray.nbytes))
+        self._processes.send(body, RunBatch(run, self._function.id, slot, (self._metas,) * batch, tray.nbytes))
 
     async def _measured(self, asked: Measure, disturbed: Callable[[], bool]) -> Measured:
         body = self._body()

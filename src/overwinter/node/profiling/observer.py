@@ -39,6 +39,7 @@ class _Body(msgspec.Struct):
 
 class _Run(msgspec.Struct):
     body: _Body
+    function: FunctionId
     batch: int
     begun: Seconds
     full: bool
@@ -100,7 +101,7 @@ class Observer:
         if body is not None:
             body.running += 1
             full = body.running == body.concurrency
-            self._runs[action.run] = _Run(body, len(action.requests), now, full)
+            self._runs[action.run] = _Run(body, action.function or body.function, len(action.requests), now, full)
 
     def _ended(self, event: RunEnded, now: Seconds) -> None:
         run = self._runs.pop(event.run, None)
@@ -112,7 +113,7 @@ class Observer:
         body.running -= 1
         body.warm = True
         if counts:
-            self._note(body.function, (body.cores, run.batch, body.concurrency), now - run.begun, now)
+            self._note(run.function, (body.cores, run.batch, body.concurrency), now - run.begun, now)
 
     def _ready(self, worker: WorkerId, now: Seconds) -> None:
         body = self._bodies.get(worker)

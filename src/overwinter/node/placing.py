@@ -1,0 +1,166 @@
+"""How does a function come into a process: forked for it, or bound in one of its family, with which descriptors?"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+from overwinter.core.actions import Bind, StartBody
+from overwinter.core.errors import StoreError, WorkerError
+from overwinter.core.events import BindFailed, BodyExited, Bound, Event
+from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
+from overwinter.node.bodies import laid
+from overwinter.node.faults import MACHINE
+from overwinter.node.functions import DeployedFunction, mapped_bytes
+from overwinter.node.processes import Processes
+from overwinter.store.host import HostStore
+from overwinter.store.hosts import HostStores
+from overwinter.worker.messages import Failure, ForkBody
+from overwinter.worker.sandbox import uid_of
+
+
+class Staff(Protocol):
+    """The effects: what else is at hand."""
+
+    functions: dict[FunctionId, DeployedFunction]
+    post: Callable[[Event], None]
+    processes: Processes
+    log: Callable[[str], None]
+
+    def told(self, function: DeployedFunction, error: Exception) -> str:
+        """What callers hear of an error of the store."""
+        ...
+
+
+class Placing:
+    """Forks bodies, and binds functions in them."""
+
+    def __init__(self, staff: Staff, hosts: HostStores, threads: ThreadPoolExecutor, tasks: asyncio.TaskGroup) -> None:
+        self._staff = staff
+        self._hosts = hosts
+        self._threads = threads
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._verified_for: set[WorkerId] = set()
+        """Bodies that are forked as soon as their blocks are verified."""
+
+    def start_body(self, action: StartBody) -> None:
+        """Fork a body for a function's family, and bind the function in it first."""
+        function = self._staff.functions[action.function]
+        host = self._hosts.store(function.store)
+        if host.unverified(function.files()):
+            self._verified_for.add(action.worker)
+            self._tasks.create_task(self._verify_and_fork(action, function, host))
+        else:
+            self._fork(action, function, host)
+
+    async def _verify(self, function: DeployedFunction, host: HostStore) -> None:
+        """An earlier node left blocks of it in memory: they are hashed before they are used."""
+        for address in host.unverified(function.files()):
+            try:
+                if not await self._loop.run_in_executor(self._threads, host.verify, address):
+                    self._staff.log(f"block {address} of {function.id} changed in memory, and is read from disk again")
+            except MACHINE:
+                # It left meanwhile, or cannot be read; whoever opens it will see.
+                continue
+
+    async def _verify_and_fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
+        await self._verify(function, host)
+        if action.worker in self._verified_for:
+            self._verified_for.remove(action.worker)
+            self._fork(action, function, host)
+
+    def stop_body(self, worker: WorkerId, kill: bool) -> None:
+        """End a body, be it forked or not yet."""
+        if worker in self._verified_for:
+            self._verified_for.remove(worker)
+            self._staff.post(BodyExited(worker, "WorkerError", "it was stopped before it was forked"))
+        else:
+            self._staff.processes.stop(worker, kill)
+
+    def lose(self, store: StoreName, address: Address) -> list[str]:
+        """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
+        lost = []
+        for body in self._staff.processes.bodies():
+            functions = body.bindings.functions()
+            if body.family.store == store and any(address in function.files() for function in functions):
+                body.lost_blocks = True
+                self._staff.processes.give_up(body, "a block of it had changed in memory")
+                lost.append(f"worker {body.worker} of {body.function}")
+        return lost
+
+    def _fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
+        try:
+            fds = host.open(function.files())
+        except StoreError as error:
+            # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
+            lost = not all(host.holds(blob.address) for blob in function.blobs)
+            self._staff.post(
+                BodyExited(action.worker, "StoreError", self._staff.told(function, error), lost_blocks=lost)
+            )
+            return
+        try:
+            room = mapped_bytes(self._family(function))
+            order = ForkBody(action.worker, uid_of(action.worker), function.memory_bytes, room)
+            load = function.load(action.cores, action.concurrency)
+            samples = function.samples()
+            fds += [laid(samples)] if samples else []
+            self._staff.processes.fork(function, order, load, function.bind(action.on_trial), fds)
+        except (WorkerError, OSError) as error:
+            self._staff.post(BodyExited(action.worker, "WorkerError", str(error)))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _family(self, function: DeployedFunction) -> list[DeployedFunction]:
+        """All functions that a worker forked for this one may bind."""
+        return [each for each in self._staff.functions.values() if each.family == function.family] or [function]
+
+    def bind(self, action: Bind) -> None:
+        """Bind a further function in a body."""
+        function = self._staff.functions[action.function]
+        host = self._hosts.store(function.store)
+        if host.unverified(function.files()):
+            self._tasks.create_task(self._verify_and_bind(action, function, host))
+        else:
+            self._bind_now(action, function, host)
+
+    async def _verify_and_bind(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
+        await self._verify(function, host)
+        self._bind_now(action, function, host)
+
+    def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
+        body = self._staff.processes.body(action.worker)
+        if body is None:
+            # Its end is on the way to the mind.
+            return
+        message = function.bind()
+        lacking = [message.blocks[place][0] for place in body.bindings.lacking(message)]
+        try:
+            fds = host.open([*lacking, *function.assets()])
+        except StoreError as error:
+            lost = not all(host.holds(blob.address) for blob in function.blobs)
+            told = self._staff.told(function, error)
+            self._staff.post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
+            return
+        try:
+            self._staff.processes.bind(body, function, fds, partial(self._bind_ended, action))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _bind_ended(self, action: Bind, failure: Failure | None) -> None:
+        worker, function, operation = action.worker, action.function, action.operation
+        if failure is None:
+            self._staff.post(Bound(worker, function, operation))
+        else:
+            self._staff.log(f"function {function} could not be bound in worker {worker}: {failure.message}")
+            self._staff.post(BindFailed(worker, function, operation, failure.error, failure.message))
+
+    def unbind(self, worker: WorkerId, function: FunctionId) -> None:
+        """Let a body let go of a function; one that is gone has."""
+        body = self._staff.processes.body(worker)
+        if body is not None:
+            self._staff.processes.unbind(body, function)

@@ -1,0 +1,103 @@
+"""A worker is gone: what becomes of the requests that it had, and of the functions?
+
+Each request gets one more try or a clear error, whoever's it is. The functions that it ran something of, or bound, are
+left alone for a while, for one of them may be at fault; if it did nothing, all that it had. One of which a worker
+dies twice within some runs shares workers with nobody from then on.
+"""
+
+from overwinter.core.events import BodyExited
+from overwinter.scheduler import families, functions
+from overwinter.scheduler.answers import refuse, refuse_unloaded
+from overwinter.scheduler.backoff import may_retry
+from overwinter.scheduler.binding import let_go
+from overwinter.scheduler.blocks import release
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import end_worker
+from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.state import Function, Worker
+
+FORGIVEN = 100
+"""After so many runs of a function its last death counts no more."""
+
+
+def worker_exited(cycle: Cycle, event: BodyExited) -> None:
+    """A process is gone, asked for or not."""
+    worker = cycle.state.workers.get(event.worker)
+    if worker is None:
+        return
+    cycle.in_hand = worker.function
+    was_starting, was_stopping = worker.start is not None, worker.stopping
+    end_worker(cycle, worker)
+    at_work = {run.function.spec.id for run in worker.runs.values()} | worker.binds.keys()
+    for id_, binding in worker.bound.items():
+        function = binding.function
+        if function.removed:
+            _refuse_removed(cycle, worker, function)
+        else:
+            is_suspect = not was_stopping and (id_ in at_work or not at_work)
+            _lose(cycle, function, worker, event, was_starting or id_ in worker.binds, is_suspect)
+    families.mark(cycle, worker.family)
+
+
+def _refuse_removed(cycle: Cycle, worker: Worker, function: Function) -> None:
+    for run in worker.runs.values():
+        for id_ in run.requests if run.function is function else ():
+            if id_ in cycle.state.requests:
+                refuse(cycle, id_, "NotFoundError", f"function {function.spec.id} was removed")
+
+
+def _lose(
+    cycle: Cycle, function: Function, worker: Worker, event: BodyExited, was_starting: bool, is_suspect: bool
+) -> None:
+    """A function has a worker less."""
+    if event.lost_blocks and function.loaded:
+        release(cycle, function)
+    # Blocks that had vanished from memory are no failure, if they have not twice in a row. Who waits for a deploy or
+    # a load goes on waiting.
+    spared = event.lost_blocks and not function.lost
+    function.lost = event.lost_blocks
+    if worker.runs or not spared:
+        _retry(cycle, function, worker, event, hopeless=was_starting and not function.is_ready)
+    if function.unloaded:
+        refuse_unloaded(cycle, function)
+    cycle.mark(function)
+    if is_suspect and not spared:
+        functions.fail(cycle, function, event.error, event.reason)
+        _quarantine(cycle, function, worker)
+
+
+def _quarantine(cycle: Cycle, function: Function, worker: Worker) -> None:
+    """One of which workers die goes on in workers of its own."""
+    if function.removed or len(function.family.members) == 1:
+        return
+    if all(run.function is not function for run in worker.runs.values()):
+        return
+    before, function.killed_at = function.killed_at, function.runs
+    if before is None or function.runs - before > FORGIVEN:
+        return
+    cycle.decide(function, "quarantine", "workers died twice of its runs: it shares them with nobody any more")
+    for other in list(function.workers.values()):
+        let_go(cycle, other, function, "its function has workers of its own")
+    families.isolate(cycle, function)
+
+
+def _retry(cycle: Cycle, function: Function, worker: Worker, event: BodyExited, hopeless: bool) -> None:
+    """Requests that a worker died under get one more try or a clear error; so does all that waits, if it is `hopeless`:
+    the worker never started, and there is no other.
+    """
+    requests = cycle.state.requests
+    in_hand = tuple(id_ for run in worker.runs.values() if run.function is function for id_ in run.requests)
+    struck = in_hand or (tuple(function.queue) if hopeless else ())
+    error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
+    for id_ in struck:
+        request = requests.get(id_)
+        if request is not None:
+            request.failures += 1
+            if not may_retry(request, cycle.config):
+                refuse(cycle, id_, error, f"function {function.spec.id} failed twice: {reason}")
+    still_open = tuple(id_ for id_ in struck if id_ in requests)
+    if in_hand:
+        queueing.put_back(function.queue, still_open, requests)
+    elif struck:
+        function.queue.clear()
+        function.queue.extend(still_open)

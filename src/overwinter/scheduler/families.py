@@ -1,0 +1,132 @@
+"""Which functions share workers, and how does one come into its family, or leave it?
+
+The configuration of workers, the rate and its forecast, scaling and keep-alive are a family's: as the shortest SLO, the
+most workers and the longest keep-alive of its members say. Queue, SLO, failures and faults stay a function's.
+"""
+
+from math import inf
+
+import msgspec
+
+from overwinter.core.function import FunctionSpec, Settings
+from overwinter.core.ids import FamilyId
+from overwinter.scheduler import containment
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.state import Family, Function
+
+NO_SLO_S = 2.0
+"""When a request is due whose function has no SLO."""
+
+
+def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
+    """What is known of a function's runs; a plain model if that fails on its numbers."""
+    try:
+        return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
+    except containment.FAILURES as error:
+        containment.remember(cycle.state, spec.id, error)
+        return LatencyModel(msgspec.structs.replace(spec, profile=None, settings=Settings()), cycle.policy)
+
+
+def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
+    """A new function, in its family."""
+    id_ = spec.family if cycle.policy.binds and spec.family else FamilyId(spec.id)
+    family = cycle.state.families.get(id_)
+    if family is None:
+        family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec))
+        model_of = None
+    else:
+        model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
+    function = Function(spec, family, on_trial, {blob.address: blob.nbytes for blob in spec.blobs}, cycle.now)
+    function.after = cycle.last_worker
+    family.members[spec.id] = function
+    _settings_changed(cycle, family, model_of)
+    return function
+
+
+def leave(cycle: Cycle, function: Function) -> None:
+    """The function is none of its family's any more."""
+    family, state = function.family, cycle.state
+    del family.members[function.spec.id]
+    family.waiting.pop(function.spec.id, None)
+    family.waking.pop(function.spec.id, None)
+    if family.members:
+        _settings_changed(cycle, family, family.lead.spec)
+        # Workers may be spare that it waited for.
+        cycle.mark(family.lead)
+        if family.look_at is not None:
+            cycle.timers.arm(family.lead.spec.id, family.look_at)
+    elif state.families.get(family.id) is family:
+        del state.families[family.id]
+
+
+def isolate(cycle: Cycle, function: Function) -> None:
+    """From now on the function shares workers with nobody."""
+    family = function.family
+    leave(cycle, function)
+    spec = function.spec = msgspec.structs.replace(function.spec, family=FamilyId(""))
+    function.family = Family(FamilyId(spec.id), latency_model(cycle, spec))
+    function.family.latency.run_s = family.latency.run_s
+    function.family.members[spec.id] = function
+    cycle.state.families[function.family.id] = function.family
+    _settings_changed(cycle, function.family, None)
+    note(function)
+
+
+def note(function: Function) -> None:
+    """Whether the function waits for a worker of its family, in the family's tables."""
+    id_, family = function.spec.id, function.family
+    for table, waits in ((family.waiting, bool(function.queue)), (family.waking, function.wants_wake)):
+        if waits:
+            table[id_] = None
+        else:
+            table.pop(id_, None)
+
+
+def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:
+    """Its functions were measured, and have this profile; `forget`: what was seen of their runs is forgotten."""
+    before = family.latency
+    if spec.settings.slo_ms != family.slo_ms:
+        spec = msgspec.structs.replace(spec, settings=msgspec.structs.replace(spec.settings, slo_ms=family.slo_ms))
+    family.latency = latency_model(cycle, spec)
+    if not forget:
+        family.latency.run_s = before.run_s
+
+
+def mark(cycle: Cycle, family: Family, function: Function | None = None) -> None:
+    """A worker of the family has room, is gone, or comes: look at those whose requests wait, the one due first before
+    the others; at `function` in any case.
+    """
+    marked = [family.members[id_] for id_ in (*family.waiting, *family.waking)]
+    if function is not None and function.spec.id not in family.waiting:
+        marked.append(function)
+    if len(marked) > 1:
+        marked.sort(key=lambda each: _urgency(cycle, each))
+    for each in marked:
+        cycle.mark(each)
+
+
+def due_at(cycle: Cycle, function: Function) -> float:
+    """When the function's first request is due."""
+    slo_ms = function.spec.settings.slo_ms
+    return cycle.state.requests[function.queue[0]].arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
+
+
+def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:
+    if not function.queue:
+        return inf, inf
+    return cycle.state.requests[function.queue[0]].level, due_at(cycle, function)
+
+
+def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | None) -> None:
+    """Its members are others now; `model_of`: whose configurations a new model would have, if one is needed."""
+    settings = [each.spec.settings for each in family.members.values()]
+    before, slos = family.slo_ms, [each.slo_ms for each in settings if each.slo_ms is not None]
+    family.slo_ms = min(slos, default=None)
+    family.max_bodies = max(each.max_bodies for each in settings)
+    family.keep_alive_s = max(each.keep_alive_s for each in settings)
+    had_points = bool(family.latency.points)
+    if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
+        pace = family.latency.pace
+        remodel(cycle, family, model_of)
+        family.latency.pace = pace if had_points else 1.0

@@ -1,0 +1,89 @@
+"""What does a worker hold of a family? The program and the handler's code once, and each function that is bound.
+
+Which blocks a worker has is decided by the order of the node's messages alone: a bind adds to them, an unbind takes
+away, and a bind that fails keeps what it was handed until the unbind. So the node knows at any time what is there, and
+`take`, `drop` and `runner` are called in that order. The rest of a bind takes longer, and may go on beside runs and
+other binds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from overwinter.core.errors import StoreError
+from overwinter.core.ids import Address
+from overwinter.worker.channel import close_all
+from overwinter.worker.handler import Assets, Code, Handler
+from overwinter.worker.messages import Bind, Load, Trial
+from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.tray import Tray
+from overwinter.worker.trial import doubts, prove
+from overwinter.worker.values import read_requests
+from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
+
+
+class Member:
+    """A function as far as it is bound. Dropped, it lives on in the runs that are under way."""
+
+    def __init__(self, blocks: list[MappedBlock | StoreError]) -> None:
+        self.blocks = blocks
+        self.runner: Runner | None = None
+
+
+class Family:
+    """A program, a handler's code if there is one, and the functions that are bound."""
+
+    def __init__(self, load: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]) -> None:
+        """Compile what is not prepared. ProgramError, HandlerError. Closes the descriptors."""
+        try:
+            self._load = load
+            self.prepared = prepared.get(load.program) or Prepared(read_all(fds[0], load.program_bytes))
+            code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
+            self._code = None if code is None else Code(code)
+        finally:
+            close_all(fds)
+        self._assets = Assets()
+        self._blocks = Blocks()
+        self._members: dict[str, Member] = {}
+
+    def take(self, bind: Bind, fds: Sequence[int]) -> Callable[[], str]:
+        """Take a function's blocks. What is returned makes it ready to run, gives what its author should know of its
+        trial, and raises why it cannot be bound; it is to be called once, and closes the descriptors that are left.
+        """
+        count = len(bind.handed)
+        blocks = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds, strict=False)))
+        close_all(fds[:count])
+        member = self._members[bind.function] = Member(blocks)
+        return partial(self._finish, member, bind, fds[count:])
+
+    def _finish(self, member: Member, bind: Bind, fds: Sequence[int]) -> str:
+        try:
+            weights = weight_tensors(self.prepared.program.weights, bind.pieces, member.blocks)
+            handler = None if self._code is None else self._handler(self._code, bind, fds)
+            load = self._load
+            runner = Runner(bind.function, self.prepared, weights, handler, load.outputs, load.measured)
+            told = "" if bind.trial is None else self._try(runner, bind.trial, fds)
+        finally:
+            close_all(fds)
+        member.runner = runner
+        return told
+
+    def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
+        assets = {name: read_all(fd, nbytes) for fd, (name, _, nbytes) in zip(fds, bind.assets, strict=False)}
+        addresses = {name: address for name, address, _ in bind.assets}
+        return Handler(code, assets, lambda name, make: self._assets.read(name, addresses[name], make))
+
+    def _try(self, runner: Runner, trial: Trial, fds: Sequence[int]) -> str:
+        if trial.rehearse:
+            runner.rehearse()
+        if trial.samples:
+            prove(runner, read_requests(Tray.open(fds[-1]), trial.samples))
+        return doubts(runner, self._load.inputs) if trial.made_up else ""
+
+    def drop(self, function: str) -> None:
+        """Let go of a function; its runs that are under way end as they would have."""
+        self._members.pop(function, None)
+
+    def runner(self, function: str) -> Runner | None:
+        """What runs a function, as long as it is kept; None unless the function is bound."""
+        member = self._members.get(function)
+        return None if member is None else member.runner

@@ -1,0 +1,111 @@
+"""Whatever is bound and unbound in whatever order, the node and the worker agree on which blocks are there."""
+
+import os
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.errors import OverwinterError
+from overwinter.node.bindings import Bindings
+from overwinter.worker.family import Family
+
+from .rig import Function
+
+SETUP = "def setup(assets):\n    assert not assets['fails'], 'this one fails'\n"
+
+
+class Stack(torch.nn.Module):
+    """Three matrices of which each variant shares some with some others."""
+
+    def __init__(self, *seeds: int):
+        super().__init__()
+        self.layers = torch.nn.ModuleList()
+        for seed in seeds:
+            torch.manual_seed(seed)
+            self.layers.append(torch.nn.Linear(96, 96))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return {"y": x}
+
+
+SEEDS = ((1, 2, 3), (1, 2, 4), (1, 5, 3), (1, 2, 3), (6, 2, 6))
+MODULES = [Stack(*seeds).eval() for seeds in SEEDS]
+FAILS = 3
+
+
+@pytest.fixture(scope="module")
+def functions():
+    return [
+        Function(module, {"x": torch.zeros(2, 96)}, SETUP, name=f"f{n}", assets={"fails": b"1" if n == FAILS else b""})
+        for n, module in enumerate(MODULES)
+    ]
+
+
+def mapped() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("/memfd:test" in line for line in maps)
+
+
+def bind(node: Bindings, family: Family, function: Function) -> bool:
+    """As the node and the worker do; whether it failed."""
+    asked = function.deployed.bind()
+    handed = node.lacking(asked)
+    addresses = [asked.blocks[number][0] for number in handed] + function.deployed.assets()
+    told = []
+    node.begin(function.deployed, asked, told.append)
+    finish = family.take(
+        msgspec.structs.replace(asked, handed=tuple(handed)), [function.open_blob(address) for address in addresses]
+    )
+    try:
+        finish()
+    except OverwinterError:
+        told.append(True)
+    node.answered(asked.function)
+    return bool(told)
+
+
+@settings(max_examples=40, deadline=None)
+@given(orders=st.lists(st.tuples(st.sampled_from(("bind", "unbind", "run")), st.integers(0, len(SEEDS) - 1))))
+def test_any_order_of_messages_keeps_the_node_and_the_worker_agreed(functions, orders):
+    before = len(os.listdir("/proc/self/fd"))
+    first = functions[0]
+    load = first.deployed.load()
+    node = Bindings()
+    family = Family(load, [first.open_blob(address) for address in first.deployed.files()[:2]], {})
+    bound: set[int] = set()
+    x = torch.randn(2, 96)
+    for order, number in orders:
+        function = functions[number]
+        name = function.deployed.id
+        if order == "bind" and number not in bound:
+            failed = bind(node, family, function)
+            assert failed == (number == FAILS)
+            if failed:
+                node.end(name)
+                family.drop(name)
+            else:
+                bound.add(number)
+        elif order == "unbind" and number in bound:
+            node.end(name)
+            family.drop(name)
+            bound.remove(number)
+        elif order == "run" and number in bound:
+            [outcome] = family.runner(name).answer([{"x": x}])
+            with torch.inference_mode():
+                assert torch.equal(outcome["y"], MODULES[number](x)["y"])
+        elif order == "run":
+            assert family.runner(name) is None
+        held = {address for other in bound for address, _ in functions[other].deployed.bind().blocks}
+        everything = functions[number].deployed.bind()
+        lacking = {everything.blocks[place][0] for place in node.lacking(everything)}
+        assert lacking == {address for address, _ in everything.blocks} - held
+        assert mapped() == len(held)
+    assert {each.id for each in node.functions()} == {functions[number].deployed.id for number in bound}
+    del family
+    assert mapped() == 0
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,452 @@
+"""Several functions of one family in one worker: each answers as plain PyTorch does with its own weights, whatever is
+bound, unbound or failing beside it.
+"""
+
+import asyncio
+import os
+import random
+
+import msgspec
+import pytest
+import torch
+
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.insight.memory import process_memory
+from overwinter.worker.channel import close_all
+
+from .rig import Function, until
+
+WIDTH = 64
+
+
+class Net(torch.nn.Module):
+    """A trunk that all variants share, large enough for blocks of its own, and a head that differs."""
+
+    def __init__(self, variant: int, everything: bool = False, width: int = WIDTH):
+        super().__init__()
+        torch.manual_seed(variant if everything else 1)
+        self.trunk = torch.nn.Sequential(torch.nn.Linear(width, 512), torch.nn.GELU(), torch.nn.Linear(512, width))
+        torch.manual_seed(variant)
+        self.head = torch.nn.Linear(width, 8)
+
+    def forward(self, x):
+        return {"y": self.head(self.trunk(x) + x)}
+
+
+class Member(Function):
+    """One variant, and what plain PyTorch answers with its weights."""
+
+    def __init__(self, variant: int, module: torch.nn.Module | None = None, **options):
+        self.module = module or Net(variant)
+        width = options.pop("width", WIDTH)
+        super().__init__(self.module, {"x": torch.zeros(2, width)}, name=f"f{variant}", **options)
+
+    def answer(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.module(x)["y"]
+
+
+GATED = """
+import time
+
+def setup(assets):
+    return assets.get("word", b"").decode()
+
+def preprocess(inputs, state):
+    gate = inputs["x"]
+    while gate[0, 0] == 0.0:
+        time.sleep(0.001)
+    return inputs
+"""
+"""Its inputs lie in the tray: who holds the tray's other side opens the gate."""
+
+
+def open_gates(body) -> None:
+    for slot in body.slots:
+        torch.frombuffer(slot.inputs.map, dtype=torch.float32, count=1).fill_(1.0)
+
+
+@pytest.fixture(scope="module")
+def variants():
+    return [Member(number) for number in range(20)]
+
+
+async def stopped(rig, body) -> None:
+    """Stop the body; it must end by itself and well."""
+    rig.processes.stop(body.worker, kill=False)
+    await until(lambda: rig.exits(body.worker))
+    assert [end.reason for end in rig.exits(body.worker)] == ["its process exited with status 0"]
+
+
+def right(rig, run, member, x) -> bool:
+    assert rig.failures(run) == []
+    return torch.equal(rig.output(run), member.answer(x))
+
+
+def mapped_by(body) -> int:
+    """Blocks that the body's process has mapped, as the kernel counts them."""
+    with open(f"/proc/{body.pid}/maps") as maps:
+        return sum("/memfd:test" in line for line in maps)
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_members_answer_bit_for_bit_as_plain_pytorch_with_their_own_weights(rig, variants, count):
+    members = variants[:count]
+
+    async def scene():
+        body = await rig.start_body(members[0], members=members)
+        blocks = [mapped_by(body)]
+        for member in members[1:]:
+            assert await rig.bind(body, member) is None
+            blocks.append(mapped_by(body))
+        for _ in range(2):
+            for member in random.Random(count).sample(members, count):
+                x = torch.randn(3, WIDTH)
+                run = rig.begin(body, member, x=x)
+                await rig.ended(run)
+                assert right(rig, run, member, x)
+        await stopped(rig, body)
+        return blocks
+
+    blocks = rig.run(scene())
+    own = len(members[0].deployed.bind().blocks)
+    shared = (
+        own
+        - len(members[1].deployed.bind().blocks)
+        + len({address for member in members[:2] for address, _ in member.deployed.bind().blocks})
+        - own
+    )
+    # The trunk's blocks are mapped once; each further member maps those that only it has.
+    assert blocks == [own + number * shared for number in range(count)]
+    assert shared < own
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_runs_of_several_members_at_once_get_their_own_answers(rig, variants, concurrency):
+    members = variants[:5]
+
+    async def scene():
+        body = await rig.start_body(members[0], 2, concurrency, members)
+        for told in [rig.begin_bind(body, member) for member in members[1:]]:
+            await until(lambda told=told: told)
+            assert told == [None]
+        flying, done = {}, 0
+        while done < 80:
+            while len(flying) < concurrency:
+                member, x = random.choice(members), torch.randn(random.choice((1, 7, 40)), WIDTH)
+                flying[rig.begin(body, member, x=x)] = member, x
+            await until(lambda: flying.keys() & set(rig.ends()))
+            for run in flying.keys() & set(rig.ends()):
+                assert right(rig, run, *flying.pop(run))
+                done += 1
+        await rig.ended(*flying)
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_a_member_is_bound_and_answers_while_another_runs(rig):
+    first, second = (Member(number, handler=GATED) for number in (1, 2))
+
+    async def scene():
+        body = await rig.start_body(first, concurrency=2, members=[second])
+        held = rig.begin(body, first, x=torch.zeros(1, WIDTH))
+        assert await rig.bind(body, second) is None
+        x = torch.ones(1, WIDTH)
+        beside = rig.begin(body, second, x=x)
+        await rig.ended(beside)
+        assert held not in rig.ends()
+        assert right(rig, beside, second, x)
+        open_gates(body)
+        await rig.ended(held)
+        opened = torch.zeros(1, WIDTH)
+        opened[0, 0] = 1.0
+        assert right(rig, held, first, opened)
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_a_member_is_unbound_while_others_and_itself_run(rig):
+    first, second = (Member(number, handler=GATED) for number in (1, 2))
+
+    async def scene():
+        body = await rig.start_body(first, concurrency=3, members=[second])
+        assert await rig.bind(body, second) is None
+        held = [rig.begin(body, member, x=torch.zeros(1, WIDTH)) for member in (first, second)]
+        rig.unbind(body, second)
+        # What comes after it finds nobody there.
+        late = rig.begin(body, second, x=torch.ones(1, WIDTH))
+        await rig.ended(late)
+        assert "f2@1 is not bound" in rig.failures(late)[0]
+        assert not set(held) & set(rig.ends())
+        open_gates(body)
+        await rig.ended(*held)
+        x = torch.zeros(1, WIDTH)
+        x[0, 0] = 1.0
+        for run, member in zip(held, (first, second), strict=True):
+            assert right(rig, run, member, x)
+        await until(lambda: mapped_by(body) == len(first.deployed.bind().blocks))
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_an_unbound_member_leaves_no_memory_and_can_be_bound_again(rig):
+    handler = "import torch\ndef setup(assets):\n    return torch.ones(8 << 20)\n"
+    first, second = (Member(number, Net(number, everything=True), handler=handler) for number in (1, 2))
+
+    def private(body) -> int:
+        with open(os.dup(rig.processes.body_smaps()[body.worker]), "rb", buffering=0) as smaps:
+            return process_memory(smaps).private
+
+    async def scene():
+        body = await rig.start_body(first, members=[second])
+        alone, blocks = private(body), mapped_by(body)
+        for _ in range(3):
+            assert await rig.bind(body, second) is None
+            x = torch.randn(2, WIDTH)
+            run = rig.begin(body, second, x=x)
+            await rig.ended(run)
+            assert right(rig, run, second, x)
+            assert private(body) >= alone + (30 << 20)
+            assert mapped_by(body) == 2 * blocks
+            rig.unbind(body, second)
+            await until(lambda: mapped_by(body) == blocks)
+            await until(lambda: private(body) < alone + (4 << 20))
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_what_a_member_gave_out_of_its_weights_outlives_it(rig):
+    class Tells(torch.nn.Module):
+        def __init__(self, value: float):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((4096,), value), requires_grad=False)
+
+        def forward(self, x):
+            return {"y": x + self.weight[0], "weight": self.weight[:8].unsqueeze(0)}
+
+    keeps = (
+        "import sys, torch\n"
+        "OUTPUTS = [{'name': 'y', 'datatype': 'FP32', 'shape': ['n', 8]}]\n"
+        "def postprocess(outputs, inputs, state):\n"
+        "    kept = sys.modules.setdefault('kept_by_the_test', [])\n"
+        "    kept.append(outputs['weight'])\n"
+        "    return {'y': torch.cat([weight.reshape(1, 8) for weight in kept])}\n"
+    )
+    first, second = (Member(number, Tells(float(number)), handler=keeps, width=4) for number in (1, 2))
+
+    async def scene():
+        body = await rig.start_body(first, members=[second])
+        assert await rig.bind(body, second) is None
+        for member in (second, first):
+            run = rig.begin(body, member, x=torch.zeros(1, 4))
+            await rig.ended(run)
+            if member is second:
+                rig.unbind(body, second)
+        await asyncio.sleep(0.3)
+        run = rig.begin(body, first, x=torch.zeros(1, 4))
+        await rig.ended(run)
+        assert rig.output(run)[:, 0].tolist() == [2.0, 1.0, 1.0]
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+COUNTING = """
+import torch
+
+OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [1, 3]}]
+calls = 0
+
+def setup(assets):
+    return {"word": float(assets["word"]), "calls": 0}
+
+def postprocess(outputs, inputs, state):
+    global calls
+    calls += 1
+    state["calls"] += 1
+    return {"y": torch.tensor([[state["word"], state["calls"], calls]])}
+"""
+
+
+def test_state_assets_and_globals_of_a_handler_are_each_members_own(rig):
+    members = [Member(number, handler=COUNTING, assets={"word": str(number).encode()}) for number in range(3)]
+
+    async def scene():
+        body = await rig.start_body(members[0], members=members)
+        for member in members[1:]:
+            assert await rig.bind(body, member) is None
+        answers = {number: [] for number in range(3)}
+        for number in (0, 1, 0, 2, 2, 0):
+            run = rig.begin(body, members[number], x=torch.zeros(1, WIDTH))
+            await rig.ended(run)
+            answers[number].append(rig.output(run)[0].tolist())
+        await stopped(rig, body)
+        return answers
+
+    assert rig.run(scene()) == {
+        0: [[0.0, 1.0, 1.0], [0.0, 2.0, 2.0], [0.0, 3.0, 3.0]],
+        1: [[1.0, 1.0, 1.0]],
+        2: [[2.0, 1.0, 1.0], [2.0, 2.0, 2.0]],
+    }
+
+
+READING = """
+import torch
+
+OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [1, 3]}]
+
+def read_asset(name, data):
+    return [float(data)]
+
+def setup(assets):
+    return {"common": assets["common"], "own": assets["own"][0], "calls": 0}
+
+def postprocess(outputs, inputs, state):
+    state["calls"] += 1
+    return {"y": torch.tensor([[float(id(state["common"]) % 100003), state["own"], state["calls"]]])}
+"""
+
+
+def test_what_is_read_of_an_asset_is_shared_by_those_that_have_the_same_and_state_is_not(rig):
+    commons = (b"7", b"7", b"8")
+    members = [
+        Member(number, handler=READING, assets={"common": common, "own": str(number).encode()})
+        for number, common in enumerate(commons)
+    ]
+
+    async def scene():
+        body = await rig.start_body(members[0], members=members)
+        for member in members[1:]:
+            assert await rig.bind(body, member) is None
+        answers = []
+        for member in members:
+            run = rig.begin(body, member, x=torch.zeros(1, WIDTH))
+            await rig.ended(run)
+            answers.append(rig.output(run)[0].tolist())
+        await stopped(rig, body)
+        return answers
+
+    first, second, third = rig.run(scene())
+    assert first[0] == second[0] != third[0]
+    assert [own for _, own, _ in (first, second, third)] == [0.0, 1.0, 2.0]
+    assert [calls for _, _, calls in (first, second, third)] == [1.0, 1.0, 1.0]
+
+
+def test_a_bind_that_fails_fails_alone_and_says_why(rig):
+    good, bad, third = (
+        Member(number, handler=COUNTING, assets={"word": word})
+        for number, word in ((1, b"1"), (2, b"no number"), (3, b"3"))
+    )
+    # It can be bound once its asset is mended.
+    mended = Member(2, handler=COUNTING, assets={"word": b"2"})
+
+    async def scene():
+        body = await rig.start_body(good, concurrency=2, members=[bad, third])
+        blocks = mapped_by(body)
+        # The third has its blocks in common with the second, which is handed them first and fails.
+        failed, told = rig.begin_bind(body, bad), rig.begin_bind(body, third)
+        await until(lambda: failed and told)
+        [failure] = failed
+        assert failure.error == "HandlerError"
+        assert "no number" in failure.message
+        assert told == [None]
+        for member, word in ((good, 1.0), (third, 3.0)):
+            run = rig.begin(body, member, x=torch.zeros(1, WIDTH))
+            await rig.ended(run)
+            assert rig.output(run)[0, 0] == word
+        assert bad.deployed not in body.bindings.functions()
+        assert await rig.bind(body, mended) is None
+        run = rig.begin(body, mended, x=torch.zeros(1, WIDTH))
+        await rig.ended(run)
+        assert rig.output(run)[0, 0] == 2.0
+        for member in (third, mended):
+            rig.unbind(body, member)
+        await until(lambda: mapped_by(body) == blocks)
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_a_block_that_is_cut_or_not_there_fails_its_member_alone(rig, variants):
+    first, second = variants[:2]
+
+    class Cut(Member):
+        def open_blob(self, address):
+            fd = super().open_blob(address)
+            os.ftruncate(fd, 16)
+            return fd
+
+    async def scene():
+        body = await rig.start_body(first, members=[second])
+        cut = await rig.bind(body, Cut(1))
+        assert "has only 16" in cut.message
+        assert await rig.bind(body, second) is None
+        x = torch.randn(1, WIDTH)
+        runs = [(rig.begin(body, member, x=x), member) for member in (first,)]
+        await rig.ended(runs[0][0])
+        runs.append((rig.begin(body, second, x=x), second))
+        await rig.ended(runs[1][0])
+        assert all(right(rig, run, member, x) for run, member in runs)
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_the_node_binds_what_is_of_the_family_and_unbinds_what_is_bound(rig, variants):
+    first, second = variants[:2]
+    stranger = Member(3, tenant="other")
+    larger = Member(4, Net(4, width=WIDTH + 1), width=WIDTH + 1)
+
+    async def scene():
+        body = await rig.start_body(first, members=[second])
+        for other in (stranger, larger):
+            with pytest.raises(ValueError, match="not of the family"):
+                rig.begin_bind(body, other)
+        with pytest.raises(ValueError, match="bound already"):
+            rig.begin_bind(body, first)
+        with pytest.raises(ValueError, match="not bound"):
+            rig.unbind(body, second)
+        told = rig.begin_bind(body, second)
+        with pytest.raises(ValueError, match="not bound"):
+            rig.unbind(body, second)
+        await until(lambda: told)
+        rig.unbind(body, first)
+        x = torch.randn(1, WIDTH)
+        run = rig.begin(body, second, x=x)
+        await rig.ended(run)
+        assert right(rig, run, second, x)
+        await stopped(rig, body)
+
+    rig.run(scene())
+
+
+def test_a_bind_beyond_the_workers_address_space_fails_alone(rig, variants):
+    first, second = Member(1, memory_mib=256), Member(2, memory_mib=256)
+
+    async def scene():
+        body = await rig.start_body(first, members=[second])
+        deployment = second.deployed.deployment
+        blocks = [msgspec.structs.replace(block, nbytes=8 << 30) for block in deployment.manifest.blocks]
+        manifest = msgspec.structs.replace(deployment.manifest, blocks=tuple(blocks))
+        large = DeployedFunction(msgspec.structs.replace(deployment, manifest=manifest))
+        told = []
+        fds = [os.memfd_create("large") for _ in body.bindings.lacking(large.bind())]
+        for fd in fds:
+            os.ftruncate(fd, 8 << 30)
+        rig.processes.bind(body, large, fds, told.append)
+        close_all(fds)
+        await until(lambda: told)
+        assert "could not be mapped" in told[0].message
+        assert await rig.bind(body, second) is None
+        for member in (first, second):
+            x = torch.randn(1, WIDTH)
+            run = rig.begin(body, member, x=x)
+            await rig.ended(run)
+            assert right(rig, run, member, x)
+        await stopped(rig, body)
+
+    rig.run(scene())

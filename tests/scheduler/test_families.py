@@ -1,0 +1,236 @@
+"""Functions of one family share workers: what is bound where, what befalls one, and who pays for what."""
+
+from overwinter.core.actions import Bind, Decide, Drop, Refuse, Reply, Run, StartBody, StopBody, Unbind
+from overwinter.core.events import BodyExited, Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked
+from tests.scheduler.world import World, spec
+
+
+def member(name, version=1, **settings):
+    settings.setdefault("max_bodies", 8)
+    return spec(name, version, (("shared", 10), (f"own-of-{name}", 5)), family="one", **settings)
+
+
+def family(*names, config=None, **settings) -> World:
+    """Functions of one family, of which the first is awake."""
+    world = World(**(config or {}))
+    for name in names:
+        world.deploy(member(name, **settings))
+    world.arrive(names[0])
+    world.settle()
+    return world
+
+
+def of(kind, actions) -> list:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_a_sibling_is_bound_in_the_worker_that_is_there_and_needs_none_of_its_own():
+    world = family("f", "g", "h")
+    for name in ("g", "h", "g"):
+        request = world.arrive(name)
+        world.settle()
+        assert isinstance(world.answers[request], Reply)
+        assert world.answers[request].function == f"{name}@1"
+    assert len(of(StartBody, world.log)) == 1
+    assert [bind.function for bind in of(Bind, world.log)] == ["g@1", "h@1"]
+    assert [reply.start for reply in of(Reply, world.log)] == ["disk", "disk", "disk", "warm"]
+    assert world.bound == {1: {"f@1", "g@1", "h@1"}}
+
+
+def test_a_bind_of_what_is_in_memory_is_told_apart_from_a_wake():
+    world = family("f", "g")
+    world.deploy(member("g", 2))
+    world.send(LoadAsked("g@2"))
+    world.settle()
+    world.deploy(member("h"))
+    world.arrive("h")
+    world.stage(added=0)
+    world.settle()
+    assert of(Reply, world.log)[-1].start == "host"
+
+
+def test_members_wait_for_a_slot_of_their_family_in_the_order_in_which_they_are_due():
+    world = family("f", "g", "h", max_bodies=1)
+    first = world.arrive("f")
+    for name in ("h", "g"):
+        world.now += 0.01
+        world.arrive(name)
+    world.settle()
+    answered = [reply.function for reply in of(Reply, world.log) if reply.request >= first]
+    assert answered == ["f@1", "h@1", "g@1"]
+    assert len(of(StartBody, world.log)) == 1
+
+
+def test_runs_of_several_members_go_on_in_one_worker_at_once():
+    world = family("f", "g", concurrency=2)
+    world.arrive("g")
+    world.settle()
+    world.arrive("f")
+    world.arrive("g")
+    assert sorted(world.whose(run) for run in world.running.values()) == ["f@1", "g@1"]
+    assert {run.worker for run in world.running.values()} == {1}
+
+
+def test_a_function_on_trial_is_tried_in_a_worker_of_its_own_and_its_siblings_do_not_wait_for_it():
+    world = family("f", "g", max_bodies=1)
+    world.deploy(member("g", 2), on_trial=True)
+    world.stage()
+    [start] = of(StartBody, world.log)[1:]
+    assert (start.function, len(of(Bind, world.log))) == ("g@2", 0)
+    world.arrive("g", version=1)
+    while world.staging or world.binding or world.running:
+        _ = world.stage() if world.staging else world.bind() if world.binding else world.finish()
+    assert len(of(Reply, world.log)) == 2
+    assert start.worker in world.starting
+
+
+def test_a_worker_has_no_room_for_functions_that_came_after_it():
+    world = family("f")
+    world.deploy(member("g"))
+    world.arrive("g")
+    world.settle()
+    assert [start.function for start in of(StartBody, world.log)] == ["f@1", "g@1"]
+    assert not of(Bind, world.log)
+
+
+def test_a_bind_that_fails_is_not_tried_again_there_and_a_worker_is_forked():
+    world = family("f", "g")
+    request = world.arrive("g")
+    world.stage()
+    world.fail_bind()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert [start.function for start in of(StartBody, world.log)] == ["f@1", "g@1"]
+    world.settle()
+    world.arrive("g")
+    assert [run.worker for run in world.running.values()] == [2]
+
+
+def test_an_answer_to_a_bind_that_is_over_changes_nothing():
+    world = family("f", "g")
+    world.arrive("g")
+    world.stage()
+    [bind] = world.binding
+    world.send(Removed("g@1"))
+    world.deploy(member("g"))
+    assert world.send(Bound(bind.worker, "g@1", bind.operation + 1)) == []
+    assert of(Unbind, world.bind()) == [Unbind(bind.worker, "g@1")]
+
+
+def test_a_removed_member_is_unbound_and_its_sibling_goes_on():
+    world = family("f", "g")
+    world.arrive("g")
+    world.settle()
+    assert Unbind(1, "g@1") in world.send(Removed("g@1"))
+    assert world.alive == {1}
+    world.arrive("f")
+    world.settle()
+    assert world.answers[3].start == "warm"
+
+
+def test_a_member_that_runs_is_unbound_when_its_run_has_ended_or_refused_at_the_drain_timeout():
+    for ends in (True, False):
+        world = family("f", "g", config={"drain_timeout_s": 2.0}, concurrency=2)
+        request = world.arrive("g")
+        world.stage()
+        world.bind()
+        actions = world.send(UnloadAsked("g@1"))
+        assert not of(Unbind, actions)
+        assert not of(StopBody, actions)
+        if not ends:
+            world.now += 1.0
+            world.ring()
+            assert isinstance(world.answers[request], Refuse)
+        actions = world.finish()
+        assert of(Unbind, actions) == [Unbind(1, "g@1")]
+        assert isinstance(world.answers[request], Reply) == ends
+        assert not world.stopping
+
+
+def test_a_workers_death_costs_each_request_one_retry_whoevers_it_is():
+    world = family("f", "g", concurrency=2)
+    world.arrive("g")
+    world.settle()
+    requests = [world.arrive("f"), world.arrive("g")]
+    world.die(1)
+    world.calm()
+    assert all(isinstance(world.answers[request], Reply) for request in requests)
+
+
+def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
+    world = family("f", "g", config={"backoff_first_s": 0.1})
+    for _ in range(2):
+        world.arrive("f")
+        world.settle()
+        world.arrive("g")
+        while not any(world.whose(run) == "g@1" for run in world.running.values()):
+            if world.staging or world.starting or world.binding or world.stopping:
+                world.settle_processes()
+            else:
+                world.ring()
+        world.die(next(run.worker for run in world.running.values() if world.whose(run) == "g@1"))
+        world.settle()
+        while world.open:
+            world.ring()
+            world.settle()
+    assert [each.function for each in of(Decide, world.log) if each.what == "quarantine"] == ["g@1"]
+    world.arrive("f")
+    world.settle()
+    world.arrive("g")
+    world.settle()
+    assert [bound for bound in world.bound.values() if {"f@1", "g@1"} <= bound][2:] == []
+    assert world.state.functions["g@1"].family is not world.state.functions["f@1"].family
+
+
+def test_blocks_of_bound_members_are_held_until_they_are_unbound():
+    world = family("f", "g", config={"host_bytes": 20}, keep_alive_s=60.0)
+    world.arrive("g")
+    world.settle()
+    world.deploy(member("h"))
+    world.arrive("h")
+    assert not of(Drop, world.log)
+    world.calm()
+    assert of(Reply, world.log)[-1].function == "h@1"
+    dropped = [index for index, each in enumerate(world.log) if isinstance(each, Drop)]
+    gone = [index for index, each in enumerate(world.log) if isinstance(each, Unbind | StopBody)]
+    assert gone[0] < dropped[0]
+
+
+def test_a_worker_that_takes_far_beyond_its_need_lets_idle_members_go():
+    world = family("f", "g", "h")
+    for name in ("g", "h"):
+        world.now += 0.1
+        world.arrive(name)
+        world.settle()
+    actions = world.send(MemoryMeasured(((1, 1 << 30),)))
+    assert of(Unbind, actions) == [Unbind(1, "f@1"), Unbind(1, "g@1")]
+
+
+def test_a_lost_block_releases_those_of_all_that_the_worker_had():
+    world = family("f", "g")
+    world.arrive("g")
+    world.settle()
+    world.alive.discard(1)
+    world.send(BodyExited(1, "StoreError", "changed", lost_blocks=True))
+    assert not world.state.functions["f@1"].loaded
+    assert not world.state.functions["g@1"].loaded
+
+
+def test_another_tenants_function_of_the_same_program_never_shares():
+    world = family("f")
+    other = spec("g", 1, (("shared", 10),), family="another", tenant="u", max_bodies=8)
+    world.deploy(other)
+    world.arrive("g")
+    world.settle()
+    assert not of(Bind, world.log)
+    assert len({run.worker for run in of(Run, world.log)}) == 2
+
+
+def test_the_shortest_slo_and_the_most_workers_of_a_family_count():
+    world = World()
+    world.deploy(member("f", slo_ms=400.0, max_bodies=2))
+    world.deploy(member("g", slo_ms=100.0, max_bodies=5))
+    found = world.state.functions["f@1"].family
+    assert (found.slo_ms, found.max_bodies) == (100.0, 5)
+    world.send(Removed("g@1"))
+    assert (found.slo_ms, found.max_bodies) == (400.0, 2)

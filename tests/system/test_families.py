@@ -1,0 +1,91 @@
+"""Variants of one model share a worker: each answers as plain PyTorch does, and what befalls one is its own affair."""
+
+import concurrent.futures
+import os
+import signal
+
+import pytest
+import torch
+
+from .nodes import NodeProcess, deploy
+from .test_serving import SLOW, wait_until
+
+
+class Variant(torch.nn.Module):
+    """A trunk that all share, and a head of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = torch.nn.Linear(4, 4096)
+        torch.manual_seed(number)
+        self.head = torch.nn.Linear(4096, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.head(torch.relu(self.trunk(x)))}
+
+
+def put(node: NodeProcess, number: int, name: str = "", **options) -> None:
+    deploy(node, name or f"v{number}", Variant(number), **options)
+
+
+def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -> bool:
+    x = torch.tensor([[1.0, wait_s, 2.0, 3.0]])
+    with torch.inference_mode():
+        expected = Variant(number).eval()(x)["y"]
+    return torch.equal(torch.from_numpy(node.client.infer(name or f"v{number}", {"x": x})["y"].copy()), expected)
+
+
+def actions(node: NodeProcess, kind: str) -> list[dict]:
+    return [action for step in node.steps() for action in step[2] if action["type"] == kind]
+
+
+def test_variants_answer_from_one_worker_and_one_is_removed_and_one_updated_beside_the_others(make_node):
+    node = make_node()
+    for number in (1, 2, 3):
+        put(node, number, keep_alive_s=30.0)
+    wait_until(lambda: node.body_pids())
+    for pid in node.body_pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not node.body_pids())
+    assert all(right(node, number) for number in (1, 2, 3, 1, 2, 3))
+    assert len(node.body_pids()) == 1
+    bound = actions(node, "Bind")
+    assert {action["function"] for action in bound} == {"v2@1", "v3@1"}
+    assert [a["start"] for a in actions(node, "Reply")] == ["host", "bound", "bound", "warm", "warm", "warm"]
+    [body] = node.body_pids()
+    node.client.remove("v3")
+    wait_until(lambda: "v3@1" in {action["function"] for action in actions(node, "Unbind")})
+    assert right(node, 1)
+    assert right(node, 2)
+    put(node, 7, "v2", keep_alive_s=30.0)
+    assert right(node, 7, "v2")
+    assert right(node, 1)
+    assert body in node.body_pids()
+
+
+def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
+    node = make_node()
+    for number in (1, 2):
+        put(node, number, handler=SLOW, concurrency=2, keep_alive_s=30.0, max_bodies=1)
+    assert right(node, 1)
+    assert right(node, 2)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answers = [pool.submit(right, node, number, wait_s=0.7) for number in (1, 2)]
+        wait_until(lambda: sum(f["queued"] + f["running"] for f in node.client.activity()["functions"]) == 2)
+        for pid in node.body_pids():
+            os.kill(pid, signal.SIGKILL)
+        assert all(answer.result() for answer in answers)
+
+
+@pytest.mark.parametrize("apart", ["isolation", "tenant"])
+def test_who_asks_for_it_and_who_is_another_tenant_never_shares(make_node, apart):
+    node = make_node()
+    for number in (1, 2):
+        own = {"isolation": "function"} if apart == "isolation" else {"tenant": f"t{number}"}
+        put(node, number, keep_alive_s=30.0, **own)
+    for _ in range(2):
+        assert right(node, 1)
+        assert right(node, 2)
+    assert len(node.body_pids()) == 2
+    assert actions(node, "Bind") == []
