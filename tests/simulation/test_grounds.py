@@ -1,5 +1,6 @@
-"""On the papers' own ground, with their bodies: Overwinter's rules need no more memory than Tetris's DTS where memory
-is all that counts, and break no more promises than AsyFunc's MLS while they use what they keep at least as well.
+"""On the papers' own ground, with their bodies, each of one function: Overwinter's rules need no more memory than
+Tetris's DTS where memory is all that counts, and break no more promises than AsyFunc's MLS while they use what they keep
+at least as well.
 """
 
 from pathlib import Path
@@ -30,7 +31,7 @@ def settled_bytes(report: Report, scenario: Scenario) -> float:
 def test_no_more_memory_than_dts(application):
     scenario = read_scenario(SCENARIOS / "tetris" / f"{application}.toml")
     scenario = msgspec.structs.replace(scenario, duration_s=160.0)
-    theirs, ours = run(scenario, "tetris"), run(scenario, Policy(core_mib=0.0))
+    theirs, ours = run(scenario, "tetris"), run(scenario, Policy(core_mib=0.0, binds=False))
     assert settled_bytes(ours, scenario) <= settled_bytes(theirs, scenario) * (1 + LITTLE)
     assert ours.total.lost == theirs.total.lost == 0
     assert ours.applications[application].attainment >= theirs.applications[application].attainment - LITTLE
