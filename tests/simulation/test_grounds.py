@@ -1,6 +1,6 @@
 """On the papers' own ground, with their bodies, each of one function: Overwinter's rules need no more memory than
-Tetris's DTS where memory is all that counts, and break no more promises than AsyFunc's MLS while they use what they keep
-at least as well.
+Tetris's DTS where memory is all that counts, and break no more promises than AsyFunc's MLS while they use what they
+keep at least as well.
 """
 
 from pathlib import Path
