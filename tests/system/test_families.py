@@ -1,6 +1,7 @@
 """Variants of one model share a worker: each answers as plain PyTorch does, and what befalls one is its own affair."""
 
 import concurrent.futures
+import functools
 import os
 import signal
 
@@ -25,15 +26,29 @@ class Variant(torch.nn.Module):
         return {"y": self.head(torch.relu(self.trunk(x)))}
 
 
+@functools.cache
+def variant(number: int) -> Variant:
+    """Made once: threads that make several at once share the seed."""
+    return Variant(number).eval()
+
+
 def put(node: NodeProcess, number: int, name: str = "", **options) -> None:
-    deploy(node, name or f"v{number}", Variant(number), **options)
+    deploy(node, name or f"v{number}", variant(number), **options)
 
 
 def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -> bool:
     x = torch.tensor([[1.0, wait_s, 2.0, 3.0]])
     with torch.inference_mode():
-        expected = Variant(number).eval()(x)["y"]
+        expected = variant(number)(x)["y"]
     return torch.equal(torch.from_numpy(node.client.infer(name or f"v{number}", {"x": x})["y"].copy()), expected)
+
+
+def put_to_sleep(node: NodeProcess) -> None:
+    """The workers in which they were tried go."""
+    wait_until(lambda: node.body_pids())
+    for pid in node.body_pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not node.body_pids())
 
 
 def actions(node: NodeProcess, kind: str) -> list[dict]:
@@ -44,10 +59,7 @@ def test_variants_answer_from_one_worker_and_one_is_removed_and_one_updated_besi
     node = make_node()
     for number in (1, 2, 3):
         put(node, number, keep_alive_s=30.0)
-    wait_until(lambda: node.body_pids())
-    for pid in node.body_pids():
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not node.body_pids())
+    put_to_sleep(node)
     assert all(right(node, number) for number in (1, 2, 3, 1, 2, 3))
     assert len(node.body_pids()) == 1
     bound = actions(node, "Bind")
@@ -68,13 +80,14 @@ def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
     node = make_node()
     for number in (1, 2):
         put(node, number, handler=SLOW, concurrency=2, keep_alive_s=30.0, max_bodies=1)
+    put_to_sleep(node)
     assert right(node, 1)
     assert right(node, 2)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = [pool.submit(right, node, number, wait_s=0.7) for number in (1, 2)]
         wait_until(lambda: sum(f["queued"] + f["running"] for f in node.client.activity()["functions"]) == 2)
-        for pid in node.body_pids():
-            os.kill(pid, signal.SIGKILL)
+        [body] = node.body_pids()
+        os.kill(body, signal.SIGKILL)
         assert all(answer.result() for answer in answers)
 
 
