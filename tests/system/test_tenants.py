@@ -28,7 +28,8 @@ def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_rem
     deploy(node, "well", tenant="well")
     names = [f"sleeper{number}" for number in range(SLEEPERS)]
     for name in names:
-        deploy(node, name, handler=HANDLER, tenant="asleep", timeout_s=86_400.0, keep_alive_s=0.0)
+        apart = {"timeout_s": 86_400.0, "keep_alive_s": 0.0, "isolation": "function"}
+        deploy(node, name, handler=HANDLER, tenant="asleep", **apart)
     with ThreadPoolExecutor(SLEEPERS) as pool:
         asked = [pool.submit(never, node, name) for name in names]
         node.wait_for("Arrived", SLEEPERS)

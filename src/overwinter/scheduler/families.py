@@ -1,7 +1,8 @@
 """Which functions share workers, and how does one come into its family, or leave it?
 
-The configuration of workers, the rate and its forecast, scaling and keep-alive are a family's: as the shortest SLO, the
-most workers and the longest keep-alive of its members say. Queue, SLO, failures and faults stay a function's.
+The configuration of workers, the rate and its forecast, scaling and keep-alive are a family's: by the shortest SLO and
+the longest keep-alive of its members, and as many workers as all may have. Queue, SLO, failures and faults stay a
+function's.
 """
 
 from math import inf
@@ -123,7 +124,7 @@ def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | Non
     settings = [each.spec.settings for each in family.members.values()]
     before, slos = family.slo_ms, [each.slo_ms for each in settings if each.slo_ms is not None]
     family.slo_ms = min(slos, default=None)
-    family.max_bodies = max(each.max_bodies for each in settings)
+    family.max_bodies = sum(each.max_bodies for each in settings)
     family.keep_alive_s = max(each.keep_alive_s for each in settings)
     had_points = bool(family.latency.points)
     if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):

@@ -292,7 +292,7 @@ class Family(msgspec.Struct, eq=False):
     slo_ms: float | None = None
     """The shortest of its members'."""
     max_bodies: int = 0
-    """The most of its members'."""
+    """As many as its members may have together."""
     keep_alive_s: float = 0.0
     """The longest of its members'."""
     bind_s: float = BIND_S

@@ -160,6 +160,7 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     running: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
+        running.update({tally.name: 0 for tally in list(body.bound.values())})
         for _, batch, tally in list(body.runs.values()):
             running[tally.name] += batch
     yield gauge("requests_running", "Requests that bodies have.", ["function"], _by_name(running))
