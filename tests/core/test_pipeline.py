@@ -13,10 +13,10 @@ from overwinter.core.pipeline import (
     decode_pipeline,
     needs,
     parse_pipeline,
-    ready,
     signature,
 )
 from overwinter.core.tensor import TensorSpec
+from tests.core.graphs import graphs
 
 TOML = """
 name = "street"
@@ -61,37 +61,6 @@ def changed(pipeline: Pipeline, **changes: object) -> Pipeline:
     return msgspec.structs.replace(pipeline, **changes)
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> Pipeline:
-    """Pipelines in which each stage takes an input or outputs of earlier ones, told in any order."""
-    count = draw(st.integers(1, 12))
-    stages = {}
-    for number in range(count):
-        sources = ["input:x", *(f"s{earlier}:y" for earlier in range(number))]
-        taken = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4))
-        inputs = {f"i{at}": source for at, source in enumerate(taken)}
-        stages[f"s{number}"] = Stage(function=f"f{number}", inputs=inputs)
-    # The first stage can only take the input, and every stage is an output, so that nothing is unused.
-    told = draw(st.permutations(list(stages)))
-    return Pipeline(
-        name="p", inputs=("x",), stages={name: stages[name] for name in told}, outputs={s: f"{s}:y" for s in told}
-    )
-
-
-@given(graphs(), st.randoms(use_true_random=False))
-def test_every_stage_runs_once_after_all_that_it_needs(pipeline: Pipeline, chance) -> None:
-    check_pipeline(pipeline)
-    done: list[str] = []
-    begun: list[str] = []
-    while len(done) < len(pipeline.stages):
-        begun += ready(pipeline.stages, done, begun)
-        ended = chance.choice([name for name in begun if name not in done])
-        assert needs(pipeline.stages[ended]) <= set(done)
-        done.append(ended)
-    assert sorted(begun) == sorted(pipeline.stages)
-    assert ready(pipeline.stages, done, begun) == []
-
-
 @given(graphs(), st.data())
 def test_a_stage_that_waits_for_itself_is_named(pipeline: Pipeline, data: st.DataObject) -> None:
     def behind(name: str) -> set[str]:
@@ -104,14 +73,6 @@ def test_a_stage_that_waits_for_itself_is_named(pipeline: Pipeline, data: st.Dat
     stage = msgspec.structs.replace(pipeline.stages[first], inputs=inputs)
     with pytest.raises(CallerError, match=f"stages of pipeline 'p' wait for each other: .*{first}"):
         check_pipeline(changed(pipeline, stages=pipeline.stages | {first: stage}))
-
-
-def test_stages_that_do_not_wait_for_each_other_are_ready_together() -> None:
-    pipeline = parse_pipeline(TOML)
-    assert ready(pipeline.stages, []) == ["detect"]
-    assert ready(pipeline.stages, [], ["detect"]) == []
-    assert ready(pipeline.stages, ["detect"]) == ["cars", "faces"]
-    assert ready(pipeline.stages, ["detect"], ["cars"]) == ["faces"]
 
 
 def test_toml_and_json_say_the_same() -> None:

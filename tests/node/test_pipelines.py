@@ -168,12 +168,13 @@ def test_a_deadline_that_passes_between_stages_ends_all(town, pipelines, timeout
     assert (tally.running, tally.answered, tally.failed) == (0, 0, 1)
 
 
-def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
+def fail_beside_another(town: Town, fault: Exception) -> None:
+    """Let one stage fail as soon as the one beside it has begun, which never ends."""
     begun = asyncio.Event()
 
     async def fail(inputs):
         await begun.wait()
-        raise OverloadedError("512 requests waiting", 7.0)
+        raise fault
 
     async def hang(inputs):
         begun.set()
@@ -181,9 +182,21 @@ def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
 
     town.add("triple", work=fail)
     town.add("negate", work=hang)
+
+
+def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
+    fail_beside_another(town, OverloadedError("512 requests waiting", 7.0))
     with pytest.raises(OverloadedError, match="^stage 'left' of pipeline 'fork': 512 requests waiting$") as told:
         run(pipelines)
     assert told.value.retry_after_s == 7.0
+    assert town.cancelled == ["negate"]
+
+
+def test_a_fault_of_our_own_in_a_stage_ends_the_others_and_is_not_hidden(town, pipelines):
+    fail_beside_another(town, ZeroDivisionError())
+    with pytest.raises(ExceptionGroup) as told:
+        run(pipelines)
+    assert told.group_contains(ZeroDivisionError)
     assert town.cancelled == ["negate"]
 
 
@@ -206,6 +219,62 @@ def test_a_caller_that_goes_away_ends_all_stages(town, pipelines):
     town.add("negate", work=hang)
     asyncio.run(main())
     assert sorted(town.cancelled) == ["negate", "triple"]
+
+
+@pytest.mark.parametrize("failing", ["triple", "negate"])
+def test_a_failure_and_an_answer_in_one_turn_of_the_loop_ask_nothing_more(town, pipelines, failing):
+    both = asyncio.Barrier(2)
+
+    def end(name: str) -> Work:
+        async def work(inputs):
+            await both.wait()
+            if name == failing:
+                raise OverloadedError("full")
+            return [floats("y", 1.0)]
+
+        return work
+
+    async def never(inputs):
+        raise AssertionError
+
+    for name in ("triple", "negate"):
+        town.add(name, work=end(name))
+    for name in ("after-left", "after-right"):
+        town.add(name, work=never)
+    more = {
+        "then-left": Stage(function="after-left", inputs={"x": "left:y"}),
+        "then-right": Stage(function="after-right", inputs={"x": "right:y"}),
+        "join": Stage(function="add", inputs={"x": "left:y", "z": "right:y"}),
+    }
+    town.add("add", work=never, inputs=(TensorSpec("x", "FP32", ("n",)), TensorSpec("z", "FP32", ("n",))))
+    outputs = {"l": "then-left:y", "r": "then-right:y", "raw": "join:y"}
+    wide = msgspec.structs.replace(FORK, stages=FORK.stages | more, outputs=outputs)
+    with pytest.raises(OverloadedError):
+        run(pipelines, pipeline=wide)
+    assert "add" not in town.names()
+
+
+def test_a_caller_that_goes_away_as_the_last_answer_comes_leaves_nothing_running(town, pipelines):
+    last = asyncio.Barrier(3)
+
+    async def wait(inputs):
+        await last.wait()
+        return [floats("y", 1.0)]
+
+    async def main():
+        await pipelines.deploy(FORK, "tests")
+        call = asyncio.ensure_future(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
+        await last.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    town.add("triple", work=wait)
+    town.add("negate", work=wait)
+    asyncio.run(main())
+    tally = pipelines.view("fork", None).info().requests
+    assert (tally.running, tally.answered, tally.failed) == (0, 0, 1)
 
 
 def test_sizes_that_vary_are_checked_between_stages(town, pipelines):

@@ -1,6 +1,7 @@
 """Applications in a scenario: each stage after its needs, nothing lost, one promise for the whole."""
 
 import io
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from overwinter.core.actions import Refuse, Reply
 from overwinter.core.errors import CallerError
 from overwinter.core.events import Arrived, Cancelled
 from overwinter.core.journal import read_journal
+from overwinter.simulation.applications import Applications
 from overwinter.simulation.scenario import read_scenario, scenario_of
 from overwinter.simulation.world import World
 from tests.simulation.scenes import function
@@ -91,6 +93,23 @@ def test_the_deadline_is_that_of_the_whole():
     assert all(step.event.deadline == step.now + 7 for step in arrived if step.event.name == "a")
 
 
+def test_a_stage_that_comes_after_the_deadline_is_not_asked_and_the_whole_is_refused():
+    [app] = diamond(applications=[application(timeout_s=7)]).applications
+    applications = Applications([app], count(1), 0.0)
+    [first] = applications.arrived("app", 10.0)
+    assert applications.answered(first.request, 17.0) == []
+    assert applications.figures()["app"].refused == {"DeadlineError": 1}
+    assert applications.open_stages == 0
+
+
+def test_a_stage_calls_the_version_that_it_names():
+    pinned = DIAMOND | {"first": DIAMOND["first"] | {"version": 1}}
+    report, steps = steps_of(diamond(applications=[application(rate=0.5, stages=pinned)]))
+    asked = {(step.event.name, step.event.version) for step in steps if isinstance(step.event, Arrived)}
+    assert asked == {("a", 1), ("b", None), ("c", None)}
+    assert report.applications["app"].requests == report.applications["app"].answered > 2
+
+
 def test_a_refused_stage_ends_the_whole_and_the_others_are_given_up():
     narrow = stage_function("b", settings={"queue_limit": 1, "max_bodies": 1})
     stages = {
@@ -145,6 +164,10 @@ def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, bodies_max):
     ("changes", "word"),
     [
         ({"applications": [application(stages={"s": {"function": "no", "inputs": {"x": "input:x"}}})]}, "no"),
+        (
+            {"applications": [application(stages={"s": {"function": "a", "version": 2, "inputs": {"x": "input:x"}}})]},
+            "a@2",
+        ),
         ({"applications": [application("a")]}, "name of its own"),
         ({"applications": []}, "nobody calls a, b, c"),
         ({"applications": [application(stages={})]}, "length >= 1"),

@@ -1,11 +1,11 @@
-"""What is a pipeline, does it hold together, and which of its stages can start?
+"""What is a pipeline, and does it hold together?
 
 A pipeline is functions called as one. Each stage runs a function; a source says where a tensor comes from: `input:NAME`
 of the pipeline, or `STAGE:OUTPUT`. Stages that do not wait for each other run side by side.
 """
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, NamedTuple, Protocol
 
@@ -136,12 +136,6 @@ def _check_count(pipeline: Pipeline) -> None:
 def needs(stage: Stage) -> set[str]:
     """The stages whose outputs it takes."""
     return {origin for origin, _, _ in (source.partition(":") for source in stage.inputs.values())} - {INPUT}
-
-
-def ready(stages: Mapping[str, Stage], done: Collection[str], begun: Collection[str] = ()) -> list[str]:
-    """The stages that can start now: all they need is `done`, and they are neither done nor `begun` themselves."""
-    waiting = (name for name in stages if name not in done and name not in begun)
-    return [name for name in waiting if needs(stages[name]).issubset(done)]
 
 
 def signature(pipeline: Pipeline, find: Find) -> Signature:

@@ -1,17 +1,30 @@
-"""How does a request go through the stages of a pipeline?
+"""How does a node carry out what a pipeline's request needs?
 
-Each stage is a request of its own to its function, with what is left of the whole's time. Stages that do not wait for
-each other run side by side; the first that fails ends the others. Tensors between stages stay in this process.
+`core/stepper.py` says which stage is asked when, and when the request is over. Here each stage that it names becomes a
+request of its own to its function, with what is left of the whole's time. Tensors between stages stay in this process.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from overwinter.core.actions import Start
-from overwinter.core.errors import DeadlineError, OverwinterError, WorkerError
+from overwinter.core.errors import OverwinterError, WorkerError, error_named
 from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.core.pipeline import INPUT, Pipeline, Stage, Typed, ready
+from overwinter.core.pipeline import INPUT, Pipeline, Typed
+from overwinter.core.stepper import (
+    Answered,
+    Ask,
+    Cancel,
+    Dropped,
+    Event,
+    Fail,
+    Failed,
+    PipelineRequest,
+    Started,
+    Succeed,
+    step,
+)
 from overwinter.core.tensor import Tensor, check_inputs
 from overwinter.node.views import Availability, Reply
 
@@ -52,7 +65,7 @@ class Functions(Protocol):
 
 
 class Passage:
-    """One request on its way through a pipeline."""
+    """One request on its way through a pipeline: carries out what the stepper says, and keeps the tensors."""
 
     def __init__(
         self,
@@ -65,52 +78,64 @@ class Passage:
     ) -> None:
         self._pipeline = pipeline
         self._functions = functions
-        self._deadline = deadline
+        self._request = PipelineRequest(pipeline.stages, deadline)
         self._priority = priority
         self._now = now
         self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in inputs}
-        self._begun: set[str] = set()
-        self._done: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._over = asyncio.Event()
+        self._failed: Fail | None = None
         self.start: Start = "warm"
         """Of the stages so far, where the weights of the coldest lay."""
 
     async def run(self) -> list[Tensor]:
         """The pipeline's outputs; raises the error of the first stage that fails, which says the stage's name."""
-        first: OverwinterError | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                self._advance(group)
-        except* OverwinterError as failed:
-            first = _first(failed)
-        if first is not None:
-            raise first
+        async with asyncio.TaskGroup() as group:
+            self._step(Started(), group)
+            try:
+                await self._over.wait()
+            except asyncio.CancelledError:
+                self._step(Dropped(), group)
+                raise
+        if self._failed is not None:
+            told = f"stage {self._failed.name!r} of pipeline {self._pipeline.name!r}: {self._failed.message}"
+            raise error_named(self._failed.error)(told, self._failed.retry_after_s)
         return [self._taken(name, source) for name, source in self._pipeline.outputs.items()]
 
-    def _advance(self, group: asyncio.TaskGroup) -> None:
-        for name in ready(self._pipeline.stages, self._done, self._begun):
-            self._begun.add(name)
-            group.create_task(self._pass(name, group))
+    def _step(self, event: Event, group: asyncio.TaskGroup) -> None:
+        for order in step(self._request, event, self._now()):
+            match order:
+                case Ask(name):
+                    self._tasks[name] = group.create_task(self._pass(order, group))
+                case Cancel(name):
+                    self._tasks[name].cancel()
+                case Succeed():
+                    self._over.set()
+                case Fail():
+                    self._failed = order
+                    self._over.set()
+                case _:
+                    assert_never(order)
 
-    async def _pass(self, name: str, group: asyncio.TaskGroup) -> None:
-        """Run one stage, then begin those that waited for it last."""
+    async def _pass(self, ask: Ask, group: asyncio.TaskGroup) -> None:
+        """Run one stage and tell its end."""
+        event: Event
         try:
-            reply = await self._answer(self._pipeline.stages[name])
+            reply = await self._answer(ask)
         except OverwinterError as error:
-            told = f"stage {name!r} of pipeline {self._pipeline.name!r}: {error}"
-            raise type(error)(told, error.retry_after_s) from error
-        self._tensors.update((f"{name}:{tensor.name}", tensor) for tensor in reply.outputs)
-        self.start = max(self.start, reply.start, key=WARMEST_FIRST.index)
-        self._done.add(name)
-        self._advance(group)
+            event = Failed(ask.name, type(error).__name__, str(error), error.retry_after_s)
+        else:
+            self._tensors.update((f"{ask.name}:{tensor.name}", tensor) for tensor in reply.outputs)
+            self.start = max(self.start, reply.start, key=WARMEST_FIRST.index)
+            event = Answered(ask.name)
+        self._step(event, group)
 
-    async def _answer(self, stage: Stage) -> Reply:
-        left_s = self._deadline - self._now()
-        if left_s <= 0:
-            past = ", ".join(map(repr, sorted(self._done))) or "no stage"
-            raise DeadlineError(f"the whole pipeline's time was up before this stage began, after {past}")
+    async def _answer(self, ask: Ask) -> Reply:
+        stage = ask.stage
         inputs = [self._taken(name, source) for name, source in stage.inputs.items()]
         # Sizes that vary are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
+        left_s = ask.deadline - self._now()
         return await self._functions.infer(stage.function, stage.version, inputs, left_s, self._priority)
 
     def _taken(self, name: str, source: str) -> Tensor:
@@ -118,8 +143,3 @@ class Passage:
         if tensor is None:
             raise WorkerError(f"pipeline {self._pipeline.name!r} needs {source!r}, which its stage did not give")
         return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
-
-
-def _first(failed: BaseExceptionGroup[OverwinterError]) -> OverwinterError:
-    [error, *_] = failed.exceptions
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

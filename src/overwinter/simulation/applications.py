@@ -1,17 +1,18 @@
-"""How do requests of applications, pipelines of functions, go through a simulated node?
+"""How does a simulated node carry out what requests of applications, pipelines of functions, need?
 
-As in a node: each stage is a request of its own, with the deadline of the whole; it comes when all that it needs has
-been answered, and the first stage that is refused ends the others.
+`core/stepper.py` says which stage is asked when, and when a request is over, as in a node. Here each stage that it
+names becomes a request of its own to its function.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import msgspec
 
 from overwinter.core.events import Arrived, Cancelled
 from overwinter.core.ids import RequestId, Seconds
-from overwinter.core.pipeline import ready
+from overwinter.core.stepper import Answered, Ask, Cancel, Event, Fail, Failed, PipelineRequest, Started, Succeed, step
 from overwinter.simulation.latencies import Latencies
 from overwinter.simulation.scenario import Application
 
@@ -61,8 +62,23 @@ class Passage:
         self.tally = tally
         self.arrived = arrived
         self.counts = counts
-        self.begun: dict[str, RequestId] = {}
-        self.done: set[str] = set()
+        application = tally.application
+        self.request = PipelineRequest(application.stages, Seconds(arrived + application.timeout_s))
+        self.ids: dict[str, RequestId] = {}
+        """Of the stages that were asked."""
+
+    def succeeded(self, now: Seconds) -> None:
+        """All stages were answered."""
+        if self.counts:
+            seconds, slo_ms = now - self.arrived, self.tally.application.slo_ms
+            self.tally.answered += 1
+            self.tally.latencies.add(seconds)
+            self.tally.within += slo_ms is not None and seconds <= slo_ms / 1000
+
+    def failed(self, error: str) -> None:
+        """A stage was refused, and the whole with it."""
+        if self.counts:
+            self.tally.refused[error] += 1
 
 
 class Applications:
@@ -82,47 +98,41 @@ class Applications:
         """Stages that have begun, or are about to, and have no answer."""
         return len(self._open)
 
-    def arrived(self, name: str, now: Seconds) -> list[Arrived]:
+    def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
         """A request of an application: those of its first stages."""
         passage = Passage(self._tallies[name], now, now >= self._settle_s)
         passage.tally.requests += passage.counts
-        return self._advance(passage)
+        return self._step(passage, Started(), now)
 
-    def answered(self, request: RequestId, now: Seconds) -> list[Arrived]:
-        """A stage was answered: the requests of the stages that can start now. None for what belongs to nobody."""
-        found = self._open.pop(request, None)
-        if found is None:
-            return []
-        passage, stage = found
-        passage.done.add(stage)
-        application, tally = passage.tally.application, passage.tally
-        if passage.counts and len(passage.done) == len(application.stages):
-            seconds = now - passage.arrived
-            tally.answered += 1
-            tally.latencies.add(seconds)
-            tally.within += application.slo_ms is not None and seconds <= application.slo_ms / 1000
-        return self._advance(passage)
+    def answered(self, request: RequestId, now: Seconds) -> list[Arrived | Cancelled]:
+        """A request was answered: what follows for the other stages. Nothing for what belongs to nobody."""
+        passage, stage = self._open.pop(request, (None, ""))
+        return [] if passage is None else self._step(passage, Answered(stage), now)
 
-    def refused(self, request: RequestId, error: str) -> list[Cancelled]:
-        """A stage was refused, and the whole with it: the others under way are given up."""
-        found = self._open.pop(request, None)
-        if found is None:
-            return []
-        passage, _ = found
-        if passage.counts:
-            passage.tally.refused[error] += 1
-        return [Cancelled(other) for other in passage.begun.values() if self._open.pop(other, None) is not None]
+    def refused(self, request: RequestId, error: str, now: Seconds) -> list[Arrived | Cancelled]:
+        """A request was refused: what follows for the other stages. Nothing for what belongs to nobody."""
+        passage, stage = self._open.pop(request, (None, ""))
+        return [] if passage is None else self._step(passage, Failed(stage, error), now)
 
     def figures(self) -> dict[str, ApplicationFigures]:
         """By application."""
         return {name: tally.figures() for name, tally in self._tallies.items()}
 
-    def _advance(self, passage: Passage) -> list[Arrived]:
-        application = passage.tally.application
-        deadline = Seconds(passage.arrived + application.timeout_s)
-        events = []
-        for name in ready(application.stages, passage.done, passage.begun):
-            id_ = passage.begun[name] = RequestId(next(self._ids))
-            self._open[id_] = (passage, name)
-            events.append(Arrived(id_, application.stages[name].function, None, deadline))
+    def _step(self, passage: Passage, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
+        events: list[Arrived | Cancelled] = []
+        for order in step(passage.request, event, now):
+            match order:
+                case Ask(name, stage, deadline):
+                    id_ = passage.ids[name] = RequestId(next(self._ids))
+                    self._open[id_] = (passage, name)
+                    events.append(Arrived(id_, stage.function, stage.version, deadline))
+                case Cancel(name):
+                    del self._open[passage.ids[name]]
+                    events.append(Cancelled(passage.ids[name]))
+                case Succeed():
+                    passage.succeeded(now)
+                case Fail(_, error):
+                    passage.failed(error)
+                case _:
+                    assert_never(order)
         return events

@@ -237,12 +237,16 @@ class Scenario(_Part, frozen=True, kw_only=True):
 
     def _check_applications(self) -> None:
         known = {name for function in self.functions for name in function.names()}
-        called = {stage.function for each in self.applications for stage in each.stages.values()}
+        stages = [stage for each in self.applications for stage in each.stages.values()]
+        called = {stage.function for stage in stages}
         names = [*known, *(application.name for application in self.applications)]
         if len(set(names)) != len(names):
             raise ValueError(f"each application needs a name of its own, got {sorted(names)}")
         if not called <= known:
             raise ValueError(f"no function is called {', '.join(sorted(called - known))}: a stage needs one")
+        newer = {f"{stage.function}@{stage.version}" for stage in stages if stage.version not in (None, 1)}
+        if newer:
+            raise ValueError(f"no function is called {', '.join(sorted(newer))}: there is version 1 only")
         silent = {n for each in self.functions if each.workload is None for n in each.names()} - called
         if silent:
             raise ValueError(f"nobody calls {', '.join(sorted(silent))}: give a workload, or a stage of an application")

@@ -5,7 +5,7 @@ machine: each takes its time on the timeline and comes back as an event. No deci
 from the scenario's seed, so the same scenario gives the same journal, byte for byte.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import merge
 from itertools import count
@@ -255,10 +255,11 @@ class World:
 
     def _go_on(self, action: Reply | Refuse) -> None:
         """A stage of an application's request may have ended: what follows comes next."""
+        now = Seconds(self._timeline.now)
         if isinstance(action, Reply):
-            events: Sequence[Event] = self._applications.answered(action.request, Seconds(self._timeline.now))
+            events = self._applications.answered(action.request, now)
         else:
-            events = self._applications.refused(action.request, action.error)
+            events = self._applications.refused(action.request, action.error, now)
         for event in events:
             self._post(0.0, event)
 

@@ -1,0 +1,151 @@
+"""Which stages of a pipeline are asked next, and when is a request to it over?
+
+One way for the node and the simulator: `step` is told what happened to a request and says what to do about it; both
+worlds carry that out. A stage is asked once, as soon as every stage whose outputs it takes was answered. The deadline
+of the whole is the deadline of each stage. The first failure ends the request, and so does a caller who goes away;
+what is told of a request that is over changes nothing. Nothing is asked again here: a run that a crash cost is tried
+again by the scheduler. Names and times only: tensors stay with whoever carries out.
+"""
+
+from collections.abc import Mapping
+from typing import assert_never
+
+import msgspec
+
+from overwinter.core.errors import DeadlineError
+from overwinter.core.ids import Seconds
+from overwinter.core.pipeline import Stage, needs
+
+
+class _Data(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of both tagged unions."""
+
+
+# Events
+
+
+class Started(_Data, frozen=True):
+    """The request is here with its inputs."""
+
+
+class Answered(_Data, frozen=True):
+    """A stage gave its outputs."""
+
+    stage: str
+
+
+class Failed(_Data, frozen=True):
+    """A stage was refused, or failed."""
+
+    stage: str
+    error: str
+    """The name of its class in core/errors.py."""
+    message: str = ""
+    retry_after_s: float | None = None
+
+
+class Dropped(_Data, frozen=True):
+    """The caller went away."""
+
+
+Event = Started | Answered | Failed | Dropped
+
+
+# Orders
+
+
+class Ask(_Data, frozen=True):
+    """Run a stage's function on the tensors that its sources name; tell Answered or Failed."""
+
+    name: str
+    stage: Stage
+    deadline: Seconds
+
+
+class Cancel(_Data, frozen=True):
+    """Nobody waits for this stage any more; nothing needs to be told of it."""
+
+    name: str
+
+
+class Succeed(_Data, frozen=True):
+    """Reply with the pipeline's outputs: all stages were answered."""
+
+
+class Fail(_Data, frozen=True):
+    """Reply with the error of a stage."""
+
+    name: str
+    error: str
+    message: str
+    retry_after_s: float | None = None
+
+
+Order = Ask | Cancel | Succeed | Fail
+
+
+class PipelineRequest:
+    """One request to a pipeline, as far as it has come; `step` alone changes it."""
+
+    __slots__ = ("answered", "asked", "deadline", "stages", "waiting")
+
+    def __init__(self, stages: Mapping[str, Stage], deadline: Seconds) -> None:
+        self.stages = stages
+        self.deadline = deadline
+        self.waiting = {name: needs(stage) for name, stage in stages.items()}
+        """Stages that were not asked, each with those whose answers it still waits for."""
+        self.asked: dict[str, None] = {}
+        """Stages that were asked and have not ended, in this order."""
+        self.answered: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended: answered, failed or dropped."""
+        return not self.waiting and not self.asked
+
+
+def step(request: PipelineRequest, event: Event, now: Seconds) -> list[Order]:
+    """What to do about an event, in order. A stage that is not asked, or not any more, cannot end: no orders."""
+    match event:
+        case Started():
+            return _ask(request, now)
+        case Answered(stage):
+            return _answered(request, stage, now) if stage in request.asked else []
+        case Failed(stage, error, message, retry_after_s):
+            if stage not in request.asked:
+                return []
+            del request.asked[stage]
+            return [*_give_up(request), Fail(stage, error, message, retry_after_s)]
+        case Dropped():
+            return _give_up(request)
+        case _:
+            assert_never(event)
+
+
+def _answered(request: PipelineRequest, stage: str, now: Seconds) -> list[Order]:
+    del request.asked[stage]
+    request.answered.add(stage)
+    for waits_for in request.waiting.values():
+        waits_for.discard(stage)
+    return [Succeed()] if request.over else _ask(request, now)
+
+
+def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
+    """Ask all stages that wait for nobody; past the deadline the first of them fails instead."""
+    ready = [name for name, waits_for in request.waiting.items() if not waits_for]
+    if ready and now >= request.deadline:
+        past = ", ".join(map(repr, sorted(request.answered))) or "no stage"
+        message = f"the whole pipeline's time was up before this stage began, after {past}"
+        return [*_give_up(request), Fail(ready[0], DeadlineError.__name__, message)]
+    for name in ready:
+        del request.waiting[name]
+        request.asked[name] = None
+    return [Ask(name, request.stages[name], request.deadline) for name in ready]
+
+
+def _give_up(request: PipelineRequest) -> list[Order]:
+    """Nothing is asked from now on, and nobody waits for what was."""
+    orders: list[Order] = [Cancel(name) for name in request.asked]
+    request.waiting.clear()
+    request.asked.clear()
+    return orders

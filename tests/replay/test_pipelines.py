@@ -1,0 +1,202 @@
+"""A pipeline in both worlds: the same happenings make a node and a simulation ask, cancel and end alike."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
+from overwinter.core.events import Arrived
+from overwinter.core.ids import FunctionName, RequestId, Seconds
+from overwinter.core.pipeline import Pipeline, Signature, Stage
+from overwinter.core.stepper import Answered, Ask, Cancel, Dropped, Event, Fail, Failed, PipelineRequest, Started, step
+from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node.stages import Passage
+from overwinter.node.views import Reply
+from overwinter.simulation.applications import Applications
+from overwinter.simulation.scenario import Application
+from overwinter.simulation.workloads import Poisson
+from tests.core.graphs import graphs
+
+BEGIN_S = 100.0
+TIMEOUT_S = 8.0
+ERRORS: dict[str, type[OverwinterError]] = {each.__name__: each for each in (OverloadedError, WorkerError)}
+Log = list[tuple[object, ...]]
+"""What was ordered: ("ask", function, version, deadline), ("cancel", function), ("end", error or "")."""
+
+
+class Happening(NamedTuple):
+    """What comes next: so many seconds later one of the stages under way ends, with an error or well."""
+
+    after_s: float
+    which: int
+    error: str
+
+
+HAPPENINGS = st.lists(
+    st.builds(
+        Happening,
+        st.sampled_from([0.0, 0.25, 0.5, 3.0]),
+        st.integers(0, 11),
+        st.sampled_from(["", "", "", "", *ERRORS]),
+    ),
+    max_size=12,
+)
+
+
+class Functions:
+    """A node's functions, each of which answers when it is told to."""
+
+    def __init__(self, pipeline: Pipeline, log: Log) -> None:
+        self.now = BEGIN_S
+        self.running: dict[str, asyncio.Future[Reply]] = {}
+        self._known = {
+            stage.function: Signature(tuple(TensorSpec(name, "INT8", (1,)) for name in stage.inputs), ())
+            for stage in pipeline.stages.values()
+        }
+        self._log = log
+
+    def function(self, name, version):
+        """What checks the tensors between stages."""
+        return self._known[name]
+
+    async def infer(self, name, version, inputs, timeout_s, priority) -> Reply:
+        """Wait to be told."""
+        self._log.append(("ask", name, version, self.now + timeout_s))
+        self.running[name] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.running[name]
+        except asyncio.CancelledError:
+            self._log.append(("cancel", name))
+            raise
+        finally:
+            del self.running[name]
+
+
+async def settled() -> None:
+    """After all that can go on now has gone on."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: bool) -> Log:
+    log: Log = []
+    functions = Functions(pipeline, log)
+    deadline = Seconds(BEGIN_S + TIMEOUT_S)
+    x = Tensor("x", "INT8", (1,), b"\0")
+    call = asyncio.ensure_future(Passage(pipeline, functions, [x], deadline, 0, lambda: Seconds(functions.now)).run())
+    await settled()
+    for after_s, which, error in happenings:
+        if not functions.running:
+            break
+        functions.now += after_s
+        name = sorted(functions.running)[which % len(functions.running)]
+        if error:
+            functions.running[name].set_exception(ERRORS[error]("said so"))
+        else:
+            functions.running[name].set_result(Reply(name, 1, [Tensor("y", "INT8", (1,), b"\0")], "warm"))
+        await settled()
+    if drops:
+        call.cancel()
+    await settled()
+    if call.done() and not call.cancelled():
+        fault = call.exception()
+        log.append(("end", "" if fault is None else type(fault).__name__))
+    known = list(log)
+    call.cancel()
+    await asyncio.wait([call])
+    return known
+
+
+def in_a_simulation(pipeline: Pipeline, happenings: Sequence[Happening]) -> Log:
+    log: Log = []
+    application = Application(
+        name="p", stages=pipeline.stages, timeout_s=TIMEOUT_S, workload=Poisson(rate=1.0), slo_ms=None
+    )
+    applications = Applications([application], count(1), 0.0)
+    running: dict[str, RequestId] = {}
+
+    def carried_out(events) -> None:
+        for event in events:
+            if isinstance(event, Arrived):
+                running[event.name] = event.request
+                log.append(("ask", event.name, event.version, event.deadline))
+            else:
+                [name] = [name for name, request in running.items() if request == event.request]
+                del running[name]
+                log.append(("cancel", name))
+
+    now = BEGIN_S
+    carried_out(applications.arrived(FunctionName("p"), Seconds(now)))
+    for after_s, which, error in happenings:
+        if not running:
+            break
+        now += after_s
+        request = running.pop(sorted(running)[which % len(running)])
+        if error:
+            carried_out(applications.refused(request, error, Seconds(now)))
+        else:
+            carried_out(applications.answered(request, Seconds(now)))
+    figures = applications.figures()["p"]
+    log += [("end", name) for name in figures.refused] + [("end", "")] * figures.answered
+    return log
+
+
+def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: bool) -> Log:
+    log: Log = []
+    request = PipelineRequest(pipeline.stages, Seconds(BEGIN_S + TIMEOUT_S))
+    stages = {stage.function: name for name, stage in pipeline.stages.items()}
+    functions = {name: function for function, name in stages.items()}
+
+    def told(event: Event, now: float) -> None:
+        for order in step(request, event, Seconds(now)):
+            match order:
+                case Ask(_, stage, deadline):
+                    log.append(("ask", stage.function, stage.version, deadline))
+                case Cancel(name):
+                    log.append(("cancel", functions[name]))
+                case _:
+                    log.append(("end", order.error if isinstance(order, Fail) else ""))
+
+    now = BEGIN_S
+    told(Started(), now)
+    for after_s, which, error in happenings:
+        if request.over:
+            break
+        now += after_s
+        stage = stages[sorted(map(functions.__getitem__, request.asked))[which % len(request.asked)]]
+        told(Failed(stage, error) if error else Answered(stage), now)
+    if drops:
+        told(Dropped(), now)
+    return log
+
+
+@settings(max_examples=40)
+@given(graphs(), HAPPENINGS)
+def test_a_node_and_a_simulation_order_the_same(pipeline: Pipeline, happenings: list[Happening]) -> None:
+    live = asyncio.run(in_a_node(pipeline, happenings, drops=False))
+    assert live == in_a_simulation(pipeline, happenings) == by_the_stepper(pipeline, happenings, drops=False)
+
+
+@settings(max_examples=40)
+@given(graphs(), HAPPENINGS)
+def test_a_node_gives_up_what_the_stepper_says_when_its_caller_goes_away(
+    pipeline: Pipeline, happenings: list[Happening]
+) -> None:
+    live = asyncio.run(in_a_node(pipeline, happenings, drops=True))
+    assert live == by_the_stepper(pipeline, happenings, drops=True)
+
+
+def test_past_the_deadline_nothing_is_asked_in_either_world() -> None:
+    stages = {
+        "s0": Stage(function="f0", inputs={"x": "input:x"}),
+        "s1": Stage(function="f1", inputs={"x": "s0:y"}),
+    }
+    pipeline = Pipeline(name="p", inputs=("x",), stages=stages, outputs={"y": "s1:y"})
+    happenings = [Happening(TIMEOUT_S, 0, "")]
+    end = ("end", DeadlineError.__name__)
+    assert asyncio.run(in_a_node(pipeline, happenings, drops=False))[1:] == [end]
+    assert in_a_simulation(pipeline, happenings)[1:] == [end]
