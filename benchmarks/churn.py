@@ -19,14 +19,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import msgspec
 import torch
 
 from benchmarks.families import Family, as_tensors
-from benchmarks.measure import MIB, descriptors, memory, occupied_bytes, print_result, resident_bytes
+from benchmarks.measure import MIB, print_result
 from benchmarks.nodes import Node, parents_of_all, running_node
+from benchmarks.standing import HEADER, Standing, at_rest, growth, row
 from benchmarks.wire import Connection, binary_request
 from overwinter.core.errors import CallerError
 
@@ -39,7 +39,7 @@ UNLOADED_EVERY = 4
 REFUSED_EVERY = 10
 PARTS = 4
 """Readings of each kind of cycle."""
-IDLE_S = 1.0
+PROCESSES = 3
 HANDLER = """
 def preprocess(inputs, state):
     return dict(inputs)
@@ -51,28 +51,6 @@ BROKEN_HANDLER = """
 def setup(assets):
     raise ValueError("as it must")
 """
-
-
-class Standing(NamedTuple):
-    """What a node at rest holds."""
-
-    daemon: int
-    base_zygote: int
-    tenant_zygote: int
-    """Anonymous PSS."""
-    shared: int
-    """PSS of memory files and mapped blocks."""
-    store: int
-    """Pages of the host store."""
-    resident: int
-    descriptors: int
-    processes: int
-    files: int
-
-    @property
-    def nbytes(self) -> int:
-        """All memory that is the node's own."""
-        return self.daemon + self.base_zygote + self.tenant_zygote + self.shared + self.store
 
 
 class Subject:
@@ -163,23 +141,10 @@ class Churn:
 
     def standing(self) -> Standing:
         """What the node holds once it has come to rest and nobody is connected."""
-        self.node.hang_up()
-        self.node.wait_quiet()
-        time.sleep(IDLE_S)
-        pids = self.node.pids()
-        own = [memory([pid]).anonymous for pid in pids[:3]]
-        if len(pids) < len(own) or self.node.body_pids():
-            raise RuntimeError(f"a node at rest is a daemon, its base zygote and a tenant's, not {len(pids)} processes")
-        files = sum(path.is_file() for path in self.node.host_store.rglob("*"))
-        return Standing(
-            *own,
-            shared=memory(pids).shared,
-            store=occupied_bytes(self.node.host_store),
-            resident=resident_bytes(pids),
-            descriptors=descriptors(pids),
-            processes=len(pids),
-            files=files,
-        )
+        found = at_rest(self.node)
+        if found.processes < PROCESSES or self.node.body_pids():
+            raise RuntimeError(f"a node at rest is a daemon, its base zygote and a tenant's, not {found.processes}")
+        return found
 
     def run(self, count: int, cycle: Callable[[int, Connection], None]) -> Iterator[tuple[int, Standing, float]]:
         """Do so many cycles in parts; after each part: cycles so far, what the node holds, seconds it took."""
@@ -194,22 +159,12 @@ class Churn:
             yield done, self.standing(), took
 
 
-def row(title: str, standing: Standing, took: float | None) -> str:
-    """A line of the table."""
-    parts = (*standing[:5], standing.nbytes, standing.resident)
-    sizes = "".join(f"{part / MIB:10.2f}" for part in parts)
-    counts = f"{standing.descriptors:13}{standing.processes:11}{standing.files:7}"
-    return f"{title:26}{sizes}{counts}" + ("" if took is None else f"{took:9.1f}")
-
-
 def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str, float]:
     """The table; what the last reading has more than the first."""
     churn = Churn(node, models)
     churn.warm_up()
     start = end = churn.standing()
-    names = ("daemon", "base", "zygote", "shared", "store", "sum", "RSS")
-    print(f"{'MiB at rest':26}" + "".join(f"{name:>10}" for name in names), end="")
-    print(f"{'descriptors':>13}{'processes':>11}{'files':>7}{'s':>9}")
+    print(HEADER)
     print(row("start line", start, None), flush=True)
     for title, count, cycle in (("wakes", wakes, churn.wake), ("deploys", deploys, churn.deploy)):
         before = end
@@ -217,13 +172,7 @@ def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str
             print(row(f"after {done} {title}", end, took), flush=True)
         if count:
             print(f"{title}: {(end.nbytes - before.nbytes) / count / 1024:+.2f} KiB a cycle")
-    return {
-        "growth_mib": (end.nbytes - start.nbytes) / MIB,
-        "held_mib": start.nbytes / MIB,
-        "descriptors": end.descriptors - start.descriptors,
-        "processes": end.processes - start.processes,
-        "shm_files": end.files - start.files,
-    }
+    return {**growth(start, end), "held_mib": start.nbytes / MIB}
 
 
 def main() -> None:

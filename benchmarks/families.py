@@ -1,6 +1,7 @@
 """A model of the zoo that is exported once and deployed many times, under other names or with other weights."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,9 +37,9 @@ class Family:
         """Bytes of all weights."""
         return sum(weight.nbytes for weight in self.weights)
 
-    def one(self) -> dict[str, torch.Tensor]:
-        """The example inputs at batch 1."""
-        inputs = {name: tensor[:1].contiguous() for name, tensor in self.model.example_inputs.items()}
+    def one(self, row: int = 0) -> dict[str, torch.Tensor]:
+        """One row, of two, of the example inputs, at batch 1."""
+        inputs = {name: tensor[row : row + 1].contiguous() for name, tensor in self.model.example_inputs.items()}
         for name, dims in self.model.dynamic.items():
             for dim, size in dims.items():
                 if size == "sequence" and self.tokens is not None:
@@ -50,14 +51,16 @@ class Family:
         name: str,
         handler: str | None = None,
         program: Program | None = None,
+        *,
         assets: Mapping[str, bytes] | None = None,
-        **settings: float,
+        tenant: str = "default",
+        **settings: Any,
     ) -> Package:
         """The model as it is now, with a handler's source and assets or another program over its weights if given."""
-        chosen = settings_of(None, settings)
         agreement = self.agreement if program is None else None
-        ran = program or self.program
-        return package(name, ran, self.weights, agreement, handler=handler, assets=assets, settings=chosen)
+        own: dict[str, Any] = {"handler": handler, "assets": assets, "tenant": tenant}
+        chosen = settings_of(None, settings)
+        return package(name, program or self.program, self.weights, agreement, settings=chosen, **own)
 
     def deploy(
         self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: float
@@ -65,10 +68,13 @@ class Family:
         """Deploy what `packaged` makes."""
         return self.packaged(name, handler, program, **settings).upload(client)
 
-    def answer(self) -> bytes:
-        """What plain PyTorch answers to `one`: the bytes of all outputs in order."""
+    def answer(self, row: int = 0, factor: int | None = None) -> bytes:
+        """What plain PyTorch answers to `one`: the bytes of all outputs in order, each multiplied if a factor is
+        given.
+        """
         with torch.inference_mode():
-            outputs = flatten(self.module(**self.one()))
+            outputs = flatten(self.module(**self.one(row)))
+            outputs = outputs if factor is None else [output * factor for output in outputs]
         return b"".join(bytes(tensor.data) for tensor in as_tensors({str(at): t for at, t in enumerate(outputs)}))
 
     def state(self) -> dict[str, torch.Tensor]:

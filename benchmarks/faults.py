@@ -38,7 +38,6 @@ from benchmarks.measure import descriptors, print_result
 from benchmarks.nodes import Node
 from benchmarks.wire import Answer, Connection, binary_request
 from overwinter.api.client import Client
-from overwinter.api.deployer import package, settings_of
 from overwinter.core.errors import OverwinterError
 
 MODELS = ("mlp", "textcnn", "minilm")
@@ -75,9 +74,8 @@ class Subject:
         self.name = f"{family.name}-{tenant}"
         family.vary(family.head(), variant)
         handler = HANDLER if variant % 2 else None
-        settings = settings_of(None, {"keep_alive_s": 1.0, "timeout_s": TIMEOUT_S, **TENANTS[tenant]})
-        own = {"handler": handler, "tenant": tenant, "settings": settings}
-        made = package(self.name, family.program, family.weights, family.agreement, **own)
+        settings = {"keep_alive_s": 1.0, "timeout_s": TIMEOUT_S, **TENANTS[tenant]}
+        made = family.packaged(self.name, handler, tenant=tenant, **settings)
         contents = {address: bytes(content()) for address, content in made.contents.items()}
         made.contents = {address: (lambda data=data: data) for address, data in contents.items()}
         self.package = made

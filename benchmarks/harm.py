@@ -90,12 +90,9 @@ def process_fault(site: Site, random: Random) -> Fault:
     """SIGKILL or SIGSTOP of one process."""
     with site.lock:
         kind = random.choice(("worker", "worker", "zygote", "daemon"))
-        bodies = site.node.body_pids()
-        daemon, *others = site.node.pids() or [0]
-        pids = {"worker": bodies, "zygote": [pid for pid in others if pid not in bodies], "daemon": [daemon]}[kind]
-        if not pids or not daemon:
+        pid = any_process(site.node, kind, random)
+        if not pid:
             return Fault(f"no {kind} to harm")
-        pid = random.choice(pids)
         if random.random() < 0.5:
             _signal(pid, signal.SIGSTOP)
             return Fault(f"SIGSTOP {kind}", random.uniform(*STOP_S), lambda: _signal(pid, signal.SIGCONT))
@@ -104,6 +101,21 @@ def process_fault(site: Site, random: Random) -> Fault:
         else:
             _signal(pid, signal.SIGKILL)
         return Fault(f"SIGKILL {kind}")
+
+
+def any_process(node: Node, kind: str, random: Random) -> int:
+    """One worker, zygote or daemon; 0 when there is none."""
+    bodies = node.body_pids()
+    daemon, *others = node.pids() or [0]
+    pids = {"worker": bodies, "zygote": [pid for pid in others if pid not in bodies], "daemon": [daemon]}[kind]
+    return random.choice(pids) if pids and daemon else 0
+
+
+def kill(node: Node, kind: str, random: Random) -> bool:
+    """SIGKILL of one process, and whether there was one."""
+    if pid := any_process(node, kind, random):
+        _signal(pid, signal.SIGKILL)
+    return bool(pid)
 
 
 def storage_fault(site: Site, random: Random, flipped: Callable[[Path], None]) -> Fault:

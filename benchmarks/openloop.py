@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import deque
@@ -25,6 +26,9 @@ import msgspec
 from benchmarks.wire import END, Answer
 
 CHUNK_BYTES = 1 << 20
+LOOK_S = 0.05
+LATE_S = 30.0
+"""The generator's own, beyond its patience."""
 IDLE_MAX_S = 30.0
 """A connection unused for so long is not used again: the node may be about to close it."""
 
@@ -63,6 +67,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """Warm, host or disk; what was said in a refusal."""
     right: bool
     """Whether the tensors are those that they must be."""
+    digest: bytes = b""
+    """SHA-256 of the tensors that were answered, for who knows more than one right answer."""
 
     @property
     def fate(self) -> Literal["answered", "refused", "lost"]:
@@ -110,8 +116,8 @@ def outcome(line: Line, began: float, answer: Answer | None, target: Target) -> 
     if answer is None:
         return Outcome(line.target, at, late, latency, 0, "", False)
     if answer.status == 200:
-        right = hashlib.sha256(answer.tensors).digest() == target.digest
-        return Outcome(line.target, at, late, latency, 200, answer.start, right)
+        digest = hashlib.sha256(answer.tensors).digest()
+        return Outcome(line.target, at, late, latency, 200, answer.start, digest == target.digest, digest)
     try:
         said = str(json.loads(answer.body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -199,6 +205,49 @@ class Generator:
 
     def _end(self, line: Line, answer: Answer | None) -> None:
         self._outcomes.append(outcome(line, self._began, answer, self._plan.targets[line.target]))
+
+
+class Sender:
+    """A generator in a process of its own, which ends with the block; its files lie in `root`."""
+
+    def __init__(self, port: int, plan: Plan, root: Path) -> None:
+        file, self._file = root / "plan", root / "outcomes"
+        file.write_bytes(msgspec.msgpack.encode(plan))
+        # Of another one that had the same place.
+        self._began.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "benchmarks.openloop", str(port), str(file), str(self._file)]
+        self.process = subprocess.Popen(command)
+        self._patience_s = plan.patience_s
+
+    def __enter__(self) -> "Sender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def _began(self) -> Path:
+        return self._file.with_suffix(".began")
+
+    def began(self) -> float:
+        """When the plan began, of the system's monotonic clock; waits until it has."""
+        while not (text := self._began.read_text() if self._began.exists() else ""):
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the load generator ended with status {self.process.returncode}")
+            time.sleep(LOOK_S)
+        return float(text)
+
+    def stop(self) -> None:
+        """End the plan early, and wait for the answers that are due."""
+        self.process.terminate()
+        self.process.wait(self._patience_s + LATE_S)
+
+    def outcomes(self) -> list[Outcome]:
+        """What became of the requests, once the plan is carried out."""
+        if self.process.wait():
+            raise RuntimeError(f"the load generator ended with status {self.process.returncode}")
+        return msgspec.msgpack.decode(self._file.read_bytes(), type=list[Outcome])
 
 
 def fates(outcomes: Sequence[Outcome]) -> dict[str, int]:

@@ -42,7 +42,7 @@ from benchmarks.measure import (
     quantile,
 )
 from benchmarks.nodes import Node, running_node
-from benchmarks.openloop import Outcome, Plan, Target, attainment, fates
+from benchmarks.openloop import Outcome, Plan, Sender, Target, attainment, fates
 from benchmarks.plain import Crowd, save
 from benchmarks.traffic import HOUR_S, Cost, compressed, hour, kept_share
 from benchmarks.wire import END, Connection, binary_request
@@ -189,23 +189,19 @@ def send(node: Node, plan: Plan) -> tuple[list[Outcome], Peak]:
     """Carry out the plan; what became of the requests, and the peak. Prints how busy the cores were."""
     peak = sample(node)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
-        files = [Path(root) / "plan", Path(root) / "outcomes"]
-        files[0].write_bytes(msgspec.msgpack.encode(plan))
         began, spent, machine = time.perf_counter(), cpu_seconds(node.pids()), machine_seconds()
-        command = [sys.executable, "-m", "benchmarks.openloop", str(node.port), *map(str, files)]
-        with subprocess.Popen(command) as generator:
-            while generator.poll() is None:
+        with Sender(node.port, plan, Path(root)) as sender:
+            while sender.process.poll() is None:
                 try:
-                    generator.wait(SAMPLED_EVERY_S)
+                    sender.process.wait(SAMPLED_EVERY_S)
                 except subprocess.TimeoutExpired:
                     peak = max(peak, sample(node))
-        if generator.returncode:
-            raise RuntimeError(f"the load generator ended with status {generator.returncode}")
+            outcomes = sender.outcomes()
         core_seconds = (time.perf_counter() - began) * cores()
         used = cpu_seconds(node.pids()) - spent
         rest = machine_seconds() - machine - used
         print(f"of {cores()} cores the node used {used / core_seconds:.0%}, all others {rest / core_seconds:.0%}")
-        return msgspec.msgpack.decode(files[1].read_bytes(), type=list[Outcome]), peak
+        return outcomes, peak
 
 
 def cores() -> int:

@@ -20,19 +20,17 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
 import torch
 
 from benchmarks.hostile.arena import Arena, arena
 from benchmarks.hostile.exchange import HungError, ask
 from benchmarks.hostile.verdicts import HARMS, Tally
 from benchmarks.measure import MIB, print_result, quantile
-from benchmarks.openloop import Outcome, Plan, attainment, fates
+from benchmarks.openloop import Outcome, Plan, Sender, attainment, fates
 from benchmarks.siege.attacks import ATTACKS
 from benchmarks.siege.defended import Defended, phase_of
 from benchmarks.siege.rest import Rest
@@ -64,21 +62,6 @@ class Phase(NamedTuple):
     over: float
     """When its attack was over, and memory counted; until `quiet` the node had to do with it."""
     quiet: float
-
-
-@contextmanager
-def generator(found: Arena, plan: Plan) -> Iterator[Path]:
-    """The process that asks; yields the file of the outcomes, which is there once `finished` has returned."""
-    files = [found.root / "plan", found.root / "outcomes"]
-    files[0].write_bytes(msgspec.msgpack.encode(plan))
-    command = [sys.executable, "-m", "benchmarks.openloop", str(found.port), *map(str, files)]
-    with subprocess.Popen(command) as process:
-        try:
-            yield files[1]
-            process.terminate()
-            process.wait(PATIENCE_S + 30.0)
-        finally:
-            process.kill()
 
 
 class Besiegers:
@@ -259,15 +242,14 @@ def main() -> None:
         planned_s = WARM_S + SLACK * seconds
         plan = Plan(defended.targets, defended.payloads, defended.arrivals(planned_s, RATE, options.seed), PATIENCE_S)
         try:
-            with generator(found, plan) as file:
-                while not file.with_suffix(".began").exists():
-                    time.sleep(LOOK_S)
-                began = float(file.with_suffix(".began").read_text())
+            with Sender(found.port, plan, found.root) as sender:
+                began = sender.began()
                 phases = besiege(found, names, seconds, watch, besiegers, defended.names)
+                sender.stop()
+                outcomes = sender.outcomes()
         finally:
             besiegers.stop()
             watch.stop()
-        outcomes = msgspec.msgpack.decode(file.read_bytes(), type=list[Outcome])
         report(
             found,
             began,

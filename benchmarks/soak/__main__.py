@@ -1,0 +1,225 @@
+"""Does a node that goes on for long answer right, lose nothing and keep nothing, whatever its authors do meanwhile?
+
+`python -m benchmarks.soak [--minutes 10] [--seed N]`: 200 functions, variants of eight models of the zoo at full size,
+three of them with a handler that has state, of two tenants. They are asked at random rates, each with two inputs.
+Meanwhile workers and zygotes are killed, and functions deployed, updated, removed, unloaded and loaded. Every answer is
+compared with plain PyTorch's, bit for bit, for the versions that could have answered between the request and the
+answer: once an update or a removal is confirmed, no later request may be answered by the version before.
+
+The time is divided into rounds. A round deploys all functions, asks them under changes and kills, brings all back,
+asks each of them while nothing else happens, where no refusal is explained, and removes all. The first round is the
+warm-up, which fills what is bounded and kept. The start line is the node at rest after it, without a function: the
+daemon, its zygotes, and the programs that these hold ready. After each round the node is read again.
+
+A refusal is explained by a removal or an update of its function (404), by a kill (500, 503, 504), by its function being
+unloaded (503), or by a machine whose cores were all busy (503, 504). Any other counts as lost, as does a request
+without an answer, and a change that the node refuses without a kill or overload.
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from os import cpu_count
+from pathlib import Path
+from random import Random
+
+import torch
+
+from benchmarks.harm import Span, kill
+from benchmarks.measure import machine_seconds, print_result
+from benchmarks.nodes import Node, running_node
+from benchmarks.openloop import Outcome, Plan, Sender
+from benchmarks.soak.members import CHANGES, MODELS, ROWS, Member, arrivals, made
+from benchmarks.soak.verdicts import Weather, verdict
+from benchmarks.standing import HEADER, Standing, at_rest, growth, row
+from overwinter.core.errors import OverwinterError
+
+PATIENCE_S = 70.0
+"""Longer than any function may take and its run drain: whoever has no answer then never gets one."""
+BETWEEN_CHANGES_S = (0.1, 1.0)
+BETWEEN_KILLS_S = (0.5, 4.0)
+ZYGOTES = 0.2
+"""Share of the kills."""
+RETURNS = 0.5
+"""Share of the changes that bring back a function that is absent or unloaded, while there is one."""
+LOOK_S = 1.0
+BUSY = 0.9
+"""Of all cores, from which on the machine is overloaded."""
+ROLL_CALL_RATE = 20.0
+RETRIES = 20
+UNNEEDED_S = "5"
+"""Blocks that nobody needs leave the disk soon: a soak has thousands."""
+READ_MAX = 60
+
+
+class Soak:
+    """A node, its functions, and what came of the requests and the changes."""
+
+    def __init__(self, node: Node, options: argparse.Namespace) -> None:
+        self.node = node
+        self.rate = options.rate
+        self.members, self.targets, self.payloads = made(options.functions, tuple(options.models), options.small)
+        self.counts: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
+        self._weather = Weather()
+        self._random = Random(options.seed)
+        self._seed = options.seed
+        self._variants = 0
+        self._rounds = 0
+
+    def round(self, seconds: float) -> None:
+        """All functions come, are asked, and go; `seconds` under changes and kills."""
+        self._rounds += 1
+        for member in self.members:
+            self._surely(member, "deploy")
+        plan = arrivals(seconds, self.rate, len(self.members), self._random)
+        with self._trouble():
+            self._send(plan)
+        for member in self.members:
+            if member.state != "present":
+                self._surely(member, CHANGES[member.state][0])
+        self._send([(number / ROLL_CALL_RATE, number) for number in range(len(self.targets))])
+        for member in self.members:
+            self._surely(member, "remove")
+
+    def rest(self) -> Standing:
+        """What the node holds, once two readings agree in all that is counted."""
+        before = at_rest(self.node)
+        for _ in range(READ_MAX):
+            found = at_rest(self.node)
+            if found[6:] == before[6:]:
+                return found
+            before = found
+        raise RuntimeError(f"the node does not come to rest: {before}")
+
+    def _send(self, plan: list[tuple[float, int]]) -> None:
+        asked = Plan(self.targets, self.payloads, plan, PATIENCE_S)
+        with (
+            tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root,
+            Sender(self.node.port, asked, Path(root)) as sender,
+        ):
+            began = sender.began()
+            outcomes = sender.outcomes()
+        for outcome in outcomes:
+            self._judge(outcome, began)
+
+    def _judge(self, outcome: Outcome, began: float) -> None:
+        place, input_ = divmod(outcome.target, ROWS)
+        member = self.members[place]
+        found = verdict(outcome, began, input_, member.history, self._weather)
+        self.counts[found] += 1
+        told = outcome.start.replace(member.name, "NAME")[:120]
+        if outcome.status != 200:
+            self.told[f"{outcome.status} {found}: {told}"] += 1
+        if found in ("wrong", "lost"):
+            at = f"round {self._rounds}, due {began + outcome.due_s:.3f}, after {outcome.latency_s:.3f} s"
+            self._say(f"{found}: {member.name}, {at}: {outcome.status} {told}")
+
+    # What happens meanwhile
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        """Changes, kills and looks at the machine, until the block ends."""
+        over = threading.Event()
+        jobs = (self._changing, self._killing, self._watching)
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            ends = [pool.submit(job, over) for job in jobs]
+            try:
+                yield
+            finally:
+                over.set()
+        for end in ends:
+            end.result()
+
+    def _changing(self, over: threading.Event) -> None:
+        random = Random(f"{self._seed} changes {self._rounds}")
+        while not over.wait(random.uniform(*BETWEEN_CHANGES_S)):
+            away = [member for member in self.members if member.state != "present"]
+            member = random.choice(away if away and random.random() < RETURNS else self.members)
+            self._change(member, random.choice(CHANGES[member.state]))
+
+    def _killing(self, over: threading.Event) -> None:
+        random = Random(f"{self._seed} kills {self._rounds}")
+        while not over.wait(random.uniform(*BETWEEN_KILLS_S)):
+            kind = "zygote" if random.random() < ZYGOTES else "worker"
+            if kill(self.node, kind, random):
+                self._weather.killed()
+                self.done[f"kill {kind}"] += 1
+
+    def _watching(self, over: threading.Event) -> None:
+        at, used = time.monotonic(), machine_seconds()
+        while not over.wait(LOOK_S):
+            now, then = time.monotonic(), machine_seconds()
+            if then - used >= BUSY * (now - at) * (cpu_count() or 1):
+                self._weather.overload.add(Span(at, now))
+            at, used = now, then
+
+    def _change(self, member: Member, what: str) -> bool:
+        """Do it, and whether the node did it."""
+        began = time.monotonic()
+        self._variants += 1
+        try:
+            member.change(what, self.node.client, self._variants)
+        except OverwinterError as error:
+            span = Span(began, time.monotonic())
+            explained = self._weather.kills.meet(span) or self._weather.overload.meet(span)
+            self.counts["refused" if explained else "lost"] += 1
+            self.told[f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]] += 1
+            if not explained:
+                self._say(f"lost: {what} {member.name}: {error}")
+            return False
+        self.done[what] += 1
+        return True
+
+    def _surely(self, member: Member, what: str) -> None:
+        """Do it, again if a kill just before was in the way."""
+        if not any(self._change(member, what) for _ in range(RETRIES)):
+            raise RuntimeError(f"{what} of {member.name} fails")
+
+    def _say(self, line: str) -> None:
+        print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def measure(soak: Soak, seconds: float, rounds: int) -> dict[str, float]:
+    """The warm-up and so many rounds in the given time, and the table; what came of all requests and is left."""
+    print(HEADER)
+    readings: list[Standing] = []
+    for number in range(rounds + 1):
+        began = time.monotonic()
+        soak.round(seconds / (rounds + 1))
+        readings.append(soak.rest())
+        title = f"after round {number}" if number else "start line"
+        print(row(title, readings[-1], time.monotonic() - began), flush=True)
+    for title, counts in (("done", soak.done), ("what was told in refusals", soak.told)):
+        print(f"{title}:")
+        for what, count in counts.most_common():
+            print(f"{count:8} {what}")
+    counted = {kind: soak.counts[kind] for kind in ("wrong", "lost", "refused")}
+    return {"requests": soak.counts.total(), **counted, **growth(readings[0], readings[-1])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of requests under changes and kills; default 10")
+    parser.add_argument("--rounds", type=int, default=3, help="after the warm-up; default 3")
+    parser.add_argument("--functions", type=int, default=200, help="default 200")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second of all functions; default 20")
+    parser.add_argument("--small", action="store_true", help="small models")
+    parser.add_argument("--seed", type=int, default=0, help="of requests, changes and kills; default 0")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with running_node("--unneeded-keep-s", UNNEEDED_S) as node:
+        figures = measure(Soak(node, options), 60 * options.minutes, options.rounds)
+    print_result(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What does a node hold when nothing runs and nobody is connected, and what has been added since?
+
+Memory is anonymous and shared PSS with the pages of the host store; files are those of the host store.
+"""
+
+import time
+from typing import NamedTuple
+
+from benchmarks.measure import MIB, descriptors, memory, occupied_bytes, resident_bytes
+from benchmarks.nodes import Node
+
+IDLE_S = 1.0
+HEADER = (
+    f"{'MiB at rest':26}"
+    + "".join(f"{name:>10}" for name in ("daemon", "base", "zygotes", "shared", "store", "sum", "RSS"))
+    + f"{'descriptors':>13}{'processes':>11}{'files':>7}{'s':>9}"
+)
+
+
+class Standing(NamedTuple):
+    """What a node at rest holds."""
+
+    daemon: int
+    base_zygote: int
+    zygotes: int
+    """Anonymous PSS; of the tenants' zygotes, and of workers if there are any."""
+    shared: int
+    """PSS of memory files and mapped blocks."""
+    store: int
+    """Pages of the host store."""
+    resident: int
+    descriptors: int
+    processes: int
+    files: int
+
+    @property
+    def nbytes(self) -> int:
+        """All memory that is the node's own."""
+        return self.daemon + self.base_zygote + self.zygotes + self.shared + self.store
+
+
+def at_rest(node: Node) -> Standing:
+    """What the node holds, once it has come to rest; its client's connections are closed first."""
+    node.hang_up()
+    node.wait_quiet()
+    time.sleep(IDLE_S)
+    pids = node.pids()
+    return Standing(
+        *(memory(part).anonymous for part in (pids[:1], pids[1:2], pids[2:])),
+        shared=memory(pids).shared,
+        store=occupied_bytes(node.host_store),
+        resident=resident_bytes(pids),
+        descriptors=descriptors(pids),
+        processes=len(pids),
+        files=sum(path.is_file() for path in node.host_store.rglob("*")),
+    )
+
+
+def row(title: str, standing: Standing, took: float | None) -> str:
+    """A line of the table, under HEADER; `took` in seconds."""
+    parts = (*standing[:5], standing.nbytes, standing.resident)
+    sizes = "".join(f"{part / MIB:10.2f}" for part in parts)
+    counts = f"{standing.descriptors:13}{standing.processes:11}{standing.files:7}"
+    return f"{title:26}{sizes}{counts}" + ("" if took is None else f"{took:9.1f}")
+
+
+def growth(start: Standing, end: Standing) -> dict[str, float]:
+    """What the second reading has more than the first."""
+    return {
+        "growth_mib": (end.nbytes - start.nbytes) / MIB,
+        "descriptors": end.descriptors - start.descriptors,
+        "processes": end.processes - start.processes,
+        "shm_files": end.files - start.files,
+    }
