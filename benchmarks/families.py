@@ -63,7 +63,7 @@ class Family:
         return package(name, program or self.program, self.weights, agreement, settings=chosen, **own)
 
     def deploy(
-        self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: float
+        self, client: Client, name: str, handler: str | None = None, program: Program | None = None, **settings: Any
     ) -> Uploaded:
         """Deploy what `packaged` makes."""
         return self.packaged(name, handler, program, **settings).upload(client)

@@ -12,7 +12,7 @@ from benchmarks.nodes import Node
 IDLE_S = 1.0
 HEADER = (
     f"{'MiB at rest':26}"
-    + "".join(f"{name:>10}" for name in ("daemon", "base", "zygotes", "shared", "store", "sum", "RSS"))
+    + "".join(f"{name:>10}" for name in ("daemon", "zygotes", "shared", "store", "sum", "RSS"))
     + f"{'descriptors':>13}{'processes':>11}{'files':>7}{'s':>9}"
 )
 
@@ -21,9 +21,8 @@ class Standing(NamedTuple):
     """What a node at rest holds."""
 
     daemon: int
-    base_zygote: int
     zygotes: int
-    """Anonymous PSS; of the tenants' zygotes, and of workers if there are any."""
+    """Anonymous PSS; of all zygotes with what started the base, and of workers if there are any."""
     shared: int
     """PSS of memory files and mapped blocks."""
     store: int
@@ -36,7 +35,7 @@ class Standing(NamedTuple):
     @property
     def nbytes(self) -> int:
         """All memory that is the node's own."""
-        return self.daemon + self.base_zygote + self.zygotes + self.shared + self.store
+        return self.daemon + self.zygotes + self.shared + self.store
 
 
 def at_rest(node: Node) -> Standing:
@@ -46,7 +45,7 @@ def at_rest(node: Node) -> Standing:
     time.sleep(IDLE_S)
     pids = node.pids()
     return Standing(
-        *(memory(part).anonymous for part in (pids[:1], pids[1:2], pids[2:])),
+        *(memory(part).anonymous for part in (pids[:1], pids[1:])),
         shared=memory(pids).shared,
         store=occupied_bytes(node.host_store),
         resident=resident_bytes(pids),
@@ -58,7 +57,7 @@ def at_rest(node: Node) -> Standing:
 
 def row(title: str, standing: Standing, took: float | None) -> str:
     """A line of the table, under HEADER; `took` in seconds."""
-    parts = (*standing[:5], standing.nbytes, standing.resident)
+    parts = (*standing[:4], standing.nbytes, standing.resident)
     sizes = "".join(f"{part / MIB:10.2f}" for part in parts)
     counts = f"{standing.descriptors:13}{standing.processes:11}{standing.files:7}"
     return f"{title:26}{sizes}{counts}" + ("" if took is None else f"{took:9.1f}")

@@ -71,7 +71,9 @@ def test_a_refusal_is_explained_by_what_was_under_way_and_by_nothing_else(reason
     for begin, until, there in ((20.5, 30.0, True), (1.0, 19.0, False), (22.0, 30.0, False)):
         history, weather = History(), Weather()
         getattr(history if hasattr(history, reason) else weather, reason).add(Span(begin, until))
-        found = {status: verdict(refused(status), 0.0, 0, history, weather) for status in (400, 404, 500, 503, 504, 507)}
+        found = {
+            status: verdict(refused(status), 0.0, 0, history, weather) for status in (400, 404, 500, 503, 504, 507)
+        }
         assert {status for status, said in found.items() if said == "refused"} == (statuses if there else set())
         assert set(found.values()) <= {"refused", "lost"}
 
