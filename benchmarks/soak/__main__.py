@@ -8,8 +8,8 @@ answer: once an update or a removal is confirmed, no later request may be answer
 
 The time is divided into rounds. A round deploys all functions, asks them under changes and kills, brings all back,
 asks each of them while nothing else happens, where no refusal is explained, and removes all. The first round is the
-warm-up, which fills what is bounded and kept. The start line is the node at rest after it, without a function: the
-daemon, its zygotes, and the programs that these hold ready. After each round the node is read again.
+warm-up, which fills what is bounded and kept. The start line is the node at rest after it, with no function deployed:
+the daemon and its base zygote. After each round the node is read again.
 
 A refusal is explained by a removal or an update of its function (404), by a kill (500, 503, 504), by its function being
 unloaded (503), or by a machine whose cores were all busy (503, 504). Any other counts as lost, as does a request
@@ -92,7 +92,7 @@ class Soak:
             self._surely(member, "remove")
 
     def rest(self) -> Standing:
-        """What the node holds, once two readings agree in all that is counted."""
+        """What the node holds, once two readings agree in descriptors, processes and files."""
         before = at_rest(self.node)
         for _ in range(READ_MAX):
             found = at_rest(self.node)
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model", help="models of the zoo")
     parser.add_argument("--minutes", type=float, default=10.0, help="of requests under changes and kills; default 10")
-    parser.add_argument("--rounds", type=int, default=3, help="after the warm-up; default 3")
+    parser.add_argument("--rounds", type=int, default=2, help="after the warm-up; default 2")
     parser.add_argument("--functions", type=int, default=200, help="default 200")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second of all functions; default 20")
     parser.add_argument("--small", action="store_true", help="small models")

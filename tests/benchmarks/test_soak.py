@@ -2,11 +2,14 @@
 
 from random import Random
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.harm import Span
+from benchmarks.nodes import running_node
 from benchmarks.openloop import Outcome
+from benchmarks.soak.__main__ import Soak, measure
 from benchmarks.soak.members import ROWS, arrivals
 from benchmarks.soak.verdicts import History, Spans, Version, Weather, verdict
 
@@ -101,3 +104,13 @@ def test_requests_are_the_same_again_with_a_seed_and_reach_every_function():
     assert plan == arrivals(200.0, 50.0, 20, Random(3)) == sorted(plan)
     assert {target for _, target in plan} == set(range(20 * ROWS))
     assert 8000 < len(plan) < 12000
+
+
+def test_a_short_soak_finds_nothing_wrong_lost_or_left():
+    options = SimpleNamespace(functions=4, models=["mlp", "textcnn"], small=True, rate=20.0, seed=1)
+    with running_node() as node:
+        soak = Soak(node, options)
+        figures = measure(soak, 4.0, 1)
+    assert figures["requests"] > 50
+    assert [figures[key] for key in ("wrong", "lost", "descriptors", "processes", "shm_files")] == [0] * 5
+    assert soak.done["deploy"] >= 8
