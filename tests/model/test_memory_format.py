@@ -1,6 +1,6 @@
 """Weights reach a program in the order in memory that the module has them in, through blocks and all."""
 
-import mmap
+import os
 
 import pytest
 import torch
@@ -11,22 +11,24 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.compile import compile_program
 from overwinter.model.export import export
 from overwinter.model.program import Call, Slot, Weight, decode_program, encode_program, validate
-from overwinter.worker.weights import weight_tensors
+from overwinter.worker.weights import MappedBlock, weight_tensors
 from tests.model.tiny import make_program
 
 
-class Mapped:
+def mapped(content):
     """A block in memory."""
-
-    def __init__(self, content):
-        self.buffer = mmap.mmap(-1, max(1, len(content)))
-        self.buffer.write(bytes(content))
+    fd = os.memfd_create("block")
+    try:
+        os.write(fd, content)
+        return MappedBlock(fd, len(content))
+    finally:
+        os.close(fd)
 
 
 def stored(exported):
     """The weights as a worker gets them out of their blocks."""
     ready = package("f", exported.program, exported.weights)
-    blocks = [Mapped(ready.contents[block.address]()) for block in ready.manifest.blocks]
+    blocks = [mapped(bytes(ready.contents[block.address]())) for block in ready.manifest.blocks]
     places = {
         piece.weight: (at, piece.offset) for at, block in enumerate(ready.manifest.blocks) for piece in block.pieces
     }

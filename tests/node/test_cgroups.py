@@ -79,7 +79,7 @@ def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(paren
     async def empty():
         """Bob has no worker any more, and no zygote."""
         for body in rig.processes.bodies():
-            if body.deployed.manifest.tenant == "bob":
+            if body.family.tenant == "bob":
                 body.kill()
         await until(lambda: len(groups()) == 1)
 
