@@ -289,9 +289,9 @@ HEAD = f"{'scenario policy bounds':40} {'hash':17} attain  peak MiB  wakes misse
 
 
 def commit() -> str:
-    """The commit of this source, and whether it was changed since."""
+    """The commit of this source, and whether it was changed since; `unknown` where it is no checkout."""
     asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def read(path: Path) -> Saved:

@@ -85,8 +85,10 @@ def right(rig, run, member, x) -> bool:
 
 def mapped_by(body) -> int:
     """Blocks that the body's process has mapped, as the kernel counts them."""
-    with open(f"/proc/{body.pid}/maps") as maps:
-        return sum("/memfd:test" in line for line in maps)
+    # The node holds this file of a process that hides its own from an ordinary user.
+    with open(os.dup(body.smaps)) as lines:
+        lines.seek(0)
+        return sum("/memfd:test" in line for line in lines)
 
 
 @pytest.mark.parametrize("count", [2, 20])
