@@ -37,6 +37,17 @@ def test_a_sibling_is_bound_in_the_worker_that_is_there_and_needs_none_of_its_ow
     assert world.bound == {1: {"f@1", "g@1", "h@1"}}
 
 
+def test_why_a_function_runs_in_a_siblings_worker_and_why_it_is_let_go_is_decided_aloud():
+    world = family("f", "g")
+    world.arrive("g")
+    world.settle()
+    [bound] = [each for each in of(Decide, world.log) if each.what == "bind"]
+    assert (bound.function, "worker 1" in bound.why) == ("g@1", True)
+    world.send(UnloadAsked("g@1"))
+    [let_go] = [each for each in of(Decide, world.log) if each.what == "unbind"]
+    assert (let_go.function, "worker 1" in let_go.why) == ("g@1", True)
+
+
 def test_a_bind_of_what_is_in_memory_is_told_apart_from_a_wake():
     world = family("f", "g")
     world.deploy(member("g", 2))

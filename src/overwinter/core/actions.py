@@ -9,7 +9,9 @@ from overwinter.core.ids import SHARED, Address, FunctionId, OperationId, Reques
 Start = Literal["warm", "bound", "host", "disk"]
 """What a request's function needed: nothing, a bind in a worker of its family, or a worker, with blocks from disk."""
 
-Decision = Literal["scale-out", "scale-in", "best-effort", "evict", "wait", "shed", "quarantine", "stop"]
+Decision = Literal[
+    "scale-out", "scale-in", "bind", "unbind", "best-effort", "evict", "wait", "shed", "quarantine", "stop"
+]
 """Kinds of decisions that are explained."""
 
 

@@ -41,6 +41,14 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
         if cycle.state.requests[request].start == "host":
             cycle.state.requests[request].start = "bound"
     cycle.actions.append(Bind(worker.id, id_, operation))
+    cycle.decide(function, "bind", _why(function, worker))
+
+
+def _why(function: Function, worker: Worker) -> str:
+    others = len(worker.bound) - 1
+    has = f"worker {worker.id}, which has {others} {'other' if others == 1 else 'others'} of its family, has a slot"
+    bind_s, wake_s = function.family.bind_s, function.latency.wake_s
+    return f"{has}: a bind takes about {1e3 * bind_s:.1f} ms, a worker of its own {1e3 * wake_s:.0f}"
 
 
 def end_bind(cycle: Cycle, worker: Worker, id_: FunctionId, operation: OperationId) -> Binding | None:
@@ -75,6 +83,8 @@ def let_go(cycle: Cycle, worker: Worker, function: Function, why: str, until: Se
             drain(cycle, worker, why, until)
         return
     binding = worker.bound[id_]
+    if not binding.leaving:
+        cycle.decide(function, "unbind", f"worker {worker.id} goes on with others: {why}")
     binding.leaving, binding.until = True, until
     if until is not None:
         cycle.timers.arm(worker.id, until)
