@@ -49,7 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     settings: Settings
 
-    def info(self) -> "View":
+    def info(self, whole: bool = False, /) -> "View":
         return self
 
 

@@ -5,27 +5,37 @@ from rich.console import Console
 from overwinter.cli.insight_tables import activity_table, explained_tables, usage_table
 
 FUNCTION = {
-    "name": "f0", "tenant": "t", "state": "awake", "bodies": 1, "running": 2, "queued": 3, "rate": 4.25,
+    "name": "f0", "tenant": "t", "state": "awake", "running": 2, "queued": 3, "rate": 4.25,
+    "family": "f0@1", "members": 3, "bodies": 2, "workers": [3, 7],
     "p50_ms": 12.34, "p99_ms": 250.4, "attainment": 0.985, "slo_ms": 80, "host_bytes": 2048, "exclusive_bytes": 0,
     "private_bytes": 1 << 20, "wakes": 7, "requests": 9, "refused": 1,
 }  # fmt: skip
 ACTIVITY = {
     "cores": 4, "cores_running": 2, "bodies": {"idle": 1}, "functions_deployed": 3, "running": 2, "queued": 3,
     "host_bytes": 2048, "host_budget": None, "private_bytes": 1 << 20, "private_budget": 1 << 30,
-    "functions": [{**FUNCTION, "name": f"f{number}", "p50_ms": None} for number in range(3)],
+    "functions": [{**FUNCTION, "name": f"f{number}", "p50_ms": None} for number in range(3)], "workers": [],
 }  # fmt: skip
 EXPLAINED = {
     "name": "f", "version": 2, "tenant": "t", "latest": False, "state": "backoff", "on_trial": False, "queued": 0,
     "settings": {"slo_ms": 80}, "best_effort": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
-    "run_s": None, "failures": 3, "rests_s": 1.25, "bodies": [], "refusals": [],
+    "run_s": None, "failures": 3, "rests_s": 1.25, "bodies": [], "refusals": [], "family": "f@2", "members": ["f@2"],
     "tiers": [
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
     ],
     "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "pace": 1.5},
     "decisions": [{"at": 0.0, "what": "evict", "why": "30 bytes were needed"}],
 }  # fmt: skip
+WORKER = {
+    "worker": 9, "pid": 5, "state": "busy", "since_s": 1.0, "cores": 1, "batch": 1, "concurrency": 2, "runs": 1,
+    "requests": 1, "private_bytes": None, "pss_bytes": None,
+    "bound": [
+        {"function": "a@1", "doing": "running", "runs": 1, "private_bytes": 2048},
+        {"function": "f@2", "doing": "binding", "runs": 0, "private_bytes": None},
+    ],
+}  # fmt: skip
 USED = {
-    "tenant": "t", "function": "f", "since": "2025-01-02", "requests": 3, "core_ms": 10.0, "idle_core_ms": 100.0,
+    "tenant": "t", "function": "f", "family": "a@1", "since": "2025-01-02", "requests": 3, "core_ms": 10.0,
+    "idle_core_ms": 100.0,
     "billed_core_ms": 20.0, "disk_byte_s": 3600.0 * 1024, "host_byte_s": 0.0, "private_byte_s": 7200.0,
 }  # fmt: skip
 
@@ -45,14 +55,14 @@ def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
     assert "and 1 more" in shown
     assert "more" not in text(activity_table(ACTIVITY, None))
     row = next(line.split() for line in shown.splitlines() if line.startswith("f0"))
-    assert row[1:8] == ["awake", "1", "2", "3", "4.2", "-", "250"]
+    assert row[1:10] == ["awake", "f0@1", "(3)", "3,7", "2", "3", "4.2", "-", "250"]
     assert "98.5%" in row
 
 
 def test_an_explanation_tells_why() -> None:
     shown = text(*explained_tables(EXPLAINED))
     assert "f@2 (old)" in shown
-    assert "backoff for 1.2 s after 3 failures, 0 bodies" in shown
+    assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
     assert "80 ms, met by 50.0%; no configuration keeps it here" in shown
     assert "2 configurations, known for 2 min; in service 1.50 of what was measured" in shown
     assert "the fastest takes 250 ms with 2 cores, batch 4, 2 at once, 1.0 KiB" in shown
@@ -61,9 +71,22 @@ def test_an_explanation_tells_why() -> None:
     ]  # fmt: skip
     assert "30 bytes were needed" in shown
     assert "REFUSED" not in shown
-    assert "BODY" not in shown
+    assert "shares workers with nobody" in shown
+    assert "HAS" not in shown
+
+
+def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
+    elsewhere = {**WORKER, "worker": 8, "bound": WORKER["bound"][:1]}
+    family = {"family": "a@1", "members": ["a@1", "f@2"], "bodies": [WORKER, elsewhere]}
+    shown = text(*explained_tables({**EXPLAINED, **family}))
+    assert "a@1, f@2" in shown
+    assert "bound in 1 worker," in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["9", "a@1", "running", "1", "2.0", "KiB"] in lines
+    assert ["9", "f@2", "binding", "0", "-"] in lines
+    assert ["8", "a@1", "running", "1", "2.0", "KiB"] in lines
 
 
 def test_usage_is_told_in_units_that_people_read() -> None:
     row = text(usage_table([USED])).splitlines()[-1]
-    assert " ".join(row.split()) == "t f 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h"
+    assert " ".join(row.split()) == "t f a@1 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h"

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.cli.tables import age_text, agreement_facts, short_text, show, slo_text, spec_text
+from overwinter.cli.tables import (
+    age_text,
+    agreement_facts,
+    function_table,
+    functions_table,
+    short_text,
+    show,
+    slo_text,
+    spec_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +72,39 @@ def test_a_comparison_is_told_in_a_line_each() -> None:
     assert "'b'" in near["agreement"]
     assert near["batching"] == "one request a run: output 'b' mixes"
     assert list(agreement_facts(None)) == ["agreement"]
+
+
+FUNCTION = {
+    "name": "b", "version": 1, "latest": True, "tenant": "t", "state": "READY", "reason": "", "life": "awake",
+    "family": "a@1", "members": 2, "workers": [3, 5], "waiting": 4, "nbytes": 2048, "blocks": 1, "missing_bytes": 0,
+    "handler": False, "agreement": None, "inputs": [], "outputs": [], "settings": {"slo_ms": None}, "created": 0.0,
+    "sharing": None,
+}  # fmt: skip
+
+
+def printed(table: object, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    show(table)
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_list_names_the_family_of_each_function_and_the_workers_that_have_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone = {**FUNCTION, "name": "c", "family": "c@1", "members": 1, "workers": []}
+    lines = printed(functions_table([FUNCTION, alone], 60.0), capsys)
+    assert "b 1 READY awake a@1 (2) 3,5 4 2.0 KiB 0 B - 1 min ago" in lines
+    assert "c 1 READY awake - - 4 2.0 KiB 0 B - 1 min ago" in lines
+
+
+def test_a_function_tells_its_siblings_and_what_each_worker_has(capsys: pytest.CaptureFixture[str]) -> None:
+    workers = [
+        {"worker": 3, "family": "a@1", "state": "idle", "bound": ["b@1"]},
+        {"worker": 5, "family": "a@1", "state": "busy", "bound": ["a@1", "b@1"]},
+    ]
+    sharing = {"name": "a@1", "members": ["a@1", "b@1"], "workers": workers}
+    lines = printed(function_table({**FUNCTION, "sharing": sharing}, 60.0), capsys)
+    assert "family a@1, b@1" in lines
+    assert "worker 3 idle, has b@1" in lines
+    assert "worker 5 busy, has a@1, b@1" in lines
+    many = {**sharing, "members": [f"m{number}@1" for number in range(30)], "workers": []}
+    assert "and 10 more" in "".join(printed(function_table({**FUNCTION, "sharing": many}, 60.0), capsys))

@@ -7,6 +7,9 @@ import signal
 
 import pytest
 import torch
+from click.testing import CliRunner
+
+from overwinter.cli.main import main
 
 from .nodes import NodeProcess, deploy
 from .test_serving import SLOW, wait_until
@@ -102,3 +105,46 @@ def test_who_asks_for_it_and_who_is_another_tenant_never_shares(make_node, apart
         assert right(node, 2)
     assert len(node.body_pids()) == 2
     assert actions(node, "Bind") == []
+
+
+def test_people_see_who_shares_workers_what_each_has_bound_and_why(make_node):
+    node = make_node()
+    for number in (1, 2):
+        put(node, number, keep_alive_s=30.0)
+    put(node, 3, "alone", isolation="function")
+    put_to_sleep(node)
+    assert all(right(node, number) for number in (1, 2))
+    client = node.client
+    listed = {each["name"]: each for each in client.functions()}
+    assert [(each["family"], each["members"]) for each in listed.values()] == [("alone@1", 1), ("v1@1", 2), ("v1@1", 2)]
+    [worker] = listed["v2"]["workers"]
+    assert (listed["v1"]["workers"], listed["alone"]["workers"], listed["v2"]["bodies"]) == ([worker], [], 1)
+
+    sharing = client.function("v2")["sharing"]
+    assert (sharing["name"], sharing["members"]) == ("v1@1", ["v1@1", "v2@1"])
+    assert [(each["worker"], each["bound"]) for each in sharing["workers"]] == [(worker, ["v1@1", "v2@1"])]
+
+    activity = client.activity()
+    busy = {each["name"]: each for each in activity["functions"]}
+    assert [busy[name]["workers"] for name in ("v1", "v2", "alone")] == [[worker], [worker], []]
+    assert busy["v1"]["private_bytes"] == busy["v2"]["private_bytes"] > 0
+    assert activity["private_bytes"] == busy["v1"]["private_bytes"] + busy["v2"]["private_bytes"]
+    assert [(each["family"], each["bound"]) for each in activity["workers"]] == [("v1@1", ["v1@1", "v2@1"])]
+
+    explained = client.explain("v2")
+    [body] = explained["bodies"]
+    assert (explained["family"], explained["members"]) == ("v1@1", ["v1@1", "v2@1"])
+    assert [(each["function"], each["doing"]) for each in body["bound"]] == [("v1@1", "idle"), ("v2@1", "idle")]
+    assert [each["private_bytes"] for each in body["bound"]] == [busy["v2"]["private_bytes"]] * 2
+    [why] = [each["why"] for each in explained["decisions"] if each["what"] == "bind"]
+    assert f"worker {worker}" in why
+
+    assert {each["function"]: each["family"] for each in client.usage()} == {
+        "v1": "v1@1",
+        "v2": "v1@1",
+        "alone": "alone@1",
+    }
+    for command in (["ps"], ["show", "v2"], ["top", "--once"], ["explain", "v2"], ["usage"]):
+        shown = CliRunner().invoke(main, [*command, "--url", node.url])
+        assert shown.exit_code == 0, shown.output
+        assert "v1@1" in shown.stdout, command

@@ -128,7 +128,7 @@ class DeploymentApi:
 
     async def function(self, request: Request) -> Response:
         """One version of a function, the latest where the path does not say; or a pipeline."""
-        return json_response(self._front.view(*function_of(request)).info())
+        return json_response(self._front.view(*function_of(request)).info(True))
 
     async def remove(self, request: Request) -> Response:
         """Take away one version of a function, or all; or a pipeline."""

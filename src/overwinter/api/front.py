@@ -72,8 +72,8 @@ class FunctionView(Protocol):
         """What its owner chose: Settings for a function."""
         ...
 
-    def info(self) -> object:
-        """All that can be told of it, as data for JSON. Not cheap."""
+    def info(self, whole: bool = False, /) -> object:
+        """All that can be told of it, as data for JSON; `whole`: what is told of one at a time, too. Not cheap."""
         ...
 
 

@@ -9,7 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from overwinter.cli.options import size_text
-from overwinter.cli.tables import Description, facts_table, plain_table, slo_text
+from overwinter.cli.tables import (
+    Description,
+    facts_table,
+    family_text,
+    members_text,
+    plain_table,
+    slo_text,
+    workers_text,
+)
 
 FRAME_LINES = 7
 """Lines of the table of activity that are no functions."""
@@ -17,13 +25,14 @@ FRAME_LINES = 7
 
 def activity_table(activity: Description, limit: int | None) -> RenderableType:
     """What the node does in two lines, and a line for each function, at most `limit`."""
-    table = _titled("FUNCTION", "STATE", numbers=_ACTIVITY)
+    table = _titled("FUNCTION", "STATE", "FAMILY", "WORKERS", numbers=_ACTIVITY)
     shown = activity["functions"][:limit]
     for each in shown:
         table.add_row(
             each["name"],
             each["state"],
-            str(each["bodies"]),
+            family_text(each),
+            workers_text(each["workers"]),
             str(each["running"]),
             str(each["queued"]),
             f"{each['rate']:.1f}",
@@ -44,7 +53,6 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
 
 
 _ACTIVITY = (
-    "BODIES",
     "RUN",
     "QUEUE",
     "RATE/S",
@@ -87,6 +95,7 @@ def explained_tables(explained: Description) -> Iterator[RenderableType]:
     yield tiers
     if explained["bodies"]:
         yield _bodies_table(explained["bodies"])
+        yield _bound_table(explained["bodies"])
     for title, key in (("DECIDED", "decisions"), ("REFUSED", "refusals")):
         if explained[key]:
             yield _happened_table(title, explained[key])
@@ -103,15 +112,22 @@ def _facts_of(explained: Description) -> dict[str, str]:
     if explained["best_effort"]:
         promise += "; no configuration keeps it here: served as fast as it can be"
     run_s = explained["run_s"]
+    own = _count(_workers_that_have(explained), "worker", "workers")
     return {
         "function": f"{explained['name']}@{explained['version']}{'' if explained['latest'] else ' (old)'}",
         "tenant": explained["tenant"],
-        "state": f"{state}, {_count(explained['bodies'], 'body', 'bodies')}, {explained['queued']} waiting",
+        "family": members_text(explained["members"]),
+        "state": f"{state}, bound in {own}, {explained['queued']} waiting",
         "promise": promise,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
         "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
     }
+
+
+def _workers_that_have(explained: Description) -> list[Description]:
+    id_ = f"{explained['name']}@{explained['version']}"
+    return [body for body in explained["bodies"] if any(bound["function"] == id_ for bound in body["bound"])]
 
 
 def _count(things: Sequence[object], one: str, many: str) -> str:
@@ -133,7 +149,7 @@ def _profile_text(profile: Description) -> str:
 
 
 def _bodies_table(bodies: Sequence[Description]) -> Table:
-    table = _titled("BODY", "STATE", numbers=("PID", "SINCE", "CORES", "BATCH", "AT ONCE", "RUNS", "PRIVATE", "PSS"))
+    table = _titled("WORKER", "STATE", numbers=("PID", "SINCE", "CORES", "BATCH", "AT ONCE", "RUNS", "PRIVATE", "PSS"))
     for body in bodies:
         weighed = ("-" if body[key] is None else size_text(body[key]) for key in ("private_bytes", "pss_bytes"))
         table.add_row(
@@ -147,6 +163,16 @@ def _bodies_table(bodies: Sequence[Description]) -> Table:
     return table
 
 
+def _bound_table(bodies: Sequence[Description]) -> Table:
+    """A line for each function in each worker."""
+    table = _titled("WORKER", "HAS", "WHICH IS", numbers=("RUNS", "ITS PRIVATE"))
+    for body in bodies:
+        for bound in body["bound"]:
+            part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])
+            table.add_row(str(body["worker"]), bound["function"], bound["doing"], str(bound["runs"]), part)
+    return table
+
+
 def _happened_table(title: str, happened: Sequence[Description]) -> Table:
     table = _titled(title, "WHAT")
     table.add_column("WHY", overflow="fold")
@@ -157,13 +183,13 @@ def _happened_table(title: str, happened: Sequence[Description]) -> Table:
 
 def usage_table(used: Sequence[Description]) -> Table:
     """One line for each function of each tenant."""
-    table = _titled(
-        "TENANT", "FUNCTION", "SINCE", numbers=("REQUESTS", "CORE", "IDLE CORE", "BILLED", "DISK", "HOST", "PRIVATE")
-    )
+    amounts = ("REQUESTS", "CORE", "IDLE CORE", "BILLED", "DISK", "HOST", "PRIVATE")
+    table = _titled("TENANT", "FUNCTION", "FAMILY", "SINCE", numbers=amounts)
     for each in used:
         table.add_row(
             each["tenant"],
             each["function"],
+            each["family"] or "-",
             each["since"],
             str(each["requests"]),
             *(f"{each[key]:.0f} ms" for key in ("core_ms", "idle_core_ms", "billed_core_ms")),

@@ -28,9 +28,9 @@ def show(what: object) -> None:
 def functions_table(functions: Sequence[Description], now: float) -> Table:
     """One line for each version of each function."""
     table = plain_table()
-    for title in ("NAME", "VERSION", "STATE", "LIFE"):
+    for title in ("NAME", "VERSION", "STATE", "LIFE", "FAMILY", "WORKERS"):
         table.add_column(title, no_wrap=True)
-    for title in ("BODIES", "WAITING", "SIZE", "MISSING", "SLO", "CREATED"):
+    for title in ("WAITING", "SIZE", "MISSING", "SLO", "CREATED"):
         table.add_column(title, no_wrap=True, justify="right")
     for each in functions:
         table.add_row(
@@ -38,7 +38,8 @@ def functions_table(functions: Sequence[Description], now: float) -> Table:
             f"{each['version']}{'' if each['latest'] else ' (old)'}",
             each["state"],
             each["life"],
-            str(each["bodies"]),
+            family_text(each),
+            workers_text(each["workers"]),
             str(each["waiting"]),
             size_text(each["nbytes"]),
             size_text(each["missing_bytes"]),
@@ -98,7 +99,8 @@ def function_table(function: Description, now: float) -> Table:
         "function": f"{function['name']}@{function['version']}{', the latest' if function['latest'] else ''}",
         "tenant": function["tenant"],
         "state": f"{state} ({printable(function['reason'])})" if function["reason"] else state,
-        "bodies": f"{function['bodies']}, {function['waiting']} requests waiting",
+        "waiting": f"{function['waiting']} requests",
+        **_sharing_facts(function),
         "size": f"{size_text(function['nbytes'])} with {function['blocks']} blocks of weights",
         "missing": f"{size_text(function['missing_bytes'])} in the host store",
         "handler": "yes" if function["handler"] else "no",
@@ -109,6 +111,37 @@ def function_table(function: Description, now: float) -> Table:
         **{key: "none" if value is None else str(value) for key, value in function["settings"].items()},
     }
     return facts_table(facts)
+
+
+def _sharing_facts(function: Description) -> dict[str, str]:
+    """With which functions it shares workers, and what each worker has."""
+    if function["sharing"] is None:
+        return {"workers": workers_text(function["workers"])}
+    sharing, members = function["sharing"], function["sharing"]["members"]
+    facts = {"family": members_text(members), "workers": workers_text(function["workers"])}
+    for worker in sharing["workers"]:
+        facts[f"worker {worker['worker']}"] = f"{worker['state']}, has {ids_text(worker['bound'])}"
+    return facts
+
+
+def members_text(members: Sequence[str]) -> str:
+    """A family, in words."""
+    return ids_text(members) if len(members) > 1 else "shares workers with nobody"
+
+
+def ids_text(ids: Sequence[str], shown: int = 20) -> str:
+    """The first of some functions, and how many they are if there are more."""
+    return ", ".join(ids[:shown]) + (f" and {len(ids) - shown} more" if len(ids) > shown else "")
+
+
+def family_text(function: Description) -> str:
+    """The family of a function, and how many are in it."""
+    return "-" if function["members"] == 1 else f"{function['family']} ({function['members']})"
+
+
+def workers_text(workers: Sequence[int]) -> str:
+    """Which workers have a function."""
+    return ",".join(map(str, workers)) or "-"
 
 
 def agreement_facts(agreement: Description | None) -> dict[str, str]:

@@ -28,6 +28,10 @@ class Tally:
         """Of these, those that became ready."""
         self.wake_s: dict[Start, float] = {"host": 0.0, "disk": 0.0}
         """Seconds until they did."""
+        self.binds = 0
+        """In workers of its family, that ended, those that failed among them."""
+        self.bind_s = 0.0
+        """Their time."""
         self.staged_bytes = 0
         self.runs = self.batched = 0
         """Runs that ended, and the requests in them."""

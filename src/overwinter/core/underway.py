@@ -67,6 +67,11 @@ class LivingBody(Generic[T]):
         """Whether it runs or binds something."""
         return bool(self.runs) or bool(self.binds)
 
+    @property
+    def part_bytes(self) -> int:
+        """Private memory, for each of the functions that it has."""
+        return int(self.nbytes / len(self.bound))
+
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
         """It is told to bind a further function."""
         self.pay(now)
@@ -80,7 +85,10 @@ class LivingBody(Generic[T]):
         began = self.binds.pop(function, None)
         if began is None:
             return
-        self.bound[function].core_s += now - began
+        tally = self.bound[function]
+        tally.binds += 1
+        tally.bind_s += now - began
+        tally.core_s += now - began
         if not self.is_busy:
             self.busy_s += now - self.busy_since
 

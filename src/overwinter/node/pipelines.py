@@ -135,8 +135,8 @@ class PipelineView:
                 return f"function {stage.function!r} of stage {name!r} is {function.reason}"
         return ""
 
-    def info(self) -> PipelineInfo:
-        """All that can be told of it."""
+    def info(self, whole: bool = True, /) -> PipelineInfo:
+        """All that can be told of it; it is told whole in any case."""
         return PipelineInfo(
             name=self.name,
             version=self.version,

@@ -7,9 +7,10 @@ import msgspec
 from overwinter.core.actions import Start
 from overwinter.core.agreement import Agreement
 from overwinter.core.function import Settings
-from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.ids import Address, FunctionId, FunctionName, TenantId, WorkerId
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import clock
+from overwinter.node.families import FamilyFacts, family_facts, family_name
 from overwinter.node.functions import DeployedFunction
 from overwinter.scheduler.lifecycles import function_state
 from overwinter.scheduler.state import Function, State
@@ -73,7 +74,13 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     handler: bool
     life: str
     bodies: int
-    """Its processes alive."""
+    """Workers that have it."""
+    workers: tuple[WorkerId, ...]
+    """Which ones: functions of a family share them."""
+    family: FunctionId
+    """The first of those with which it may share workers; itself if it shares with nobody."""
+    members: int
+    """How many they are."""
     waiting: int
     """Its requests in the queue."""
     blocks: int
@@ -83,6 +90,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, what the host store lacks."""
     created: float
     """Seconds since 1970."""
+    sharing: FamilyFacts | None = None
+    """Its family as a whole; only told of one function at a time."""
 
 
 class FunctionView:
@@ -120,9 +129,9 @@ class FunctionView:
         fault = "" if self._state is None else self._state.fault
         return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[self.state]
 
-    def info(self) -> FunctionInfo:
-        """All that can be told of it."""
-        deployment = self._function.deployment
+    def info(self, whole: bool = False, /) -> FunctionInfo:
+        """All that can be told of it; `whole`: its family, too, which may be large."""
+        deployment, state = self._function.deployment, self._state
         return FunctionInfo(
             name=self.name,
             version=self.version,
@@ -137,10 +146,14 @@ class FunctionView:
             agreement=deployment.manifest.agreement,
             handler=deployment.manifest.handler is not None,
             life=self.life,
-            bodies=0 if self._state is None else len(self._state.workers),
-            waiting=0 if self._state is None else len(self._state.queue),
+            bodies=0 if state is None else len(state.workers),
+            workers=() if state is None else tuple(state.workers),
+            family=self._function.id if state is None else family_name(state.family),
+            members=1 if state is None else len(state.family.members),
+            waiting=0 if state is None else len(state.queue),
             blocks=len(deployment.manifest.blocks),
             nbytes=self._function.nbytes,
             missing_bytes=missing_bytes(self._function.blobs, self._host),
             created=deployment.created,
+            sharing=family_facts(state) if whole and state is not None else None,
         )

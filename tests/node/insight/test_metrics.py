@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from overwinter.core.actions import Decide, Refuse, Reply, Run, StartBody
+from overwinter.core.actions import Bind, Decide, Refuse, Reply, Run, StartBody
 from overwinter.core.config import MindConfig
-from overwinter.core.events import Arrived, BodyReady, Deployed, RunEnded
+from overwinter.core.events import Arrived, BodyReady, Bound, Deployed, RunEnded
 from overwinter.node.faults import Faults
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.metrics import render
@@ -49,6 +49,8 @@ STEPS = (
     (1.5, BodyReady(1), Run(1, 1, (1, 2)), Decide("f@1", "scale-out", "one more")),
     (1.75, RunEnded(1, 1), Reply(1, "f@1", "host"), Refuse(2, "HandlerError", "bad")),
     (1.75, Arrived(3, "none", None, None), Refuse(3, "NotFoundError", "no")),
+    (2.0, Arrived(4, "g", None, None), Bind(1, "g@1", 1)),
+    (2.25, Bound(1, "g@1", 1)),
 )
 
 
@@ -79,7 +81,10 @@ def test_counts_are_what_happened(seen):
     assert (seen["run_requests_total", "function=f"], seen["run_core_seconds_total", "function=f"]) == (2, 0.5)
     assert seen["wake_seconds_total", "function=f", "start=host"] == 1.5
     assert seen["decisions_total", "decision=scale-out"] == 1
-    assert seen["functions", "state=asleep"] == 2
+    assert seen["functions", "state=asleep"] == seen["families",] == 2
+    assert (seen["binds_total", "function=g"], seen["bind_seconds_total", "function=g"]) == (1, 0.25)
+    assert seen["function_bound", "function=f"] == seen["function_bound", "function=g"] == 1
+    assert ("function_bodies", "function=g") not in seen
     assert [seen["functions_waiting", f"wants={wants}"] for wants in ("core", "body", "store")] == [0, 0, 0]
     assert seen["function_bytes", "function=f", "sharing=shared", "tier=host", "version=1"] == 10
     assert seen["function_bytes", "function=f", "sharing=exclusive", "tier=host", "version=1"] == 20

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, WorkerId
+from overwinter.node.families import FamilyWorker, every_worker, family_name
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import RECENT, Answer, FunctionStatistics
 from overwinter.scheduler.lifecycles import function_state, worker_state
@@ -22,7 +23,14 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     tenant: TenantId
     state: str
     """Of the version that answers."""
+    family: FunctionId
+    """The first of the functions with which it may share workers; itself if it shares with nobody."""
+    members: int
+    """How many they are."""
     bodies: int
+    """Workers that have it."""
+    workers: Sequence[WorkerId]
+    """Which ones: functions of a family share them."""
     running: int
     """Requests that bodies have."""
     queued: int
@@ -39,7 +47,7 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     exclusive_bytes: int
     """Of these, those that nobody shares."""
     private_bytes: int
-    """Of its bodies."""
+    """Its parts of its bodies' private memory, which all that a body has pay equally."""
     wakes: int
     requests: int
     refused: int
@@ -60,6 +68,8 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     private_bytes: int
     private_budget: int | None
     functions: Sequence[FunctionActivity]
+    workers: Sequence[FamilyWorker]
+    """What each has bound."""
 
 
 def activity(sources: Sources, now: Seconds) -> NodeActivity:
@@ -68,8 +78,7 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
     private: Counter[FunctionId] = Counter()
     running: Counter[FunctionName] = Counter()
     for body in list(seen.bodies.values()):
-        bound = list(body.bound)
-        private.update(dict.fromkeys(bound, int(body.nbytes / len(bound))))
+        private.update(dict.fromkeys(list(body.bound), body.part_bytes))
         for _, batch, tally in list(body.runs.values()):
             running[tally.name] += batch
     versions: dict[FunctionName, list[Function]] = {}
@@ -93,6 +102,7 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
         private_bytes=private.total(),
         private_budget=sources.config.memory_bytes,
         functions=functions,
+        workers=every_worker(state),
     )
 
 
@@ -108,12 +118,16 @@ def _function(
     ids = [function.spec.id for function in versions]
     stores = [(sources.statistics.stores.get(function.spec.store), function.spec.id) for function in versions]
     held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
+    workers = tuple(dict.fromkeys(id_ for function in versions for id_ in list(function.workers)))
     rate, p50, p99 = lately(list(tally.recent), now)
     return FunctionActivity(
         name=tally.name,
         tenant=newest.spec.tenant,
         state=function_state(newest, now),
-        bodies=tally.bodies,
+        family=family_name(newest.family),
+        members=len(newest.family.members),
+        bodies=len(workers),
+        workers=workers,
         running=running[tally.name],
         queued=sum(len(function.queue) for function in versions),
         rate=rate,

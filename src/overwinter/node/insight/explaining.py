@@ -1,6 +1,7 @@
 """Why is a function as it is? Where its blocks are, how fast it is, what its bodies do, what was decided and why."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -8,12 +9,14 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point
+from overwinter.core.underway import LivingBody
+from overwinter.node.families import family_name, workers_of
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Told
 from overwinter.scheduler.lifecycles import function_state, worker_state
 from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
-from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
 
@@ -50,8 +53,19 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was measured, or read at the start of the node."""
 
 
+class BoundFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that a worker has."""
+
+    function: FunctionId
+    doing: Literal["binding", "running", "idle", "leaving"]
+    runs: int
+    """Under way."""
+    private_bytes: int | None
+    """Its part of the worker's private memory; None: it has none of it yet."""
+
+
 class BodyFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One of its processes."""
+    """One of the workers of its family."""
 
     worker: WorkerId
     pid: int | None
@@ -71,6 +85,8 @@ class BodyFacts(msgspec.Struct, frozen=True, kw_only=True):
     """As weighed; None: not yet."""
     pss_bytes: int | None
     """The same with its part of what it shares."""
+    bound: Sequence[BoundFacts]
+    """What it has, in the order in which it was bound."""
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -110,7 +126,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """For so long it is not woken, after a failure."""
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
+    family: FunctionId
+    """The first of the functions with which it may share workers; itself if it shares with nobody."""
+    members: Sequence[FunctionId]
+    """All of them."""
     bodies: Sequence[BodyFacts]
+    """Workers of its family, also those that do not have it."""
     decisions: Sequence[Happened]
     """Of all versions, the last ones, the newest last."""
     refusals: Sequence[Happened]
@@ -126,7 +147,6 @@ def explanation(
     state = sources.state.functions[function.id]
     spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
     versions = list(sources.state.versions.get(spec.name, []))
-    workers = list(state.workers.values())
     rates = list(state.family.rates)
     predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
     expected = state.forecast if predict is None else predict(rates)
@@ -148,7 +168,9 @@ def explanation(
         rests_s=max(0.0, state.backoff_until - times.now),
         tiers=_tiers(sources, function, places),
         profile=_profile(state, tally, times.now),
-        bodies=[_body(sources, worker, pids.get(worker.id), times.now) for worker in workers],
+        family=family_name(state.family),
+        members=list(state.family.members),
+        bodies=[_body(sources, worker, pids.get(worker.id), times.now) for worker in workers_of(state)],
         decisions=times.happened(list(tally.decisions)),
         refusals=times.happened(list(tally.refusals)),
     )
@@ -192,8 +214,7 @@ def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Pl
                 sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in siblings) if held else 0,
             )
         )
-    bodies = [(list(body.bound), body.nbytes) for body in list(seen.bodies.values())]
-    private = sum(int(nbytes / len(bound)) for bound, nbytes in bodies if function.id in bound)
+    private = sum(body.part_bytes for body in list(seen.bodies.values()) if function.id in body.bound)
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
 
 
@@ -226,4 +247,21 @@ def _body(sources: Sources, worker: Worker, pid: int | None, now: Seconds) -> Bo
         requests=sum(len(run.requests) for run in runs),
         private_bytes=None if weighed is None else weighed.memory.private,
         pss_bytes=None if weighed is None else weighed.memory.pss,
+        bound=_bound(worker, sources.statistics.bodies.get(worker.id)),
     )
+
+
+def _bound(worker: Worker, living: LivingBody[FunctionStatistics] | None) -> list[BoundFacts]:
+    return [
+        BoundFacts(
+            function=id_,
+            doing="binding" if id_ in worker.binds else _doing(binding),
+            runs=binding.runs,
+            private_bytes=living.part_bytes if living is not None and id_ in living.bound else None,
+        )
+        for id_, binding in worker.bound.copy().items()
+    ]
+
+
+def _doing(binding: Binding) -> Literal["running", "idle", "leaving"]:
+    return "leaving" if binding.leaving else "running" if binding.runs else "idle"

@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError
 from overwinter.core.events import Event
-from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.ids import Address, FunctionName, Seconds, TenantId
 from overwinter.node import clock
+from overwinter.node.families import family_names
 from overwinter.node.faults import Faults
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.accounting import Accounting
@@ -129,7 +132,12 @@ class Insight:
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""
-        return await asyncio.to_thread(self._meter.usage, tenant, clock.now(), clock.wall())
+        return await asyncio.to_thread(self._usage, tenant, clock.now(), clock.wall())
+
+    def _usage(self, tenant: TenantId | None, now: Seconds, wall: float) -> list[Usage]:
+        families = family_names(list(self._sources.state.functions.values()))
+        used = self._meter.usage(tenant, now, wall)
+        return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
 
     async def activity(self) -> NodeActivity:
         """What goes on just now."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from overwinter.core.errors import MachineError
-from overwinter.core.ids import FunctionName, Seconds, TenantId
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
 from overwinter.core.underway import LivingBody
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics
 from overwinter.store.ledger import Amounts, Ledger
@@ -46,6 +46,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Its part of the blocks in host stores, over time."""
     private_byte_s: float
     """Memory of its bodies alone, over time."""
+    family: FunctionId | None = None
+    """The first of the functions with which it may share workers, whose idle cores and memory they split; itself if it
+    shares with nobody, None if it is not deployed."""
 
 
 class Meter:

@@ -179,7 +179,13 @@ def _bodies(statistics: Statistics, state: State, seen: Sequence[FunctionStatist
     counts = [((name,), states[name]) for name in get_args(WorkerState)]
     yield gauge("bodies", "Worker processes, by what they do.", ["state"], counts)
     alive = (((each.name,), float(each.bodies)) for each in seen if each.bodies)
-    yield gauge("function_bodies", "Worker processes of a function.", ["function"], alive)
+    yield gauge("function_bodies", "Worker processes that were forked for a function.", ["function"], alive)
+    living = list(statistics.bodies.values())
+    bound = Counter[str](tally.name for body in living for tally in list(body.bound.values()))
+    yield gauge("function_bound", "Workers that have a function, alone or with others.", ["function"], _by_name(bound))
+    told = "Times that a function was bound in a worker of its family, those that failed among them."
+    yield counter("binds", told, ["function"], _named(seen, "binds"))
+    yield counter("bind_seconds", "Time of binds.", ["function"], _named(seen, "bind_s"))
     yield counter(
         "wakes",
         "Bodies asked for, by where the weights lay.",
@@ -213,6 +219,7 @@ def _functions(state: State, functions: Sequence[Function], now: Seconds) -> Ite
     lives = Counter(function_state(function, now) for function in functions)
     counts = (((life,), lives[life]) for life in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
+    yield gauge("families", "Families of functions: a family shares workers.", [], [((), len(state.families))])
     hopeless = sum(function.family.best_effort for function in functions)
     yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
     lines = {
@@ -234,8 +241,7 @@ def _bytes(sources: Sources, functions: Sequence[Function]) -> Iterator[Metric]:
     disk, stores = statistics.disk, dict(statistics.stores)
     own: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
-        bound = list(body.bound)
-        own.update(dict.fromkeys(bound, int(body.nbytes / len(bound))))
+        own.update(dict.fromkeys(list(body.bound), body.part_bytes))
     samples: list[Sample] = []
     for function in functions:
         spec = function.spec
