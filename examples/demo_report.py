@@ -32,7 +32,7 @@ def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) ->
     table.add_column("function", no_wrap=True)
     table.add_column("answer", ratio=1)
     table.add_column("agreement", no_wrap=True)
-    for title in ("wakes in", "warm", "needs", "added"):
+    for title in ("wakes in", "binds in", "warm", "needs", "added"):
         table.add_column(title, no_wrap=True, justify="right")
     for verdict in verdicts:
         upload = uploads[verdict.function]
@@ -40,7 +40,7 @@ def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) ->
             verdict.function,
             Text(verdict.answer),
             _agreement(verdict),
-            _milliseconds(verdict.wake_seconds) + ("" if verdict.start == "host" else f" ({verdict.start})"),
+            *_first(verdict),
             _milliseconds(verdict.warm_seconds),
             decimal(upload.nbytes),
             decimal(upload.added_bytes),
@@ -48,8 +48,8 @@ def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) ->
     _print(table)
     _print(
         "agreement: of all these answers with plain PyTorch in this process. wakes in: from the first request to a "
-        "sleeping function until its answer;\nwarm: the same again, the median. needs: bytes of the function; added: "
-        "those of them that the node lacked."
+        "sleeping function until its answer;\nbinds in: the same where a sibling is awake, whose worker takes it in. "
+        "warm: the same again, the median.\nneeds: bytes of the function; added: those of them that the node lacked."
     )
 
 
@@ -62,7 +62,8 @@ def show_totals(
     node = asleep.process_bytes + asleep.store_bytes
     # Only the family is multiplied by what was measured; the others count as if their models weighed nothing.
     separate = variants * plain.loaded_bytes + (count - variants) * plain.empty_bytes
-    waking = median(verdict.wake_seconds for verdict in verdicts)
+    wakes = [verdict.first_seconds for verdict in verdicts if verdict.start != "bound"]
+    binds = [verdict.first_seconds for verdict in verdicts if verdict.start == "bound"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column(f"all {count} functions asleep")
     for title in ("separate processes", "Overwinter", "share"):
@@ -71,14 +72,17 @@ def show_totals(
     table.add_row("models in memory", decimal(needed), decimal(asleep.store_bytes), _share(asleep.store_bytes, needed))
     table.add_row("memory in all", decimal(separate), decimal(node), _share(node, separate))
     first = plain.first_answer_seconds
-    table.add_row("first answer", _milliseconds(first), _milliseconds(waking), _share(waking, first))
+    for title, seconds in (("first answer, asleep", wakes), ("first answer, a sibling awake", binds)):
+        if seconds:
+            table.add_row(title, _milliseconds(first), _milliseconds(median(seconds)), _share(median(seconds), first))
     _print(table)
     _print(
         f"Overwinter keeps its daemon and {asleep.processes - 1} zygotes, {decimal(asleep.process_bytes)}, and each "
         f"block once.\nSeparate processes: one was measured, {decimal(plain.empty_bytes)} with PyTorch imported and "
         f"{decimal(plain.loaded_bytes)} with MiniLM loaded;\nso {variants} times the latter and {count - variants} "
         "times the former. Pages of library files, which all processes share, are left out on both sides.\n"
-        f"First answer: of the process from its start; of Overwinter the median of {len(verdicts)} wakes.\n"
+        f"First answer: of the process from its start; of Overwinter the median of {len(wakes)} wakes and of "
+        f"{len(binds)} binds.\n"
     )
 
 
@@ -87,6 +91,14 @@ def _agreement(verdict: Verdict) -> str:
         return "[green]bit for bit[/]"
     colour = "green" if verdict.agrees else "bold red"
     return f"[{colour}]{'within' if verdict.agrees else 'DIFFERS by'} {verdict.difference:.1e}[/]"
+
+
+def _first(verdict: Verdict) -> tuple[str, str]:
+    """How soon the first answer came, under what it needed."""
+    took = _milliseconds(verdict.first_seconds)
+    if verdict.start == "bound":
+        return "", took
+    return took + ("" if verdict.start == "host" else f" ({verdict.start})"), ""
 
 
 def _milliseconds(seconds: float) -> str:

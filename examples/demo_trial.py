@@ -17,7 +17,7 @@ WARM_ROUNDS = 5
 
 
 class Answer(NamedTuple):
-    """What a function answered, from where it was woken for that, and how long its caller waited."""
+    """What a function answered, what it needed for that, and how long its caller waited."""
 
     function: str
     outputs: Mapping[str, Array]
@@ -52,8 +52,8 @@ class Verdict(NamedTuple):
     difference: float | None
     """The largest one between a number of the node's and one of plain PyTorch's; None when all bits are equal."""
     start: str
-    """Where the weights lay when the first request came: "host" when it woke the function."""
-    wake_seconds: float
+    """What the first request needed: "host" when it woke the function, "bound" when a sibling's worker took it in."""
+    first_seconds: float
     """How long that request took, and how long it takes when the function is awake."""
     warm_seconds: float
 

@@ -19,9 +19,11 @@ import torch  # noqa: E402
 from examples import crepe, crepe_handler, demo_models, minilm, mtcnn, variants, variants_handler  # noqa: E402
 from examples.demo_models import Model, Siblings  # noqa: E402
 from examples.demo_node import NodeError, own_bytes, running_node  # noqa: E402
-from examples.demo_trial import Watched, ask, difference  # noqa: E402
+from examples.demo_report import show_functions  # noqa: E402
+from examples.demo_trial import Verdict, Watched, ask, difference  # noqa: E402
 from examples.weights import INSTALL, weights_missing  # noqa: E402
 from overwinter import Client  # noqa: E402
+from overwinter.api.deployer import Uploaded  # noqa: E402
 from overwinter.model.export import export  # noqa: E402
 from overwinter.model.program import encode_program  # noqa: E402
 
@@ -85,6 +87,20 @@ def test_difference_is_the_largest_or_none_for_equal_bits(given, expected, apart
 
 def test_answers_of_different_number_differ():
     assert difference([np.zeros(1)], []) == float("inf")
+
+
+def test_a_first_answer_stands_under_what_it_needed(capsys):
+    took = {"host": 0.1, "bound": 0.02, "disk": 0.3}
+    verdicts = [Verdict(start, "yes", None, start, seconds, 0.01) for start, seconds in took.items()]
+    show_functions(verdicts, dict.fromkeys(took, Uploaded("x", 1, 1, 1)))
+    head, *lines = [line for line in capsys.readouterr().out.splitlines() if " ms" in line or "warm  " in line]
+    for start, title, text in (
+        ("host", "wakes", "100.0 ms"),
+        ("bound", "binds", "20.0 ms"),
+        ("disk", "wakes", "(disk)"),
+    ):
+        [line] = [line for line in lines if line.split()[0] == start]
+        assert line[: head.index(title) + len(f"{title} in")].endswith(text)
 
 
 def test_own_bytes_counts_memory_and_not_files(tmp_path):
