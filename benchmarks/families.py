@@ -22,11 +22,15 @@ DRIFT = 0.02
 class Family:
     """A program, and weights that can be changed in place into those of a variant."""
 
-    def __init__(self, name: str, tokens: int | None = None, small: bool = False) -> None:
-        """`tokens`: the length of texts in `one`, where the model takes texts of any length."""
+    def __init__(
+        self, name: str, tokens: int | None = None, small: bool = False, model: zoo.Model | None = None
+    ) -> None:
+        """`tokens`: the length of texts in `one`, where the model takes texts of any length; `model`: if not the zoo's
+        of that name.
+        """
         self.name = name
         self.tokens = tokens
-        self.model = zoo.build(name, small=small)
+        self.model = zoo.build(name, small=small) if model is None else model
         self.module = self.model.module
         exported = export(self.module, self.model.example_inputs, self.model.dynamic)
         self.program, self.weights, self.agreement = agree(exported)

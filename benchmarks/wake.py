@@ -1,19 +1,24 @@
 """How long does a request take when nothing of its function runs?
 
-`python -m benchmarks.wake [--runs N] [model ...]`, batch 1, one thread everywhere. Each model is deployed twice over
-the same blocks, once with a keep-alive of 0. A round takes, one after the other:
+`python -m benchmarks.wake [--runs N] [model ...]`, batch 1, one thread everywhere. Each model is a family of two: the
+model, and a sibling with a retrained head. They belong to a tenant of their own, whose zygote has no other program to
+hold. `minilm-handler` is the demo's MiniLM behind the demo's handler, which reads a tokenizer; it is asked in text. A
+round takes, one after the other:
 
-* warm: a body is alive and has answered just before (the second of two requests, so that its heap is in place),
-* wake: no body is alive, the weights lie in the host store,
+* wake: no worker of the family is alive, the weights lie in the host store;
+* warm: a worker is alive and has answered just before (the second of two requests, so that its heap is in place);
+* sibling: the first answer of the sibling, which that worker has not bound yet;
 * fresh: a new Python process imports, loads the same weights from safetensors (in the page cache) and answers once;
 * loaded: of that, what comes after its last import. It is the control: most of a fresh process's time is imports.
 
-Then, as often, the node is started again with an empty host store and the page cache of its repository dropped:
+Then, as often, the node is started again:
 
-* disk: the first request after that; its program is not prepared in the zygote either. TMPDIR chooses the disk.
+* disk: with an empty host store and the page cache of its repository dropped. TMPDIR chooses the disk;
+* cold: with the blocks in the host store, and nothing else of the family in memory: no worker, no zygote, no program.
 
-Times are the client's, over one connection that stays open, requests encoded beforehand; every answer of the node is
-compared with plain PyTorch's, bit for bit.
+`kept` is what stays of the family in memory, beside its blocks, once that worker is gone: anonymous PSS of all
+processes of the node but the daemon, over what it was before. Times are the client's, over one connection that stays
+open, requests encoded beforehand; every answer of the node is compared with plain PyTorch's, bit for bit.
 """
 
 import argparse
@@ -25,63 +30,109 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import zoo
 from benchmarks.families import Family, as_tensors
-from benchmarks.measure import print_result, told_spread
+from benchmarks.measure import MIB, memory, print_result, told_spread
 from benchmarks.nodes import Node, forget_pages, running_node
 from benchmarks.wire import Connection, binary_request
+from examples import minilm, minilm_handler
+from overwinter.api.client import Client
+from overwinter.core.tensor import BYTES, Tensor, pack_bytes
 
-MODELS = ("minilm", "resnet50", "resnet152", "bert-base")
-KINDS = ("warm", "wake", "disk", "fresh", "loaded")
+HANDLED = "minilm-handler"
+MODELS = ("minilm", "resnet50", "resnet152", "bert-base", HANDLED)
+KINDS = ("warm", "sibling", "wake", "cold", "disk", "fresh", "loaded")
 DISCARDED = 2
+KEEP_ALIVE_S = 2.0
+"""Long enough for a round, short enough to wait for its end."""
+TEXT = b"Is anybody awake?"
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
 Times = dict[str, list[float]]
 
 
+class Handled(Family):
+    """The demo's MiniLM behind the demo's handler."""
+
+    def __init__(self) -> None:
+        super().__init__(HANDLED, model=zoo.Model(minilm.load(), *minilm.inputs()))
+        self._state = minilm_handler.setup(
+            {name: minilm_handler.read_asset(name, data) for name, data in minilm.assets().items()}
+        )
+
+    def one(self, row: int = 0) -> dict[str, torch.Tensor]:
+        """What the handler makes of the text."""
+        return minilm_handler.preprocess({"text": [TEXT]}, self._state)
+
+
+class Member(NamedTuple):
+    """One function: how to ask it, and its right answer."""
+
+    request: bytes
+    answer: bytes
+
+
 class Subject:
-    """One deployed model: its requests, its right answer, and the directory for fresh processes."""
+    """A deployed model and its sibling."""
 
     def __init__(self, name: str, node: Node, directory: Path) -> None:
+        """`directory`: for what a fresh process loads."""
         self.name = name
         self.directory = directory
-        family = Family(name)
-        inputs = family.one()
-        self.wake_request = binary_request(name, as_tensors(inputs))
-        self.warm_request = binary_request(f"{name}-warm", as_tensors(inputs))
-        self.answer = family.answer()
-        network: Any = family.module.model
-        network.config.save_pretrained(directory)
-        save_file(network.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
-        save_file(inputs, directory / "inputs.safetensors")
-        family.deploy(node.client, name, keep_alive_s=0)
-        family.deploy(node.client, f"{name}-warm", keep_alive_s=600)
         self.times: Times = {kind: [] for kind in KINDS}
+        self.kept: list[float] = []
+        """Bytes."""
+        family = Handled() if name == HANDLED else Family(name)
+        with Client(node.url, tenant=name) as client:
+            self.sibling = self._deployed(client, family, 1)
+            self.itself = self._deployed(client, family, 0)
+        if name != HANDLED:
+            network: Any = family.module.model
+            network.config.save_pretrained(directory)
+            save_file(network.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
+            save_file(family.one(), directory / "inputs.safetensors")
 
-    def ask_ms(self, connection: Connection, request: bytes, start: str) -> float:
-        """Milliseconds of one request; RuntimeError when the answer is not what it must be."""
-        began = time.perf_counter()
-        answer = connection.ask(request)
-        took = (time.perf_counter() - began) * 1e3
-        if answer.start != start or answer.tensors != self.answer:
-            raise RuntimeError(f"{self.name}: a {answer.start} answer in place of {start}, or a wrong one")
-        return took
+    def _deployed(self, client: Client, family: Family, variant: int) -> Member:
+        name, code, asked = f"{self.name}-sibling" if variant else self.name, None, as_tensors(family.one())
+        assets: Mapping[str, bytes] = {}
+        if self.name == HANDLED:
+            code, assets = Path(minilm_handler.__file__).read_text(), minilm.assets()
+            asked = [Tensor("text", BYTES, (1,), pack_bytes([TEXT]))]
+        family.vary(family.head(), variant)
+        family.deploy(client, name, code, assets=assets, tenant=self.name, keep_alive_s=KEEP_ALIVE_S)
+        return Member(binary_request(name, asked), family.answer())
+
+    def first_ms(self, connection: Connection, node: Node, start: str = "host") -> float:
+        """A request while no worker of the family is alive."""
+        node.wait_bodies(self.name, 0)
+        node.wait_bodies(f"{self.name}-sibling", 0)
+        return self._ask_ms(connection, self.itself, start)
 
     def warm_ms(self, connection: Connection) -> float:
-        """A request to a body that has just worked."""
-        self.ask_ms(connection, self.warm_request, "warm")
-        return self.ask_ms(connection, self.warm_request, "warm")
+        """A request to a worker that has just worked."""
+        self._ask_ms(connection, self.itself, "warm")
+        return self._ask_ms(connection, self.itself, "warm")
 
-    def wake_ms(self, connection: Connection, node: Node, start: str = "host") -> float:
-        """A request while no body is alive."""
-        node.wait_bodies(self.name, 0)
-        return self.ask_ms(connection, self.wake_request, start)
+    def sibling_ms(self, connection: Connection) -> float:
+        """The first request for the sibling while a worker is alive."""
+        return self._ask_ms(connection, self.sibling, "bound")
+
+    def _ask_ms(self, connection: Connection, member: Member, start: str) -> float:
+        """Milliseconds of one request; RuntimeError when the answer is not what it must be."""
+        began = time.perf_counter()
+        answer = connection.ask(member.request)
+        took = (time.perf_counter() - began) * 1e3
+        if answer.start != start or answer.tensors != member.answer:
+            raise RuntimeError(f"{self.name}: a {answer.start} answer in place of {start}, or a wrong one")
+        return took
 
     def fresh_ms(self) -> tuple[float, float]:
         """A new process, from its start and from the end of its imports to its printed answer."""
@@ -92,68 +143,90 @@ class Subject:
             line = process.stdout.readline()
             took = (time.perf_counter() - began) * 1e3
         loaded_s, *given = json.loads(line or "[0]")
-        expected = struct.unpack_from(f"<{len(given)}f", self.answer)
+        expected = struct.unpack_from(f"<{len(given)}f", self.itself.answer)
         # Not bit for bit: safetensors maps weights at other alignments, where linear layers sum in another order.
         if not given or not all(map(partial(math.isclose, rel_tol=1e-3, abs_tol=1e-4), given, expected)):
             raise RuntimeError(f"the fresh process of {self.name} gives another answer: {line or 'none'}")
         return took, loaded_s * 1e3
 
+    def over_warm(self, kind: str) -> float:
+        """Milliseconds beyond a warm answer, the medians."""
+        return median(self.times[kind]) - median(self.times["warm"])
+
 
 def measure_asleep(node: Node, subjects: list[Subject], runs: int) -> None:
-    """Fill in warm, wake and fresh; the first rounds do not count."""
+    """Fill in wake, warm, sibling and fresh; the first rounds do not count."""
     node.wait_quiet()
     with Connection(node.port) as connection:
-        for subject in subjects:
-            for _ in range(DISCARDED):
-                subject.warm_ms(connection)
-                subject.wake_ms(connection, node)
-            subject.fresh_ms()
-        for run in range(runs):
+        for run in range(-DISCARDED, runs):
             for subject in subjects:
-                subject.times["warm"].append(subject.warm_ms(connection))
-                subject.times["wake"].append(subject.wake_ms(connection, node))
-                for kind, took in zip(("fresh", "loaded"), subject.fresh_ms(), strict=True):
+                taken = {
+                    "wake": subject.first_ms(connection, node),
+                    "warm": subject.warm_ms(connection),
+                    "sibling": subject.sibling_ms(connection),
+                }
+                if subject.name != HANDLED and run >= -1:
+                    taken["fresh"], taken["loaded"] = subject.fresh_ms()
+                for kind, took in taken.items() if run >= 0 else ():
                     subject.times[kind].append(took)
             print(f"  asleep: round {run + 1} of {runs}", file=sys.stderr)
 
 
-def measure_disk(node: Node, subjects: list[Subject], runs: int) -> None:
-    """Fill in disk."""
+def measure_restarted(node: Node, subjects: list[Subject], runs: int, kind: str) -> None:
+    """Fill in disk; or, if the node keeps the blocks, cold and what is kept after it."""
     for run in range(runs):
         node.stop()
         forget_pages(node.data)
         node.start()
         with Connection(node.port) as connection:
             for subject in subjects:
-                # The zygote prepares the program of the one before.
+                # What the one before has begun is to end: a worker, and a zygote that prepares.
                 node.wait_quiet()
-                subject.times["disk"].append(subject.wake_ms(connection, node, "disk"))
-        print(f"  disk: round {run + 1} of {runs}", file=sys.stderr)
+                before = held_bytes(node)
+                subject.times[kind].append(subject.first_ms(connection, node, "disk" if kind == "disk" else "host"))
+                node.wait_bodies(subject.name, 0)
+                node.wait_quiet()
+                if kind == "cold":
+                    subject.kept.append(held_bytes(node) - before)
+        print(f"  {kind}: round {run + 1} of {runs}", file=sys.stderr)
+
+
+def held_bytes(node: Node) -> int:
+    """Anonymous memory of all its processes but the daemon."""
+    return memory(node.pids()[1:]).anonymous
 
 
 def report(subjects: list[Subject], runs: int) -> None:
     """The table, and the line for programs."""
     print(f"milliseconds from request to answer, median (least-largest) of {runs}; batch 1, one thread")
-    titles = ("warm", "wake", "disk", "fresh process", "of it after imports")
-    print(f"{'model':12}" + "".join(f"{column:>26}" for column in titles), end="")
-    print(f"{'wake-warm':>12}{'disk-warm':>12}{'fresh/wake':>12}{'loaded/wake':>13}")
-    wake: dict[str, float] = {}
-    disk: dict[str, float] = {}
-    ratio: dict[str, float] = {}
-    control: dict[str, float] = {}
+    titles = ("warm", "sibling", "wake", "cold", "disk", "fresh process", "of it after imports")
+    print(f"{'model':16}" + "".join(f"{title:>24}" for title in titles))
     for subject in subjects:
-        name, times = subject.name, {kind: median(values) for kind, values in subject.times.items()}
-        wake[name], disk[name] = times["wake"] - times["warm"], times["disk"] - times["warm"]
-        ratio[name], control[name] = times["fresh"] / times["wake"], times["loaded"] / times["wake"]
-        columns = "".join(f"{told_spread(subject.times[kind]):>26}" for kind in KINDS)
-        print(f"{name:12}{columns}{wake[name]:12.1f}{disk[name]:12.1f}{ratio[name]:12.1f}{control[name]:13.1f}")
+        cells = (told_spread(subject.times[kind]) if subject.times[kind] else "-" for kind in KINDS)
+        print(f"{subject.name:16}" + "".join(f"{cell:>24}" for cell in cells))
+    print(f"\n{'over warm':16}{'sibling':>10}{'wake':>10}{'cold':>10}{'disk':>10}{'kept MiB':>10}", end="")
+    print(f"{'fresh/wake':>12}{'loaded/wake':>13}")
+    ratios: dict[str, dict[str, float]] = {"fresh": {}, "loaded": {}}
+    for subject in subjects:
+        beyond = "".join(f"{subject.over_warm(kind):10.1f}" for kind in KINDS[1:5])
+        print(f"{subject.name:16}{beyond}{median(subject.kept) / MIB:10.1f}", end="")
+        for kind, ratio in ratios.items() if subject.name != HANDLED else ():
+            ratio[subject.name] = median(subject.times[kind]) / median(subject.times["wake"])
+            print(f"{ratio[subject.name]:12.1f}", end="")
+        print()
     print("every answer of the node equals plain PyTorch's bit for bit")
+    over = {kind: {each.name: each.over_warm(kind) for each in subjects} for kind in KINDS[1:5]}
+    handler_ms = over["wake"].pop(HANDLED, None)
     print_result(
         {
-            "wake_over_warm_ms": wake,
-            "disk_over_warm_ms": disk,
-            "fresh_over_wake": ratio,
-            "fresh_after_imports_over_wake": control,
+            "wake_over_warm_ms": over["wake"],
+            "sibling_over_warm_ms": over["sibling"],
+            "handler_over_warm_ms": handler_ms,
+            "cold_over_warm_ms": over["cold"],
+            "kept_mib": {each.name: max(0.0, median(each.kept) / MIB) for each in subjects},
+            "disk_over_warm_ms": over["disk"],
+            "fresh_over_wake": ratios["fresh"],
+            "fresh_after_imports_over_wake": ratios["loaded"],
         }
     )
 
@@ -167,7 +240,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root, running_node() as node:
         subjects = [Subject(name, node, Path(root) / name) for name in options.models]
         measure_asleep(node, subjects, options.runs)
-        measure_disk(node, subjects, options.runs)
+        measure_restarted(node, subjects, options.runs - 1, "disk")
+        # It counts from the next start on: the stop before that empties the host store once more.
+        node.add_options("--keep-warm")
+        measure_restarted(node, subjects, 1, "disk")
+        measure_restarted(node, subjects, options.runs, "cold")
         report(subjects, options.runs)
 
 
