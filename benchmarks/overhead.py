@@ -153,6 +153,7 @@ def main() -> None:
         "rps": {kind: series[kind].rate for kind in ("1", "16")},
         "bare_ms_p50": bare.ms(0.5),
         "bare_rps": bare.rate,
+        "rps_over_bare": series["16"].rate / bare.rate,
         "node_mib": held.total / MIB,
         "ready_s": ready_s,
     }
