@@ -64,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     status: int
     """Of HTTP; 0 when no answer came, or one that was cut or said nothing."""
     start: str
-    """Warm, host or disk; what was said in a refusal."""
+    """Warm, bound, host or disk; what was said in a refusal."""
     right: bool
     """Whether the tensors are those that they must be."""
     digest: bytes = b""

@@ -51,7 +51,9 @@ def hour(functions: int, traces: Path | None, seed: int) -> list[list[float]]:
 
 
 def load(rates: Sequence[float], costs: Sequence[Cost], keep_alive_s: float) -> float:
-    """Cores that functions with these requests a second keep busy."""
+    """Cores that functions with these requests a second keep busy; `keep_alive_s` inf: runs alone count."""
+    if math.isinf(keep_alive_s):
+        return sum(rate * cost.run for rate, cost in zip(rates, costs, strict=True))
     return sum(
         rate * (cost.run + math.exp(-rate * keep_alive_s) * cost.wake) for rate, cost in zip(rates, costs, strict=True)
     )

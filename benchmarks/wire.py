@@ -20,7 +20,9 @@ class Answer(NamedTuple):
 
     @property
     def start(self) -> str:
-        """Where the weights lay when the request came: warm, host or disk."""
+        """What its function needed: nothing (warm), a bind (bound), or a worker, with weights in memory (host) or not
+        (disk).
+        """
         return self.headers["overwinter-start"]
 
     @property

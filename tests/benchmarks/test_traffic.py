@@ -47,6 +47,10 @@ def test_a_function_that_is_asked_often_wakes_seldom():
     assert load([1.0], [COST], 100.0) == pytest.approx(COST.run)
 
 
+def test_where_workers_stay_only_runs_are_asked_for():
+    assert load([1.0, 0.0], [COST, COST], float("inf")) == pytest.approx(COST.run)
+
+
 def test_compressed_requests_are_a_share_in_order():
     hours = [[float(second) for second in range(3600)], [0.5, 3599.5]]
     everything = compressed(hours, 12.0, 1.0, 1)

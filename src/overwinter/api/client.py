@@ -66,7 +66,9 @@ class Answered(msgspec.Struct, frozen=True):
 
     version: int
     start: str
-    """Where the weights lay when the request came: warm (in a body), host or disk."""
+    """What its function needed: nothing (warm), a bind in a body of its family (bound), or a body, with its weights in
+    memory (host) or not (disk).
+    """
     milliseconds: float
     """From sending the request until the answer was read."""
 

@@ -1,0 +1,152 @@
+"""What came of the requests for a thousand functions? The words of `benchmarks.thousand`, and its tables."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.measure import MIB, quantile
+from benchmarks.openloop import Outcome, Target, attainment, fates
+from benchmarks.traffic import Cost
+
+SLO_MS = {
+    "mlp": 100,
+    "textcnn": 100,
+    "dssm": 100,
+    "lstm": 300,
+    "mobilenet-v2": 200,
+    "minilm": 200,
+    "distilbert": 300,
+    "bert-base": 400,
+    "densenet169": 400,
+    "resnet50": 400,
+}
+"""The base models, and the latency promised for their variants."""
+OTHER_SLO_MS = 500
+
+
+class Base(NamedTuple):
+    """A base model, what it costs, and its deployed variants by the numbers of the functions."""
+
+    name: str
+    cost: Cost
+    loaded: int
+    """Bytes of a plain process that holds it."""
+    weights: int
+    """Bytes of its weights alone."""
+    payload: bytes
+    targets: dict[int, Target]
+
+
+class Peak(NamedTuple):
+    """The sample with the most memory, in bytes."""
+
+    total: int = 0
+    anonymous: int = 0
+    files: int = 0
+    store: int = 0
+    trays: int = 0
+    bodies: int = 0
+
+
+class Pass(NamedTuple):
+    """What came of the requests of one load."""
+
+    load: float
+    outcomes: list[Outcome]
+    peak: Peak
+
+    @property
+    def wakes(self) -> int:
+        """Answers for which a worker was forked."""
+        return self._started("host", "disk")
+
+    @property
+    def binds(self) -> int:
+        """Answers for which a function was bound in a worker that was there."""
+        return self._started("bound")
+
+    @property
+    def wake_share(self) -> float:
+        """Of all answers."""
+        return self.wakes / max(1, fates(self.outcomes)["answered"])
+
+    def _started(self, *starts: str) -> int:
+        return sum(each.fate == "answered" and each.start in starts for each in self.outcomes)
+
+
+def slo_ms(base: str) -> int:
+    """The latency promised for the variants of a base model."""
+    return SLO_MS.get(base, OTHER_SLO_MS)
+
+
+def owners(bases: Sequence[Base]) -> list[int]:
+    """The place of each function's base model."""
+    owner = {number: place for place, base in enumerate(bases) for number in base.targets}
+    return [owner[number] for number in range(len(owner))]
+
+
+def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Sequence[float]) -> None:
+    """A line for each base model, and what was said in refusals."""
+    print(f"\n{'base model':14}{'functions':>10}{'SLO ms':>8}{'run ms':>8}{'wake ms':>8}{'requests':>10}", end="")
+    print(f"{'refused':>9}{'lost':>6}{'woken':>7}{'bound':>7}{'p50 ms':>9}{'p99 ms':>9}{'in SLO':>8}")
+    for base in bases:
+        own = [each for each in outcomes if each.target in base.targets]
+        counts = fates(own)
+        times = [1e3 * each.latency_s for each in own if each.fate == "answered"] or [0.0]
+        part = Pass(0.0, own, Peak())
+        print(f"{base.name:14}{len(base.targets):10}{slo_ms(base.name):8}{1e3 * base.cost.run:8.1f}", end="")
+        print(f"{1e3 * base.cost.wake:8.1f}{len(own):10}{counts['refused']:9}{counts['lost']:6}", end="")
+        print(f"{part.wakes:7}{part.binds:7}", end="")
+        print(f"{statistics.median(times):9.1f}{quantile(times, 0.99):9.1f}{attainment(own, slo_s):8.1%}")
+    for said, times_ in Counter(each.start for each in outcomes if each.fate == "refused").most_common(5):
+        print(f"  refused {times_} times: {said}")
+
+
+def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
+    """The tables of one load."""
+    outcomes, peak = done.outcomes, done.peak
+    report_models(bases, outcomes, slo_s)
+    late = quantile([each.late_s for each in outcomes] or [0.0], 0.99)
+    loaded, weights = loaded_models(bases)
+    parts = ", ".join(f"{name} {getattr(peak, name) / MIB:.0f}" for name in ("anonymous", "files", "store", "trays"))
+    functions = [[each for each in outcomes if each.target == number] for number in range(len(slo_s))]
+    kept = sum(attainment(own, slo_s) >= 0.98 for own in functions)
+    print(f"{attainment(outcomes, slo_s):.1%} within the SLO; the generator was late by {1e3 * late:.1f} ms (p99)")
+    told = f"{done.wakes} needed a wake ({done.wake_share:.1%}), {done.binds} a bind"
+    print(f"of {fates(outcomes)['answered']} answers {told}")
+    print(f"{kept} of {len(functions)} functions kept their SLO in 98 % of their requests")
+    print(f"memory at its peak {peak.total / MIB:.0f} MiB ({parts} MiB) with {peak.bodies} bodies; loaded models")
+    print(f"would hold {loaded / MIB:.0f} MiB: {loaded / peak.total:.1f} times as much; their weights alone are")
+    print(f"{weights / MIB:.0f} MiB: {weights / peak.total:.1f} times as much", flush=True)
+
+
+def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
+    """Bytes of a process for each function, and of all weights."""
+    return (
+        sum(base.loaded * len(base.targets) for base in bases),
+        sum(base.weights * len(base.targets) for base in bases),
+    )
+
+
+def figures(bases: Sequence[Base], passes: Sequence[Pass], slo_s: Sequence[float]) -> dict[str, Any]:
+    """For programs: of the first load, and what the others have under names that end in it."""
+    first, *others = passes
+    loaded, weights = loaded_models(bases)
+    found = {
+        "requests": len(first.outcomes),
+        **fates(first.outcomes),
+        "attainment": attainment(first.outcomes, slo_s),
+        "wakes": first.wakes,
+        "binds": first.binds,
+        "wake_share": first.wake_share,
+        "peak_mib": max(each.peak.total for each in passes) / MIB,
+        "loaded_mib": loaded / MIB,
+        "weights_mib": weights / MIB,
+    }
+    for each in others:
+        load = f"_{100 * each.load:.0f}"
+        found["attainment" + load] = attainment(each.outcomes, slo_s)
+        found["wake_share" + load] = each.wake_share
+        found["lost" + load] = fates(each.outcomes)["lost"]
+    return found
