@@ -255,7 +255,7 @@ def _bound(worker: Worker, living: LivingBody[FunctionStatistics] | None) -> lis
     return [
         BoundFacts(
             function=id_,
-            doing="binding" if id_ in worker.binds else _doing(binding),
+            doing="binding" if worker.start is not None or id_ in worker.binds else _doing(binding),
             runs=binding.runs,
             private_bytes=living.part_bytes if living is not None and id_ in living.bound else None,
         )

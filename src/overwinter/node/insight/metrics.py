@@ -181,7 +181,7 @@ def _bodies(statistics: Statistics, state: State, seen: Sequence[FunctionStatist
     alive = (((each.name,), float(each.bodies)) for each in seen if each.bodies)
     yield gauge("function_bodies", "Worker processes that were forked for a function.", ["function"], alive)
     living = list(statistics.bodies.values())
-    bound = Counter[str](tally.name for body in living for tally in list(body.bound.values()))
+    bound = Counter[str](name for body in living for name in {tally.name for tally in list(body.bound.values())})
     yield gauge("function_bound", "Workers that have a function, alone or with others.", ["function"], _by_name(bound))
     told = "Times that a function was bound in a worker of its family, those that failed among them."
     yield counter("binds", told, ["function"], _named(seen, "binds"))
