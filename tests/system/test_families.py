@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from overwinter.cli.main import main
 
-from .nodes import NodeProcess, deploy
-from .test_serving import SLOW, wait_until
+from .nodes import NodeProcess, deploy, wait_until
+from .test_serving import SLOW
 
 
 class Variant(torch.nn.Module):
@@ -47,11 +47,15 @@ def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -
 
 
 def put_to_sleep(node: NodeProcess) -> None:
-    """The workers in which they were tried go."""
+    """The workers in which they were tried go, and the node has heard of it."""
     wait_until(lambda: node.body_pids())
     for pid in node.body_pids():
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not node.body_pids())
+    wait_until(lambda: len(events(node, "BodyExited")) == len(actions(node, "StartBody")))
+
+
+def events(node: NodeProcess, kind: str) -> list[dict]:
+    return [event for event in (step[1] for step in node.steps()) if event["type"] == kind]
 
 
 def actions(node: NodeProcess, kind: str) -> list[dict]:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from overwinter.core.errors import NotFoundError
-from tests.system.nodes import NodeProcess, ask, deploy, wait_gone
+from tests.system.nodes import NodeProcess, ask, deploy, wait_gone, wait_until
 
 SLEEPERS = 18
 HANDLER = (
@@ -35,8 +35,7 @@ def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_rem
         node.wait_for("Arrived", SLEEPERS)
         for _ in range(5):
             assert ask(node, "well") == [3.0] * 4
-        bodies = node.body_pids()
-        assert len(bodies) == 16
+        bodies = wait_until(lambda: len(pids := node.body_pids()) == 16 and pids)
         asleep = node.client.speaking_for("asleep")
         for name in names:
             asleep.remove(name)
