@@ -155,6 +155,13 @@ def test_a_body_that_became_too_slow_goes_when_others_serve(name):
     assert SCALERS[name](demand(7, [slow, fast], bodies=bodies)).stop == (1,)
 
 
+@each_scaler
+def test_rates_of_which_two_are_no_number_any_more_have_an_end(name):
+    endless = point(latency_s=1e-308)
+    said = SCALERS[name](demand(7, [endless], bodies=(body(1, endless), body(2, endless)), slo_s=None))
+    assert not math.isnan(said.unserved)
+
+
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1e-300) | st.just(0.0)
 anything = st.builds(
     Point,

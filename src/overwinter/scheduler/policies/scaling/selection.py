@@ -14,6 +14,8 @@ from overwinter.core.function import BOUNDS
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand
 
+MOST_THROUGHPUT = 1e300
+"""Requests per second of one body, so that those of all together are a number."""
 EPSILON = 1e-9
 """Rates that differ by a smaller share are the same rate: sums of floats must not start a body."""
 MOST_BODIES = int(BOUNDS["max_bodies"].most)
@@ -62,7 +64,7 @@ def room_of(demand: Demand) -> Room:
 
 def usable(point: Point) -> bool:
     """Whether it says anything: a latency of nothing, or without end, is no measurement."""
-    return 0 < point.latency_s < math.inf and point.throughput < math.inf
+    return 0 < point.latency_s < math.inf and point.throughput < MOST_THROUGHPUT
 
 
 def queues_in_time(point: Point, slo_s: float) -> bool:
