@@ -174,14 +174,14 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
     return log
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(graphs(), HAPPENINGS)
 def test_a_node_and_a_simulation_order_the_same(pipeline: Pipeline, happenings: list[Happening]) -> None:
     live = asyncio.run(in_a_node(pipeline, happenings, drops=False))
     assert live == in_a_simulation(pipeline, happenings) == by_the_stepper(pipeline, happenings, drops=False)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(graphs(), HAPPENINGS)
 def test_a_node_gives_up_what_the_stepper_says_when_its_caller_goes_away(
     pipeline: Pipeline, happenings: list[Happening]

@@ -202,7 +202,7 @@ def test_whatever_fails_on_one_function_the_others_are_served(policy, monkeypatc
     failing = Failing(monkeypatch)
     failing.in_everything()
     machine = type("AnyFailure", (AnyFailure,), {"policy": policy, "failing": failing})
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=10, stateful_step_count=30, deadline=None))
 
 
 def test_a_journal_with_failures_replays_to_the_same_actions(failing):

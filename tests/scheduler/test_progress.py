@@ -118,7 +118,7 @@ class Clients:
 
 @pytest.mark.parametrize("memory", [None, 20])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     functions=st.integers(2, 5),

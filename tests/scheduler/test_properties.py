@@ -223,14 +223,14 @@ class AnyOrder(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_whatever_happens_nobody_is_forgotten(policy):
     machine = type("AnyOrder", (AnyOrder,), {"policy": policy})
-    examples = settings(max_examples=25, stateful_step_count=40, deadline=None)
+    examples = settings(max_examples=15, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 
 @pytest.mark.parametrize("policy", ["overwinter", "lru", "fixed"])
 def test_whatever_happens_in_families_nobody_is_forgotten(policy):
     machine = type("Families", (AnyOrder,), {"policy": policy, "families": ("one", "one", "two", "")})
-    examples = settings(max_examples=60, stateful_step_count=50, deadline=None)
+    examples = settings(max_examples=30, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 

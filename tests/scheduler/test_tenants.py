@@ -179,7 +179,7 @@ class Tenants(AnyOrder):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_among_tenants_too_nobody_is_forgotten(policy, most):
     machine = type("Tenants", (Tenants,), {"policy": policy, "bounds": {"tenant_bodies_max": most}})
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=10, stateful_step_count=50, deadline=None))
 
 
 def test_one_tenant_s_waiting_requests_leave_room_for_another_s():

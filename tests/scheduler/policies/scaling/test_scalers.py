@@ -36,7 +36,7 @@ each_scaler = pytest.mark.parametrize("name", ALL)
 
 
 @each_scaler
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(asked=demands())
 def test_a_rate_is_served_or_what_is_not_is_told(name, asked):
     said = SCALERS[name](asked)
@@ -46,7 +46,7 @@ def test_a_rate_is_served_or_what_is_not_is_told(name, asked):
 
 
 @each_scaler
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(asked=demands(bounded=True))
 def test_what_starts_has_room(name, asked):
     left = done(asked, SCALERS[name](asked))
@@ -56,7 +56,7 @@ def test_what_starts_has_room(name, asked):
 
 
 @each_scaler
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(asked=demands(bounded=False))
 def test_what_starts_keeps_the_promise_unless_it_is_said(name, asked):
     said = SCALERS[name](asked)
@@ -70,7 +70,7 @@ def test_what_starts_keeps_the_promise_unless_it_is_said(name, asked):
 
 
 @each_scaler
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(asked=demands())
 def test_the_same_demand_comes_to_rest(name, asked):
     """Nothing is started twice, and nothing that was started is stopped."""
@@ -88,7 +88,7 @@ def test_the_same_demand_comes_to_rest(name, asked):
 
 
 @each_scaler
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(asked=demands())
 def test_what_stops_is_not_needed(name, asked):
     said = SCALERS[name](asked)
@@ -174,7 +174,7 @@ anything = st.builds(
 
 
 @each_scaler
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rate=numbers,
     slo_s=st.none() | numbers,
