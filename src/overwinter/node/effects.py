@@ -221,7 +221,7 @@ class NodeEffects:
     def _run(self, action: Run) -> None:
         body = self.processes.body(action.worker)
         if body is None:
-            # Its end is on the way to the mind.
+            # Its end is on the way to the scheduler.
             return
         self.run(body, action.function or body.function, action.run, action.requests)
 

@@ -134,7 +134,7 @@ class Placing:
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
         body = self._staff.processes.body(action.worker)
         if body is None:
-            # Its end is on the way to the mind.
+            # Its end is on the way to the scheduler.
             return
         message = function.bind()
         lacking = [message.blocks[place][0] for place in body.bindings.lacking(message)]

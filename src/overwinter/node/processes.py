@@ -283,7 +283,7 @@ class Processes:
             self.give_up(body, f"it answered nonsense: {error}")
 
     def _take(self, body: BodyProcess, message: FromBody) -> None:
-        """ValueError for what cannot be true: a body may be in the hands of its functions' code, and say anything."""
+        """ValueError for what cannot be true: the code of its functions may say anything in its name."""
         match message:
             case Answer():
                 self._staff_of(body.worker).body_answered(body, message)

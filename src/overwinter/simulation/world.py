@@ -312,7 +312,7 @@ class World:
     def _bind(self, action: Bind) -> None:
         body, function = self._bodies.get(action.worker), self._by_id[action.function]
         if body is None:
-            # Its end is on the way to the mind.
+            # Its end is on the way to the scheduler.
             return
         worker, id_, operation = action.worker, action.function, action.operation
         if not self._host.holds(function.spec, self._timeline.now):
@@ -325,7 +325,7 @@ class World:
     def _run(self, action: Run) -> None:
         body = self._bodies.get(action.worker)
         if body is None:
-            # Its end is on the way to the mind.
+            # Its end is on the way to the scheduler.
             return
         model = body.function.model
         seconds = self._expected_s(body, len(action.requests))
