@@ -28,9 +28,6 @@ ZYGOTE_ENVIRONMENT = {
 }
 """All that zygotes and bodies see of the environment, but for Python's own search path."""
 
-DESCRIPTORS_PER_BODY = 8
-"""Of a body that has one run at once, while it is forked."""
-
 SWITCH_S = 0.0005
 """A thread that computes in Python lets the loop go on after so long; Python's own 5 ms are a request's whole time."""
 
@@ -75,9 +72,7 @@ def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None],
     # The loop shares the interpreter with threads that compute, such as those that check programs: what it waits for
     # each of them when it wakes.
     sys.setswitchinterval(SWITCH_S)
-    # Every body holds a channel and four descriptors for each run at once, and a fork needs one a block for a moment.
+    # Every worker holds some (node/limits.py).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < (least := DESCRIPTORS_PER_BODY * config.mind.bodies_max):
-        log(f"only {hard} descriptors may be open (ulimit -Hn), and {config.mind.bodies_max} workers may need {least}")
     uvloop.run(serve_node(config, listener, log, ready))

@@ -190,7 +190,7 @@ def test_what_cannot_be_bounded_is_told_once():
 
 
 def test_without_groups_workers_are_forked_all_the_same(monkeypatch):
-    monkeypatch.setattr("overwinter.node.cgroups._own", lambda controller: None)
+    monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
     rig = Rig()
 
     async def scene():

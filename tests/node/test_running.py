@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from overwinter.core.config import MindConfig, NodeConfig
-from overwinter.node import upkeep
+from overwinter.node import limits, upkeep
+from overwinter.node.pressure import total_bytes
 from overwinter.node.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
@@ -27,5 +28,22 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
             # What the first look found is told by then.
             await until(lambda: len(looks) > 1)
             assert node._scheduler.resources.host.capacity == 20 * MIB
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("given", [{}, {"memory_bytes": 100 * MIB, "bodies_max": 7}])
+def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, given):
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), mind=MindConfig(**given))
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+            resources = node._scheduler.resources
+            assert resources.memory.capacity is not None
+            assert resources.workers.capacity == given.get("bodies_max", limits.workers_most())
+            if given:
+                assert resources.memory.capacity == given["memory_bytes"]
+            else:
+                assert resources.memory.capacity <= total_bytes() // 2
 
     asyncio.run(scene())

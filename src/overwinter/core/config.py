@@ -7,14 +7,16 @@ from overwinter.core.policies import Policy, policy_named
 
 BYTES_MOST = 1 << 50
 """No machine has a PiB."""
+WORKERS_MOST = 65_536
+"""No node has more, whatever its system allows."""
 
 MIND_BOUNDS = {
     "cores": Bound(1, 4096, "cores", "no machine has more"),
     "memory_bytes": Bound(1, BYTES_MOST, "bytes", "no machine has a PiB"),
     "host_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
-    "bodies_max": Bound(1, 65_536, "workers", "each is a process"),
-    "tenant_bodies_max": Bound(1, 65_536, "workers", "each is a process"),
+    "bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
+    "tenant_bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
     "requests_max": Bound(2, 10_000_000, "requests", "each is kept in memory, and one must leave room for another"),
     "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
@@ -82,8 +84,8 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Most bytes of all host stores together; None: what their tmpfs has."""
     host_keep_alive_s: float | None = None
     """A function that nobody used for so long leaves the host store for the disk; None: only when room is needed."""
-    bodies_max: int = 256
-    """Worker processes alive at once on the node."""
+    bodies_max: int | None = None
+    """Worker processes alive at once on the node; None: as many as the system lets a node have."""
     tenant_bodies_max: int | None = None
     """Of these, what one tenant may have; None: all while no other tenant is here, and else all but a sixteenth."""
     requests_max: int = 100_000

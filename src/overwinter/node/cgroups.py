@@ -55,7 +55,7 @@ class Groups:
         """Tenants that have less weight than others."""
         self._last = 0
         for controller in CONTROLLERS:
-            parent = _own(controller)
+            parent = group_of(controller)
             if parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
             else:
@@ -190,7 +190,7 @@ class Groups:
         self._cores = self._idle = None
 
 
-def _own(controller: str) -> Path | None:
+def group_of(controller: str) -> Path | None:
     """The group in which this process is, in the hierarchy that has the controller."""
     for hierarchy, place in _memberships():
         if controller in hierarchy:

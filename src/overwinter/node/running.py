@@ -15,13 +15,14 @@ import msgspec
 from overwinter.core.config import MindConfig, NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.journal import Journal
+from overwinter.node import limits
 from overwinter.node.effects import NodeEffects
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
 from overwinter.node.insight.insight import Insight
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
-from overwinter.node.pressure import total_bytes, watch_memory
+from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
@@ -53,7 +54,7 @@ async def running(
         if not config.keep_warm:
             stack.callback(hosts.close)
         host_bytes = config.mind.host_bytes
-        config = msgspec.structs.replace(config, mind=_bounded(config, hosts))
+        config = msgspec.structs.replace(config, mind=_bounded(config, hosts, log))
         file = stack.enter_context(_journal_file(config.journal, log))
         node = Node(config, repository, hosts, Scheduler(config.mind))
         node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
@@ -70,8 +71,8 @@ async def running(
             node._effects.post = node.post
             node.processes.start()
             verifier = Verifier(hosts, config.verify_share, node._effects.placing.lose, log)
-            memory_bytes = config.mind.memory_bytes or total_bytes()
-            footprints = Footprints(node._scheduler.state, lambda: node.processes, memory_bytes, node.post)
+            assert config.mind.memory_bytes is not None
+            footprints = Footprints(node._scheduler.state, lambda: node.processes, config.mind.memory_bytes, node.post)
             upkeep = [
                 footprints.run(faults),
                 CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(faults),
@@ -118,14 +119,20 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
     log(f"the journal's file ends here, the node goes on: {error}")
 
 
-def _bounded(config: NodeConfig, hosts: HostStores) -> MindConfig:
-    """The mind's configuration with what this machine has: its cores, and room on the tmpfs."""
+def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> MindConfig:
+    """The mind's configuration with what this machine has: its cores, its memory, places for processes, and room on the
+    tmpfs.
+    """
     there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
-    mind = config.mind
+    mind, most = config.mind, limits.workers_most()
+    if mind.bodies_max is not None and mind.bodies_max > most:
+        log(f"{mind.bodies_max} workers may not be had: processes and descriptors (ulimit -Hn) are for {most}")
     return msgspec.structs.replace(
         mind,
         cores=mind.cores or len(os.sched_getaffinity(0)),
+        memory_bytes=mind.memory_bytes or limits.memory_bytes(),
+        bodies_max=mind.bodies_max or most,
         host_bytes=room if mind.host_bytes is None else min(room, mind.host_bytes),
     )
 

@@ -7,7 +7,7 @@ their first argument.
 from itertools import count
 
 from overwinter.core.actions import Action, Decide, Decision
-from overwinter.core.config import MindConfig
+from overwinter.core.config import WORKERS_MOST, MindConfig
 from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.ledger import Ledger
@@ -32,6 +32,7 @@ class Cycle:
         self.predict = None if self.policy.rate == "oracle" else PREDICTORS[self.policy.rate]
         self.batching = batching.RULES[self.policy.batching]
         self.cores = config.cores or 1
+        self.workers_most = config.bodies_max or WORKERS_MOST
         self.orders_cores = self.policy.order == "deadline" and config.cores is not None
         """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
         self.state = State()

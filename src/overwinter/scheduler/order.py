@@ -210,7 +210,7 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
     not count.
     """
     resources, config = cycle.resources, cycle.config
-    of_workers = (resources.workers.staying(tenant) + workers) / config.bodies_max
+    of_workers = (resources.workers.staying(tenant) + workers) / cycle.workers_most
     if config.memory_bytes is None:
         return of_workers
     return max(of_workers, (resources.memory.staying(tenant) + nbytes) / config.memory_bytes)
@@ -218,10 +218,10 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
 
 def workers_max(cycle: Cycle) -> int:
     """How many workers one tenant may have. While others have functions here, a part is kept for who has none."""
-    config = cycle.config
-    if config.tenant_bodies_max is not None:
-        return min(config.tenant_bodies_max, config.bodies_max)
-    return config.bodies_max - (0 if len(cycle.state.tenants) <= 1 else config.bodies_max // TENANT_PART)
+    most, own = cycle.workers_most, cycle.config.tenant_bodies_max
+    if own is not None:
+        return min(own, most)
+    return most - (0 if len(cycle.state.tenants) <= 1 else most // TENANT_PART)
 
 
 def first_for_places(cycle: Cycle) -> Function | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from overwinter.core.config import MindConfig
+from overwinter.core.config import WORKERS_MOST, MindConfig
 from overwinter.core.ids import OperationId, RequestId, RunId, StoreName, WorkerId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point
@@ -23,7 +23,7 @@ class Resources:
         the machine has it to itself."""
         self.load = Resource("load")
         """Cores of all runs and starts under way. Never scarce, but looked at."""
-        self.workers = Resource("workers", config.bodies_max)
+        self.workers = Resource("workers", config.bodies_max or WORKERS_MOST)
         self.memory = Resource("memory", config.memory_bytes)
         """Private bytes of all workers together."""
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)

@@ -125,7 +125,7 @@ def _first(cycle: Cycle, function: Function) -> Shape:
             _demand(cycle, function, LOW_RATE),
             bodies=(),
             free_cores=cycle.cores,
-            free_bodies=min(function.family.max_bodies, config.bodies_max),
+            free_bodies=min(function.family.max_bodies, cycle.workers_most),
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
         scaled = cycle.scaler(demand)
@@ -188,7 +188,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
         points=latency.points,
         bodies=standing,
         free_cores=max(0, free_cores),
-        free_bodies=max(0, min(family.max_bodies, cycle.config.bodies_max) - len(family.workers)),
+        free_bodies=max(0, min(family.max_bodies, cycle.workers_most) - len(family.workers)),
         free_bytes=resources.memory.free,
         weight_bytes=latency.weight_bytes,
         missing_bytes=missing_bytes(cycle, function),

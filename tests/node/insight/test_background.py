@@ -81,7 +81,7 @@ def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(ri
 def machine(request, monkeypatch):
     """A node's processes, where the system gives control groups and where it gives none."""
     if request.param == "no groups":
-        monkeypatch.setattr("overwinter.node.cgroups._own", lambda controller: None)
+        monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
     made = Rig()
     if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
         made.close()
