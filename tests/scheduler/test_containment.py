@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from overwinter.core.actions import Announce, Decide, Refuse, Reply
-from overwinter.core.events import BodyReady, Deployed, LoadAsked, Profiled
+from overwinter.core.events import BodyReady, Deployed, LoadAsked, Pressed, Profiled
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import latency, wants
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.lifecycles import worker_state
-from overwinter.scheduler.policies import batching, eviction, keepalive
+from overwinter.scheduler.policies import batching, eviction, keepalive, worker_eviction
 from overwinter.scheduler.policies.scaling.names import SCALERS
 from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
 from overwinter.scheduler.scheduler import Scheduler
@@ -23,10 +23,11 @@ from tests.scheduler.test_properties import AnyOrder
 from tests.scheduler.world import World, spec
 
 SICK = 0.123456
-"""A latency by which a policy knows the function that it fails on."""
+SICK_BYTES = 6
+"""By which a policy knows the function that it fails on."""
 POINTS = tuple(Point(1, 5, batch, 1, 0.1 * batch) for batch in (1, 2))
 SOUND = Profile(weight_bytes=12, macs=100, points=POINTS)
-ILL = Profile(weight_bytes=12, macs=100, points=(Point(1, 5, 1, 1, SICK), Point(1, 5, 2, 1, 0.2)))
+ILL = Profile(weight_bytes=12, macs=100, points=(Point(1, SICK_BYTES, 1, 1, SICK), Point(1, SICK_BYTES, 2, 1, 0.2)))
 
 
 class Failing:
@@ -57,6 +58,8 @@ class Failing:
             patch.setitem(batching.RULES, name, self.wrap(rule, lambda _, workers: is_ill(workers)))
         for name, rule in eviction.RULES.items():
             patch.setitem(_behind(eviction.RULES), name, self.wrap(rule, lambda candidate: True))
+        for name, rule in worker_eviction.RULES.items():
+            patch.setitem(_behind(worker_eviction.RULES), name, self.wrap(rule, lambda idle: idle.nbytes == SICK_BYTES))
         patch.setattr(latency, "between", self.wrap(latency.between, lambda known, at: SICK in dict(known).values()))
         patch.setattr(keepalive, "idle_until", self.wrap(keepalive.idle_until, lambda _, f, p: f.spec.profile is ILL))
         patch.setattr(wants, "needs_worker", self.wrap(wants.needs_worker, lambda _, f: f.spec.profile is ILL))
@@ -189,6 +192,8 @@ class AnyFailure(AnyOrder):
         self.failing.every = 1 << 60
         world.calm()
         assert not world.open, "requests without an answer"
+        world.send(Pressed(1 << 40))
+        world.calm()
         assert not world.alive, "workers that nobody needs"
         sound = spec("well", 1, (("shared", 5),), profile=SOUND)
         world.deploy(sound)

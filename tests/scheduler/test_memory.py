@@ -152,6 +152,31 @@ def test_as_many_go_as_it_takes_and_those_that_go_already_count():
     assert measured(world, c=1100) == [*workers[:2], workers[2]]
 
 
+@pytest.mark.parametrize(("tenant", "idle_s", "goes"), [("t", 0.0, "idle"), ("v", 0.0, "greedy"), ("v", 60.0, "idle")])
+def test_what_is_a_cache_goes_before_a_run_is_refused(tenant, idle_s, goes):
+    """Idle workers of who takes too much, and of others only what they have not used for long."""
+    world = node(memory_bytes=100 * MIB)
+    idle, _ = woken(world, "idle", tenant=tenant, busy=False)
+    world.now += idle_s
+    greedy, request = woken(world, "greedy")
+    assert measured(world, idle=20, greedy=90) == [{"idle": idle, "greedy": greedy}[goes]]
+    assert (request in world.answers) == (goes == "greedy")
+
+
+def test_who_needs_room_takes_it_from_a_cache_before_a_run_is_refused():
+    world = node(memory_bytes=200 * MIB)
+    idle, _ = woken(world, "idle", tenant="v", busy=False)
+    _, request = woken(world, "greedy", tenant="u")
+    assert measured(world, idle=20, greedy=170) == []
+    world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
+    mine = world.arrive("honest")
+    assert [each.worker for each in world.stage() if isinstance(each, StopBody)] == [idle]
+    world.die(idle)
+    assert request in world.open
+    world.settle()
+    assert all(isinstance(world.answers[each], Reply) for each in (request, mine))
+
+
 def test_where_nobody_takes_far_more_the_idle_one_goes_and_what_runs_is_tried_again():
     world = node(memory_bytes=60 * MIB)
     idle, _ = woken(world, "idle", busy=False)

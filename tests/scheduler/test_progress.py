@@ -31,7 +31,7 @@ MANY = Profile(
     wake_s=WAKE_S,
 )
 SETTINGS = {
-    "keep_alive_s": [1.0, 60.0],
+    "keep_alive_s": [None, 1.0, 60.0],
     "slo_ms": [None, 50, 200],
     "max_bodies": [1, 2],
     "max_batch": [1, 4],

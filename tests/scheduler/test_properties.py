@@ -92,7 +92,7 @@ class AnyOrder(RuleBasedStateMachine):
         again=st.sampled_from([False, False, False, True]),
         batch=st.integers(1, 3),
         bodies=st.integers(1, 3),
-        keep=st.sampled_from([0.0, 1.0, 60.0]),
+        keep=st.sampled_from([None, 0.0, 1.0, 60.0]),
         limit=st.integers(1, 4),
         slo=st.sampled_from([None, 50.0, 500.0]),
         late=st.sampled_from(["serve", "refuse"]),
@@ -199,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.send(ZygoteLost())
 
     def teardown(self):
-        """From any point on, if all goes well, everyone is answered and served, everyone sleeps, nothing is kept."""
+        """From any point on, if all goes well, everyone is answered and served, everyone is idle, and goes for room."""
         world = getattr(self, "world", None)
         if world is None or sys.exc_info()[0] is not None:
             return
@@ -211,6 +211,10 @@ class AnyOrder(RuleBasedStateMachine):
         world.calm()
         assert not world.open, "requests without an answer"
         assert not world.loading, "loads without an answer"
+        assert all(worker.is_idle for worker in world.state.workers.values()), "workers that are not idle"
+        # What is idle may stay for ever, until others need its room.
+        world.send(Pressed(1 << 40))
+        world.calm()
         assert not world.alive, "workers that nobody needs"
         assert not world.resources.memory.taken, "memory of workers that are gone"
         for id_ in patient:

@@ -34,7 +34,7 @@ HELP = {
     "stall_s": "Seconds over which the least rate of a body or an answer is measured.",
     "rate_min_bytes": "Least bytes a second of a body that is sent or an answer that is read.",
     "connections_max": "Connections open at once.",
-    "memory_free_min_bytes": "Memory to keep free: with less, blocks that nothing uses leave the host store.",
+    "memory_free_min_bytes": "Memory to keep free: with less, unused blocks and idle workers go.",
     "functions_max": "Versions of functions deployed at once.",
     "tenant_functions_max": "Of these, what one tenant may have.",
     "tenant_deploys_max": "Deploys of one tenant under way at once.",

@@ -79,7 +79,7 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cores: int | None = None
     """For all bodies; None: what the machine has."""
     memory_bytes: int | None = None
-    """Private memory of all bodies together; None: no bound."""
+    """Private memory of all bodies together; None: on a node half of what is there at its start, else no bound."""
     host_bytes: int | None = None
     """Most bytes of all host stores together; None: what their tmpfs has."""
     host_keep_alive_s: float | None = None
@@ -188,7 +188,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     manifests_bytes_max: int = 256 << 20
     """Of all functions' manifests together; one tenant may have half. The daemon keeps some six times as much."""
     memory_free_min_bytes: int = 512 << 20
-    """When the machine has less memory than this left, blocks that nothing uses leave the host store."""
+    """When the machine has less memory than this left, blocks that nothing uses, functions bound beside others
+    and unused, and idle workers go."""
     zygotes_max: int = 32
     """Tenants that have a zygote of their own at once; one that nobody needs makes room."""
     zygote_timeout_s: float = 5.0

@@ -37,7 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_bodies: int = 8
     """Most bodies at once; the node starts a second one only when the first cannot do what is waiting."""
     queue_limit: int = 512
-    keep_alive_s: float = 60.0
+    keep_alive_s: float | None = None
+    """Longest that a worker of it stays idle; None: as long as there is room, or as the node's policy says."""
     threads: int = 1
     """Most cores of one body. How many sum up a number in parts may change its last bits."""
     concurrency: int = 1

@@ -10,12 +10,14 @@ from overwinter.core.bounds import Bound, check_bounds, seconds
 Scaling = Literal["overwinter", "dts", "dts-cores", "exact", "mls", "infless", "photons", "tetris-ro", "batch"]
 Rate = Literal["window", "last-value", "k-last-value", "on-demand", "peak", "oracle"]
 Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
-KeepAlive = Literal["fixed", "history"]
+KeepAlive = Literal["room", "fixed", "history"]
 Eviction = Literal["worth", "lru"]
+WorkerEviction = Literal["cost-aware", "lru"]
 Order = Literal["deadline", "any"]
 
 
 BOUNDS = {
+    "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is for ever"),
     "period_s": seconds(0.01, 86_400, "a look at every function takes its time, and after a day it is too late"),
     "history": Bound(1, 10_000, "periods", "one must be known, and all are looked at each period"),
     "alpha": Bound(0.01, 1, "of the capacity", "it is a share, and rates are divided by it", whole=False),
@@ -37,8 +39,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How many requests are expected."""
     batching: Batching = "overwinter"
     """When waiting requests are handed to which body."""
-    keep_alive: KeepAlive = "fixed"
-    """How long an idle body stays: as its settings say, or as its past says."""
+    keep_alive: KeepAlive = "room"
+    """How long an idle worker stays: until others need its room, for a fixed time, or as its past says. Never longer
+    than its function's settings say."""
+    keep_alive_s: float = 60.0
+    """That fixed time, and the longest by its past, of a function whose settings say none."""
+    worker_eviction: WorkerEviction = "cost-aware"
+    """Which idle worker goes first when others need its room."""
     eviction: Eviction = "worth"
     """Which function's blocks leave a host store that is full."""
     order: Order = "deadline"
@@ -80,6 +87,8 @@ _ASYFUNC = Policy(
     order="any",
     eager=False,
     reserves=True,
+    keep_alive="fixed",
+    worker_eviction="lru",
     binds=False,
     shares=False,
     alpha=0.8,
@@ -94,6 +103,8 @@ _TETRIS = Policy(
     order="any",
     eager=False,
     reserves=True,
+    keep_alive="fixed",
+    worker_eviction="lru",
     binds=False,
     core_mib=0.0,
     alpha=0.8,
@@ -115,8 +126,8 @@ POLICIES: Mapping[str, Policy] = {
     "oracle": msgspec.structs.replace(_ASYFUNC, rate="oracle"),
     "batch": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", batching="timeout", history=30),
     "batch+": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", history=30),
-    "lru": Policy(eviction="lru"),
-    "fixed": Policy(batching="greedy", eviction="lru", order="any"),
+    "lru": Policy(eviction="lru", worker_eviction="lru"),
+    "fixed": Policy(batching="greedy", keep_alive="fixed", eviction="lru", worker_eviction="lru", order="any"),
 }
 """Named sets of rules. A configuration may also spell a Policy out."""
 

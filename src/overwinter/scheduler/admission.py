@@ -22,6 +22,7 @@ from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
+from overwinter.scheduler.idle import give_room
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import next_to_start, told, wanted_points
@@ -252,8 +253,12 @@ def _make_room(cycle: Cycle) -> None:
     """Have workers leave for the first of those who wait, until there will be room for each."""
     first = order.first_for_places(cycle)
     excessive = None if first is None else memory.excessive_for(cycle, first, first.starts or first.latency.usual)
-    if excessive is not None:
-        memory.outgrew(cycle, excessive)
+    if first is not None and excessive is not None:
+        idle = victims.idle_for_place(cycle, first, (first.starts or first.latency.usual).memory_bytes)
+        if idle.worker is None:
+            memory.outgrew(cycle, excessive)
+        else:
+            give_room(cycle, idle.worker)
         return
     coming = victims.Coming(cycle)
     for function in list(islice(order.in_line_for_places(cycle), AHEAD)):
@@ -274,6 +279,9 @@ def _drain_one(cycle: Cycle, function: Function, point: Point) -> bool:
         if victim.at < inf:
             cycle.timers.arm("places", victim.at)
         return False
+    if victim.worker.is_idle:
+        give_room(cycle, victim.worker)
+        return True
     other = victim.worker.tenant != function.spec.tenant
     until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None
     drain(cycle, victim.worker, "its time slice is over, and others wait for its place", until)

@@ -9,6 +9,7 @@ from overwinter.core.ids import FunctionId, OperationId, Seconds
 from overwinter.scheduler import families
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, drain, end, keep_cores, set_to_work, slots_changed, stop
+from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner
 from overwinter.scheduler.state import Binding, Function, Operation, Worker
 
@@ -111,13 +112,13 @@ def forget(worker: Worker, function: Function) -> None:
 
 
 def unbind_unused(cycle: Cycle, worker: Worker) -> None:
-    """Let those go that have not run for as long as an idle worker of theirs would stay, all but the last."""
+    """Let those go that have not run for as long as they may stay, if that has an end, all but the last."""
     for binding in list(worker.bound.values()):
         function = binding.function
         if binding.leaving or function.queue or worker.works_for(function.spec.id):
             continue
         is_last = sum(not other.leaving for other in worker.bound.values()) <= 1
-        if not is_last and function.used + function.spec.settings.keep_alive_s <= cycle.now:
+        if not is_last and function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now:
             let_go(cycle, worker, function, "it has not run for long")
 
 

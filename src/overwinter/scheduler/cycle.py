@@ -42,6 +42,8 @@ class Cycle:
         self.run_ids, self.load_ids, self.bind_ids = count(1), count(1), count(1)
         self.last_worker = WorkerId(0)
         """That was forked."""
+        self.clock = 0.0
+        """The value of the last idle worker that went for room."""
         self.now = Seconds(0.0)
         self.actions: list[Action] = []
         self.changed: dict[FunctionId, bool] = {}

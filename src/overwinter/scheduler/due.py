@@ -3,10 +3,11 @@
 A timer only says at what to look. What is due follows from the tables, and so does the time of the next look.
 """
 
+from math import inf
 from typing import get_args
 
 from overwinter.core.actions import StopBody
-from overwinter.core.ids import FunctionId, Seconds, WorkerId
+from overwinter.core.ids import FunctionId, WorkerId
 from overwinter.scheduler import functions
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
@@ -114,8 +115,9 @@ def _idle(cycle: Cycle, worker: Worker) -> None:
         if not is_counted(worker):
             stop(cycle, worker)
             return
-        at = Seconds(cycle.now + cycle.policy.period_s)
-    cycle.timers.arm(worker.id, at)
+        at = cycle.now + cycle.policy.period_s
+    if at < inf:
+        cycle.timers.arm(worker.id, at)
 
 
 def _must_end_at(cycle: Cycle, worker: Worker) -> float:

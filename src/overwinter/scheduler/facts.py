@@ -46,7 +46,7 @@ from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_do
 from overwinter.scheduler.blocks import drop_unshared, end_load, missing_bytes, release
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, stop, time_slice_s
+from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, smoothed, stop, time_slice_s
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import evict
 from overwinter.scheduler.sizing import count_arrival
@@ -205,7 +205,8 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     worker = cycle.state.workers.get(id_)
     if worker is None or worker.start is None:
         return
-    function = worker.start.function
+    function, family = worker.start.function, worker.family
+    family.start_s = smoothed(family.start_s, cycle.now - worker.start.began)
     end_start(cycle, worker)
     worker.since = worker.ready_at = cycle.now
     cycle.in_hand, function.lost = function.spec.id, False

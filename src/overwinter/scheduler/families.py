@@ -1,8 +1,7 @@
 """Which functions share workers, and how does one come into its family, or leave it?
 
-The configuration of workers, the rate and its forecast, scaling and keep-alive are a family's: by the shortest SLO and
-the longest keep-alive of its members, and as many workers as all may have. Queue, SLO, failures and faults stay a
-function's.
+The configuration of workers, the rate and its forecast and scaling are a family's: by the shortest SLO of its members,
+and as many workers as all may have. Queue, SLO, failures and faults stay a function's.
 """
 
 from math import inf
@@ -34,7 +33,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     id_ = spec.family if cycle.policy.binds and spec.family else FamilyId(spec.id)
     family = cycle.state.families.get(id_)
     if family is None:
-        family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec))
+        family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used=cycle.now)
         model_of = None
     else:
         model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
@@ -66,7 +65,8 @@ def isolate(cycle: Cycle, function: Function) -> None:
     family = function.family
     leave(cycle, function)
     spec = function.spec = msgspec.structs.replace(function.spec, family=FamilyId(""))
-    function.family = Family(FamilyId(spec.id), latency_model(cycle, spec))
+    function.family = Family(FamilyId(spec.id), latency_model(cycle, spec), used=function.used)
+    function.family.start_s = family.start_s
     function.family.latency.run_s = family.latency.run_s
     function.family.members[spec.id] = function
     cycle.state.families[function.family.id] = function.family
@@ -125,7 +125,6 @@ def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | Non
     before, slos = family.slo_ms, [each.slo_ms for each in settings if each.slo_ms is not None]
     family.slo_ms = min(slos, default=None)
     family.max_bodies = sum(each.max_bodies for each in settings)
-    family.keep_alive_s = max(each.keep_alive_s for each in settings)
     had_points = bool(family.latency.points)
     if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
         pace = family.latency.pace

@@ -1,9 +1,10 @@
 """Which worker goes when all together take more memory than they may?
 
 A worker is admitted with what its function was measured to need, and may take up to `memory_mib`. Places are given out
-by needs, so that whenever there is too little, somebody takes more than its need. None but those are stopped: whoever
-keeps within its need loses nothing for what others take. What is beyond the needs is free until somebody needs it: then
-a worker of another tenant that takes far more than its need goes at once.
+by needs, so that whenever there is too little, somebody takes more than its need. Idle workers are a cache, and go
+first: those of tenants that take more than their needs, and whatever has been idle for long. Then none but those that
+take more are stopped: whoever keeps within its need, and works, loses nothing for what others take. What is beyond the
+needs is free until somebody needs it: then a worker of another tenant that takes far more than its need goes at once.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
 somewhat more; who takes far more goes first. Of these it is one of the tenant whose workers together are furthest
@@ -18,14 +19,14 @@ from overwinter.core.actions import StopBody
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.core.profile import Point
-from overwinter.scheduler import functions
+from overwinter.scheduler import functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import count_bytes, end_run, stop
-from overwinter.scheduler.retention import give_back_blocks
+from overwinter.scheduler.retention import give_back_blocks, give_back_idle
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import may_give
+from overwinter.scheduler.victims import OWN_S, may_give
 
 MIB = 1 << 20
 SLACK = 1.5
@@ -47,20 +48,27 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     # One that was asked to stop may go on to grow.
     cycle.actions += [StopBody(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
     over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
+    over -= _stop_idle(cycle, over)
     while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
         over -= excessive.nbytes
         outgrew(cycle, excessive)
 
 
+def _stop_idle(cycle: Cycle, over: int) -> int:
+    """Stop idle workers, the least valuable first, until so many bytes are won, or none may go; how many were."""
+    won, workers = 0, cycle.state.workers.values()
+    beyond = {worker.tenant for worker in workers if not worker.stopping and _excess(worker) > 0}
+    for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
+        if won < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
+            won += worker.nbytes
+            idle.give_room(cycle, worker, kill=True)
+    return won
+
+
 def give_back(cycle: Cycle, nbytes: int) -> None:
-    """The machine runs short: unheld blocks go first, then workers spare longest, then those far beyond their need."""
+    """The machine runs short: unheld blocks go first, then what is idle, then workers far beyond their need."""
     won = give_back_blocks(cycle, nbytes)
-    spare = [worker for tenant in cycle.state.tenants.values() for worker in tenant.spare.values()]
-    for worker in sorted(spare, key=lambda worker: (worker.since, worker.id)):
-        if won >= nbytes:
-            return
-        won += worker.nbytes
-        stop(cycle, worker)
+    won += give_back_idle(cycle, nbytes - won)
     while won < nbytes and (excessive := next_to_stop(cycle.state.workers.values())) is not None:
         if not is_far_beyond(excessive):
             return

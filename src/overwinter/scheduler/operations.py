@@ -14,6 +14,7 @@ from overwinter.scheduler.answers import expire, forget_tenant
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import keepalive, queueing
+from overwinter.scheduler.policies.worker_eviction import counted
 from overwinter.scheduler.resources import Owner, bind_owner, run_owner, start_owner, worker_owner
 from overwinter.scheduler.state import Binding, Drain, Function, Operation, Worker
 
@@ -126,7 +127,14 @@ def _use(cycle: Cycle, function: Function) -> None:
     if cycle.policy.keep_alive == "history":
         keepalive.remember(function.gaps, gap)
     function.every_s += USE_SMOOTHING * (gap - function.every_s)
-    function.used = cycle.now
+    family = function.family
+    family.uses = counted(family.uses, cycle.now - family.used)
+    function.used = family.used = cycle.now
+
+
+def smoothed(before: float | None, seconds: float) -> float:
+    """A mean over what was seen, the last ones most; the first is taken as it is."""
+    return before + USE_SMOOTHING * (seconds - before) if before else seconds
 
 
 # Ends of workers

@@ -1,20 +1,21 @@
 """How long does something stay that nobody needs at the moment: an idle worker, a function's blocks?
 
-Nothing leaves a host store for being idle alone unless a window was asked for. Keep-alive ends a function's last worker
-alone: as long as requests are counted, the number of several follows the rate.
+Both are caches: nothing leaves for being idle alone unless a keep-alive, or a window, was asked for, and what others
+need the room of goes by its value (idle.py, victims.py). A keep-alive ends a function's last worker alone: as long as
+requests are counted, the number of several follows the rate.
 """
 
 from math import inf
 
 from overwinter.core.ids import Seconds
-from overwinter.scheduler import families, victims
+from overwinter.scheduler import families, idle, victims
 from overwinter.scheduler.binding import let_go
 from overwinter.scheduler.blocks import host_bytes, release
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import stop
 from overwinter.scheduler.policies import keepalive
-from overwinter.scheduler.state import Family, Function, Worker
+from overwinter.scheduler.state import Binding, Family, Function, Worker
 
 
 def settle(cycle: Cycle, function: Function) -> None:
@@ -42,18 +43,49 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
         elif is_wanted:
             spare.pop(worker.id, None)
         elif worker.id not in spare:
+            worker.value = idle.value(cycle, worker)
             spare[worker.id] = worker
             cycle.places_changed = cycle.bytes_changed = True
-            cycle.timers.arm(worker.id, idle_until(cycle, worker))
+            at = idle_until(cycle, worker)
+            if at < inf:
+                cycle.timers.arm(worker.id, at)
 
 
-def idle_until(cycle: Cycle, worker: Worker) -> Seconds:
-    """When an idle worker's keep-alive ends: with that of the last function that it has."""
+def idle_until(cycle: Cycle, worker: Worker) -> float:
+    """When an idle worker's keep-alive ends: with that of the last function that it has; inf: it has no end."""
+    now: float = cycle.now
     ends = [
-        asked(cycle.state, each.function, cycle.now, keepalive.idle_until, worker, each.function, cycle.policy)
+        asked(cycle.state, each.function, now, keepalive.idle_until, worker, each.function, cycle.policy)
         for each in worker.bound.values()
     ]
-    return max(ends, default=cycle.now)
+    return max(ends, default=now)
+
+
+def give_back_idle(cycle: Cycle, nbytes: int) -> int:
+    """Unbind functions that are bound beside others and unused for long, for a bind brings them back; then stop idle
+    workers; until so many bytes are won or nothing is left; how many were.
+    """
+    won = 0
+    for member in idle.unused_members(cycle) if nbytes > 0 else ():
+        if won < nbytes and _unbind(cycle, member.worker, member.binding):
+            won += member.nbytes
+    for worker in idle.in_order(cycle.state.tenants.values()) if won < nbytes else ():
+        if won < nbytes:
+            won += worker.nbytes
+            idle.give_room(cycle, worker)
+    return won
+
+
+def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
+    """Unbind a function that is idle, and let its blocks go if nobody else uses them; False: it is the last one."""
+    if all(other.leaving for other in worker.bound.values() if other is not binding):
+        return False
+    function = binding.function
+    let_go(cycle, worker, function, "the machine runs short of memory")
+    if _is_unused(function):
+        cycle.decide(function, "evict", f"the machine ran short; it was used {cycle.now - function.used:.1f} s ago")
+        release(cycle, function)
+    return True
 
 
 def is_counted(worker: Worker) -> bool:

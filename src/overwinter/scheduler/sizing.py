@@ -14,6 +14,7 @@ from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
+from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
 from overwinter.scheduler.state import Family, Function, Worker
 
@@ -40,9 +41,20 @@ def end_period(cycle: Cycle, family: Family) -> Scaled | None:
     if family.latency.points and any(not worker.stopping for worker in family.workers.values()):
         function = next_to_start(cycle, family) or family.lead
         scaled = asked(cycle.state, function, Scaled(), _by_rate, cycle, function)
-    if family.workers or any(family.rates):
+    if any(family.rates) or _is_watched(cycle, family):
         family.look_at = Seconds(cycle.now + cycle.policy.period_s)
     return scaled
+
+
+def _is_watched(cycle: Cycle, family: Family) -> bool:
+    """Whether the family is looked at though nothing comes: several workers may be too many, a function may be bound
+    for too long, and a forecast may say that something will come.
+    """
+    workers = family.workers.values()
+    if family.latency.points and (len(workers) > 1 or (workers and cycle.predict is None)):
+        return True
+    bound = (binding.function for worker in workers for binding in worker.bound.values())
+    return any(keepalive.at_most_s(function, cycle.policy) < inf for function in bound)
 
 
 def next_to_start(cycle: Cycle, family: Family) -> Function | None:

@@ -101,7 +101,6 @@ class Worker(msgspec.Struct):
     bound: dict[FunctionId, Binding]
     """Which functions it has, those that are being bound among them."""
     binds: dict[FunctionId, Operation] = msgspec.field(default_factory=dict)
-    """Under way."""
     refuses: set[FunctionId] = msgspec.field(default_factory=set)
     """Functions that it could not bind."""
     start: Operation | None = None
@@ -113,6 +112,8 @@ class Worker(msgspec.Struct):
     ready_at: Seconds = Seconds(0.0)
     taken: int = 0
     """Bytes that it takes, as last measured."""
+    value: float = 0.0
+    """What it is worth to keep it, if it is idle."""
     stopped_for: str = ""
     """Why it was stopped in the middle of what it ran, for those who asked for that."""
 
@@ -293,10 +294,14 @@ class Family(msgspec.Struct, eq=False):
     """The shortest of its members'."""
     max_bodies: int = 0
     """As many as its members may have together."""
-    keep_alive_s: float = 0.0
-    """The longest of its members'."""
     bind_s: float = BIND_S
     """Smoothed seconds of a bind."""
+    start_s: float | None = None
+    """Smoothed seconds from a fork until its worker is ready; None: none has been seen."""
+    used: Seconds = Seconds(0.0)
+    """When one of its members last was given something to run."""
+    uses: float = 0.0
+    """How often that was the case, the last times most."""
     arrivals: int = 0
     """Since the last look at the rate."""
     rates: list[float] = msgspec.field(default_factory=list)
@@ -367,7 +372,6 @@ class State(msgspec.Struct):
     """The function that drains so that its blocks can be evicted for those that wait."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
     """Functions on which a policy failed in this step, and how."""
-
     holding: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
     """The operations that keep cores, by their owner in the ledger."""
 

@@ -1,10 +1,11 @@
 """Who gives a scarce resource back for the first in its line?
 
-For a place: a spare worker, the one spare longest; else one whose time slice is over, which is given no more work.
-Max-min fairness over tenants: a share is the larger of a tenant's part of the workers and of their private memory. A
-tenant takes a worker from another if it has no more than the other afterwards; one without any takes one from whoever
-has most. What another tenant's worker runs must end within the drain timeout. A slice is many wakes long, so that
-changing places costs a small share of the time.
+For a place: an idle worker, the least valuable one (idle.py); else one whose time slice is over, which is given no
+more work. Max-min fairness over tenants: a share is the larger of a tenant's part of the workers and of their private
+memory. A tenant takes a worker from another if it has no more than the other afterwards; one without any takes one from
+whoever has most. What another tenant's worker runs must end within the drain timeout. A slice is many wakes long, so
+that changing places costs a small share of the time. What has been idle for long is a cache and no share of anybody:
+whoever needs its room may have it.
 
 For bytes of a host store: the blocks of a function that nobody uses; else a whole function in use drains when its time
 slice is over, and its slice counts from its first worker since its blocks came: those that wait for a place or a core
@@ -15,7 +16,6 @@ is idle goes sooner, unless it is used so often that it would be back at once, o
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop
-from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from overwinter.core.ids import Address, FunctionId, StoreName, TenantId
 from overwinter.core.profile import Point
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.idle import least_valuable
 from overwinter.scheduler.ledger import Resource
 from overwinter.scheduler.operations import SLICE_WAKES
 from overwinter.scheduler.order import share, workers_max
@@ -37,6 +38,8 @@ CANDIDATES = 32
 """Of the functions that nobody uses, so many are weighed against each other, those left longest ago."""
 FIRST = 8
 """Of a tenant's workers, so many are looked at for the one whose time slice ends first."""
+OWN_S = 60.0
+"""An idle worker of a tenant that has no more than its share is its own for so long."""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""
 
@@ -83,15 +86,11 @@ class Coming:
 
 def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
     """The worker that is stopped for one that a function wants, of so many private bytes."""
-    mine = function.spec.tenant
-    most = max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
-    givers = sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
-    for tenant in givers:
-        spare = next(iter(tenant.spare.values()), None)
-        if spare is not None and _may_take(cycle, function, nbytes, spare, most):
-            return Victim(spare)
-    next_at = inf
-    for tenant in givers:
+    victim = idle_for_place(cycle, function, nbytes)
+    if victim.worker is not None:
+        return victim
+    mine, most, next_at = function.spec.tenant, _most_workers(cycle), victim.at
+    for tenant in _givers(cycle):
         if tenant.id == mine and function.has_worker:
             continue
         worker, at = _next_slice_end(cycle, tenant, mine == tenant.id)
@@ -102,10 +101,41 @@ def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
     return Victim(None, next_at)
 
 
+def idle_for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
+    """The same of idle workers alone."""
+    most, next_at = _most_workers(cycle), inf
+    for tenant in _givers(cycle):
+        spare = least_valuable(tenant)
+        if spare is not None and _may_take(cycle, function, nbytes, spare, most):
+            return Victim(spare)
+        worker, at = _idle_for_long(cycle, function, tenant)
+        if worker is not None and at <= cycle.now:
+            return Victim(worker)
+        next_at = min(next_at, at)
+    return Victim(None, next_at)
+
+
 def may_give(cycle: Cycle, function: Function, point: Point, worker: Worker) -> bool:
     """Whether a worker may be stopped for one that a function would start."""
-    most = max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
-    return worker.is_ready and _may_take(cycle, function, point.memory_bytes, worker, most)
+    return worker.is_ready and _may_take(cycle, function, point.memory_bytes, worker, _most_workers(cycle))
+
+
+def _givers(cycle: Cycle) -> list[Tenant]:
+    """Who gives first: the tenant with the largest share."""
+    return sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
+
+
+def _most_workers(cycle: Cycle) -> int:
+    """Workers of the tenant that has most."""
+    return max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
+
+
+def _idle_for_long(cycle: Cycle, function: Function, tenant: Tenant) -> tuple[Worker | None, float]:
+    """Another tenant's worker that is idle longest, and when a function may have its room whatever the shares."""
+    longest = next(iter(tenant.spare.values()), None)
+    if longest is None or cycle.resources.workers.of(function.spec.tenant) >= workers_max(cycle):
+        return None, inf
+    return longest, longest.since + OWN_S
 
 
 def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
@@ -147,23 +177,21 @@ def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
     """Of the functions that nobody uses the one to evict, or None. One that shares every block gives nothing back: it
     goes when nobody else may, so that the last of its sharers gives them back.
     """
-    state, rule = cycle.state, RULES[cycle.policy.eviction]
-    giving = (each for each in _unused(cycle, keep) if state.residents(each).exclusive(each.sizes))
-    values = {
-        each.spec.id: asked(state, each, 0.0, rule, _candidate(cycle, each)) for each in islice(giving, CANDIDATES)
-    }
-    if values:
-        return state.functions[min(values, key=values.__getitem__)]
-    return next(_unused(cycle, keep), None)
+    return _least_valuable(cycle, _unused(cycle, keep))
 
 
 def in_use(cycle: Cycle) -> tuple[Function | None, float]:
-    """Of the functions in use the one whose blocks go next; where none may go yet, when to look again."""
+    """Of the functions in use the one whose blocks go next, those that have nothing to do before others; where none may
+    go yet, when to look again.
+    """
     state = cycle.state
     waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
     using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
     using |= dict.fromkeys((*waiting, *state.cores.hopeful, *state.cores.late))
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
+    idle = [each for each in holding if _has_nothing_to_do(each) and _drains_at(each) <= cycle.now]
+    if idle:
+        return _least_valuable(cycle, iter(sorted(idle, key=lambda each: each.used))), cycle.now
     first = min(holding, key=lambda function: (_drains_at(function), function.used), default=None)
     if first is None:
         return None, inf
@@ -201,6 +229,20 @@ def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
     return (each for each in cycle.state.evictable.values() if each is not keep)
 
 
+def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | None:
+    """Of these, the longest unused first, the one whose blocks go; the first where none gives anything back."""
+    state, rule = cycle.state, RULES[cycle.policy.eviction]
+    first: Function | None = None
+    values: dict[FunctionId, float] = {}
+    for each in functions:
+        first = first or each
+        if state.residents(each).exclusive(each.sizes):
+            values[each.spec.id] = asked(state, each, 0.0, rule, _candidate(cycle, each))
+        if len(values) == CANDIDATES:
+            break
+    return state.functions[min(values, key=values.__getitem__)] if values else first
+
+
 def _candidate(cycle: Cycle, function: Function) -> Candidate:
     nbytes = cycle.state.residents(function).exclusive(function.sizes)
     return Candidate(cycle.now - function.used, function.every_s, nbytes, len(function.sizes))
@@ -216,8 +258,14 @@ def _drains_at(function: Function) -> float:
     wake_s = function.latency.wake_s
     slice_s, least_s = BYTES_SLICE_WAKES * wake_s, SLICE_WAKES * wake_s
     ends = function.slice_from + slice_s
-    id_ = function.spec.id
-    if function.queue or any(each.works_for(id_) and not each.stopping for each in function.workers.values()):
+    if not _has_nothing_to_do(function):
         return ends
     often = OFTEN * function.every_s
     return min(ends, max(function.slice_from + least_s, function.used + (often if often < slice_s else 0.0)))
+
+
+def _has_nothing_to_do(function: Function) -> bool:
+    id_ = function.spec.id
+    return not function.queue and not any(
+        each.works_for(id_) and not each.stopping for each in function.workers.values()
+    )

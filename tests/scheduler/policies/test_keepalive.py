@@ -1,5 +1,7 @@
 """How long an idle worker stays: by its settings, or by what the function's past says."""
 
+from math import inf
+
 from overwinter.core.policies import POLICIES
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.policies.keepalive import GAPS, GAPS_LEAST, from_history, idle_until, remember
@@ -7,7 +9,7 @@ from overwinter.scheduler.state import Family, Function, Worker
 from tests.scheduler.world import spec
 
 
-def idle(policy, since, used, gaps=(), keep_alive_s=60.0):
+def idle(policy, since, used, gaps=(), keep_alive_s=None):
     made = spec("f", keep_alive_s=keep_alive_s)
     family = Family(made.id, LatencyModel(made, policy))
     function = Function(made, family, False, {}, used=used, gaps=list(gaps))
@@ -17,6 +19,12 @@ def idle(policy, since, used, gaps=(), keep_alive_s=60.0):
 
 def test_a_fixed_time_restarts_on_reuse_of_the_worker():
     assert idle(POLICIES["tetris"], since=5.0, used=50.0) == 65.0
+    assert idle(POLICIES["tetris"], since=5.0, used=50.0, keep_alive_s=90.0) == 95.0
+
+
+def test_without_a_time_an_idle_worker_stays_and_its_own_time_is_an_upper_bound():
+    assert idle(POLICIES["overwinter"], since=5.0, used=50.0) == inf
+    assert idle(POLICIES["overwinter"], since=5.0, used=50.0, keep_alive_s=10.0) == 15.0
 
 
 def test_a_history_says_nothing_before_there_is_one():

@@ -1,8 +1,8 @@
-"""How long does an idle worker stay?"""
+"""How long does an idle worker stay, if nobody needs its room?"""
 
 from collections.abc import Sequence
+from math import inf
 
-from overwinter.core.ids import Seconds
 from overwinter.core.policies import Policy
 from overwinter.scheduler.state import Function, Worker
 
@@ -12,15 +12,24 @@ GAPS_LEAST = 8
 """With fewer, the past says nothing yet."""
 
 
-def idle_until(worker: Worker, function: Function, policy: Policy) -> Seconds:
-    """When an idle worker is stopped; the time restarts on reuse. A history is the function's: all its workers are
-    stopped when it is used no more, and not sooner than the next look at the rate, by which one too many goes.
+def idle_until(worker: Worker, function: Function, policy: Policy) -> float:
+    """When an idle worker is stopped; inf: when others need its room. The time restarts on reuse. A history is the
+    function's: all its workers are stopped when it is used no more, and not sooner than the next look at the rate, by
+    which one too many goes.
     """
-    keep_alive_s = function.spec.settings.keep_alive_s
+    keep_alive_s = at_most_s(function, policy)
     if policy.keep_alive == "history":
         keep_alive_s = max(from_history(function.gaps, keep_alive_s), min(policy.period_s, keep_alive_s))
-        return Seconds(max(worker.since, function.used) + keep_alive_s)
-    return Seconds(worker.since + keep_alive_s)
+        return max(worker.since, function.used) + keep_alive_s
+    return worker.since + keep_alive_s
+
+
+def at_most_s(function: Function, policy: Policy) -> float:
+    """How long a function may stay in a worker that does nothing for it; inf: as long as there is room."""
+    own = function.spec.settings.keep_alive_s
+    if own is not None:
+        return own
+    return inf if policy.keep_alive == "room" else policy.keep_alive_s
 
 
 def from_history(gaps: Sequence[float], at_most_s: float) -> float:

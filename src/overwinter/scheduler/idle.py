@@ -1,0 +1,84 @@
+"""Which of what is idle goes first when others need its room? (policies/worker_eviction.py)
+
+An idle worker, and a function that is bound in a worker beside others and has nothing to do, are entries of a cache:
+they stay as long as there is room.
+"""
+
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from overwinter.scheduler.containment import asked
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operations import stop
+from overwinter.scheduler.policies.worker_eviction import RULES, Idle
+from overwinter.scheduler.state import Binding, Function, Tenant, Worker
+
+UNUSED_S = 60.0
+"""A function that has not run for so long is unbound before an idle worker is stopped."""
+
+
+class Member(NamedTuple):
+    """A function that is bound beside others and idle, and what it gives back when it is unbound."""
+
+    worker: Worker
+    binding: Binding
+    nbytes: int
+
+
+def value(cycle: Cycle, worker: Worker) -> float:
+    """What it is worth to keep a worker that becomes idle."""
+    family = worker.family
+    start_s = family.latency.wake_s if family.start_s is None else family.start_s
+    cost_s = start_s + family.bind_s * (len(worker.bound) - 1)
+    # Each of several is used for its part of what comes.
+    idle = Idle(cycle.now, cycle.clock, family.uses / len(family.workers), cost_s, worker.nbytes)
+    return asked(cycle.state, _any_of(worker), 0.0, RULES[cycle.policy.worker_eviction], idle)
+
+
+def least_valuable(tenant: Tenant) -> Worker | None:
+    """Of a tenant's idle workers for which no request waits the one that goes first; of equals the one idle longest."""
+    return min(tenant.spare.values(), key=attrgetter("value"), default=None)
+
+
+def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
+    """The idle workers of these, the least valuable first."""
+    idle = (worker for tenant in tenants for worker in tenant.spare.values())
+    return sorted(idle, key=attrgetter("value", "since", "id"))
+
+
+def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
+    """Stop an idle worker, for others need its room."""
+    cycle.clock = max(cycle.clock, worker.value)
+    why = f"others need room, and a worker was idle for {cycle.now - worker.since:.1f} s"
+    cycle.decide(_any_of(worker), "stop", why)
+    stop(cycle, worker, kill)
+
+
+def _any_of(worker: Worker) -> Function:
+    """A function that the worker has."""
+    return next(iter(worker.bound.values())).function
+
+
+def unused_members(cycle: Cycle) -> list[Member]:
+    """Functions that are bound beside others and have not run for long, the longest unused first."""
+    found = [member for worker in cycle.state.workers.values() for member in _unused_in(cycle, worker)]
+    return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
+
+
+def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
+    """What unbinding gives back: the blocks that only this function has in use, and its part of what the worker takes
+    beyond its need.
+    """
+    if not worker.is_serving or len(worker.bound) < 2:
+        return
+    excess = max(0, worker.taken - worker.point.memory_bytes) // len(worker.bound)
+    for binding in worker.bound.values():
+        function = binding.function
+        is_unused = function.used + UNUSED_S <= cycle.now and not (function.queue or function.wants_wake)
+        if not is_unused or binding.leaving or worker.works_for(function.spec.id):
+            continue
+        alone = len(function.workers) == 1 and not function.spec.settings.pinned
+        nbytes = excess + (cycle.state.residents(function).exclusive(function.sizes) if alone else 0)
+        if nbytes:
+            yield Member(worker, binding, nbytes)

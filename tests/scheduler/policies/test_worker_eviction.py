@@ -1,0 +1,45 @@
+"""What idle workers are worth to each rule: what follows from one thing known, all else equal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.scheduler.policies.worker_eviction import Idle, cost_aware, counted, least_recently_used
+
+IDLE = st.builds(
+    Idle,
+    now=st.floats(0, 1e6),
+    clock=st.floats(0, 1.0),
+    uses=st.floats(1.0, 1e3),
+    cost_s=st.floats(1e-3, 10.0),
+    nbytes=st.integers(1 << 10, 1 << 34),
+)
+
+
+def test_by_use_and_cost_for_each_byte_above_what_went_last():
+    assert cost_aware(Idle(now=7.0, clock=5.0, uses=3.0, cost_s=0.5, nbytes=100)) == 5.0 + 3.0 * 0.5 / 100
+    assert cost_aware(Idle(now=7.0, clock=0.0, uses=1.0, cost_s=0.5, nbytes=0)) == 0.5
+
+
+@given(IDLE)
+def test_what_is_used_dear_or_small_is_worth_more_and_nothing_less_than_what_went_last(idle):
+    without_clock = idle._replace(clock=0.0)
+    value = cost_aware(without_clock)
+    assert cost_aware(without_clock._replace(uses=2 * idle.uses)) > value
+    assert cost_aware(without_clock._replace(cost_s=2 * idle.cost_s)) > value
+    assert cost_aware(without_clock._replace(nbytes=2 * idle.nbytes)) < value
+    assert cost_aware(idle) >= idle.clock
+
+
+@given(IDLE, IDLE)
+def test_the_baseline_looks_at_the_time_alone(one, other):
+    assert (least_recently_used(one) < least_recently_used(other)) == (one.now < other.now)
+
+
+@pytest.mark.parametrize("gap_s", [0.1, 60.0, 3600.0])
+def test_a_count_fades_and_tells_who_is_used_more_often(gap_s):
+    uses = seldom = 0.0
+    for _ in range(100):
+        uses, seldom = counted(uses, gap_s), counted(seldom, 2 * gap_s)
+    assert uses > seldom >= 1.0
+    assert counted(uses, 86_400.0) == pytest.approx(1.0)
