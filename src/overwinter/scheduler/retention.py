@@ -53,9 +53,14 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
 
 def idle_until(cycle: Cycle, worker: Worker) -> float:
     """When an idle worker's keep-alive ends: with that of the last function that it has; inf: it has no end."""
-    now: float = cycle.now
+    now, policy = float(cycle.now), cycle.policy
+    if policy.keep_alive == "room" and any(
+        keepalive.at_most_s(each.function, policy) == inf for each in worker.bound.values()
+    ):
+        # The first of many says so, as a rule.
+        return inf
     ends = [
-        asked(cycle.state, each.function, now, keepalive.idle_until, worker, each.function, cycle.policy)
+        asked(cycle.state, each.function, now, keepalive.idle_until, worker, each.function, policy)
         for each in worker.bound.values()
     ]
     return max(ends, default=now)
