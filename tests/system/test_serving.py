@@ -39,6 +39,17 @@ def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeP
         assert ask(node, "sleeper", value) == [2.0 * value + 1.0] * 4
 
 
+def test_idle_workers_stay_until_others_need_their_room(make_node):
+    node = make_node("--bodies-max", "2")
+    for factor in range(3):
+        deploy(node, f"f{factor}", Scale(float(factor)), isolation="function")
+    for factor in (0, 1, 2, 0, 2):
+        assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
+    assert [node.client.function(f"f{factor}")["bodies"] for factor in range(3)] == [1, 0, 1]
+    [told] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "stop"]
+    assert "room" in told["why"]
+
+
 def test_answers_equal_plain_pytorch_at_every_batch(node: NodeProcess):
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.GELU(), torch.nn.Linear(256, 3)).eval()
