@@ -1,0 +1,156 @@
+"""How many requests find no worker, when idle workers are a cache of so much memory? FaasCache's figure, simulated.
+
+Functions of six kinds, each a family of its own, whose popularity falls by Zipf's law; they differ in what a wake takes
+and in the private memory of a worker. With --traces the requests follow recorded rates per minute, each row scaled by
+its function's popularity; without, they are Poisson. The memory of all workers is swept, in parts of what one worker of
+each function takes together. Blocks and cores are plenty, so that nothing but the memory of workers is scarce.
+
+The rows are rules of which idle worker stays: `cost-aware` and `lru` as long as there is room; `fixed`, ten minutes at
+most; `histogram`, INFless's, as long as 99 of 100 gaps between uses so far, an hour at most. The last two give room to
+who needs it as `lru` does. The first request of each function is cold under every rule.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.measure import print_result
+from overwinter.core.config import MindConfig
+from overwinter.core.function import Settings
+from overwinter.core.policies import POLICIES, Policy
+from overwinter.simulation.report import Report
+from overwinter.simulation.scenario import MIB, Blocks, FunctionModel, Machine, Scenario
+from overwinter.simulation.workloads import MinuteCounts, Poisson
+from overwinter.simulation.world import World
+
+OURS = POLICIES["overwinter"]
+LRU = msgspec.structs.replace(OURS, worker_eviction="lru")
+RULES: Mapping[str, Policy] = {
+    "cost-aware": OURS,
+    "lru": LRU,
+    "fixed": msgspec.structs.replace(LRU, keep_alive="fixed", keep_alive_s=600.0),
+    "histogram": msgspec.structs.replace(LRU, keep_alive="history", keep_alive_s=3600.0),
+}
+SIZES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+TRACE, ROWS, MINUTES = "torpor-alibaba-fc/samples.npy", 203, 30
+PER_MINUTE = 10.0
+"""What a row of the trace has on average."""
+FIRST_PER_MINUTE = 40.0
+"""Of the most popular function."""
+CORES = 64
+
+
+class Kind(NamedTuple):
+    """What a wake takes, a run takes, and a worker holds."""
+
+    wake_s: float
+    run_ms: float
+    mib: float
+
+
+KINDS = (
+    Kind(0.008, 2, 6),
+    Kind(0.015, 12, 10),
+    Kind(0.025, 45, 16),
+    Kind(0.034, 120, 20),
+    Kind(0.015, 60, 12),
+    Kind(0.060, 15, 40),
+)
+"""An MLP, MiniLM, ResNet-50, ResNet-152 and BERT, rounded after `wake` and `density`, and one with a handler that reads
+a large tokenizer."""
+
+
+class Point(NamedTuple):
+    """What came of one rule at one size."""
+
+    cold: float
+    """Of the requests, those that a worker was forked for."""
+    added_ms: float
+    """What their wakes took, spread over all requests."""
+    mean_mib: float
+    """Private memory of all workers over the time."""
+
+
+def functions(count: int, traced: bool) -> Iterator[FunctionModel]:
+    """The most popular first."""
+    for index in range(count):
+        kind, per_minute = KINDS[index % len(KINDS)], FIRST_PER_MINUTE / (index + 1)
+        if traced:
+            workload = MinuteCounts(TRACE, scale=per_minute / PER_MINUTE, row=index % ROWS, minutes=MINUTES)
+        else:
+            workload = Poisson(per_minute / 60)
+        yield FunctionModel(
+            name=f"f{index:04}",
+            blocks=(Blocks(mib=1.0),),
+            latency_ms={1: kind.run_ms},
+            start_s=kind.wake_s,
+            prepare_s=0.0,
+            body_mib=kind.mib,
+            settings=Settings(max_bodies=1),
+            workload=workload,
+        )
+
+
+def simulate(models: Sequence[FunctionModel], policy: Policy, size: float, options: argparse.Namespace) -> Point:
+    """One rule, with memory for so much of all workers."""
+    nbytes = int(size * sum(model.body_mib for model in models) * MIB)
+    scenario = Scenario(
+        seed=options.seed,
+        duration_s=options.seconds,
+        node=Machine(cores=CORES),
+        mind=MindConfig(policy=policy, memory_bytes=nbytes),
+        functions=tuple(models),
+    )
+    report = World(scenario, options.traces or Path()).run()
+    return figures(models, report)
+
+
+def figures(models: Sequence[FunctionModel], report: Report) -> Point:
+    """What a report says of keeping."""
+    wakes = [sum(report.functions[model.name].wakes.values()) for model in models]
+    spent_s = sum(number * model.start_s for number, model in zip(wakes, models, strict=True))
+    total = report.total
+    assert not total.lost
+    return Point(sum(wakes) / total.requests, spent_s * 1000 / total.requests, report.memory.bodies_mean / MIB)
+
+
+def told(title: str, rows: Mapping[str, Mapping[float, Point]], field: str, form: str) -> None:
+    """A table: one line a rule, one column a size."""
+    print(f"\n{title:28}" + "".join(f"{size:>9g}" for size in next(iter(rows.values()))))
+    for name, points in rows.items():
+        print(f"{name:28}" + "".join(f"{getattr(point, field):>9{form}}" for point in points.values()))
+
+
+def by_size(rows: Mapping[str, Mapping[float, Point]], field: str) -> dict[str, dict[str, float]]:
+    """One figure of every point, by rule and size."""
+    return {name: {f"{size:g}": getattr(each, field) for size, each in row.items()} for name, row in rows.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, help="the directory in which torpor-alibaba-fc lies; without: Poisson")
+    parser.add_argument("--functions", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="to simulate; default 3600")
+    parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="of the memory, in parts of all workers'")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=tuple(RULES))
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    models = list(functions(options.functions, options.traces is not None))
+    rows: dict[str, dict[float, Point]] = {}
+    for name in options.rules:
+        rows[name] = {size: simulate(models, RULES[name], size, options) for size in options.sizes}
+    whole = sum(model.body_mib for model in models)
+    print(
+        f"{len(models)} functions, {options.seconds:.0f} s; a worker of each: {whole:.0f} MiB. Memory in parts of it:"
+    )
+    told("cold starts, of all requests", rows, "cold", ".4f")
+    told("wakes, ms a request", rows, "added_ms", ".3f")
+    told("memory in use, MiB", rows, "mean_mib", ".0f")
+    print_result({field: by_size(rows, field) for field in ("cold", "added_ms")})
+
+
+if __name__ == "__main__":
+    main()
