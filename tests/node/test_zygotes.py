@@ -491,3 +491,34 @@ def test_a_base_that_the_system_has_no_process_for_is_started_later(rig, monkeyp
         assert refused
 
     rig.run(scene())
+
+
+async def killed(rig: Rig) -> None:
+    """The base dies, and the node has heard it."""
+    base = rig.processes.zygotes.base
+    base.process.kill()
+    await until(lambda: rig.processes.zygotes.base is not base)
+
+
+def test_bodies_wait_for_a_base_that_dies_before_it_is_up(rig):
+    early, late, stopped = (function(name, "ada") for name in ("early", "late", "stopped"))
+
+    async def scene():
+        await killed(rig)
+        # One more is started at once, and is not up yet.
+        first = asyncio.ensure_future(rig.start_body(early))
+        await asyncio.sleep(0)
+        await killed(rig)
+        assert rig.processes.zygotes.base is None
+        second = asyncio.ensure_future(rig.start_body(late))
+        third = asyncio.ensure_future(rig.start_body(stopped))
+        await asyncio.sleep(0)
+        [held] = [body for body in rig.processes.bodies() if body.function == stopped.deployed.id]
+        rig.processes.stop(held.worker, kill=False)
+        assert "before it was forked" in rig.exits(held.worker)[0].reason
+        for body in await asyncio.gather(first, second):
+            await answers(rig, body)
+        with pytest.raises(AssertionError, match="before it was forked"):
+            await third
+
+    rig.run(scene())

@@ -189,7 +189,13 @@ class BodyProcess:
         for fd in (self.smaps, self.pidfd):
             if fd is not None:
                 os.close(fd)
+        self.close_there()
         self._close_trays()
+
+    def close_there(self) -> None:
+        """Close what is its process' alone: it was handed over, or never will be."""
+        self.there.close()
+        self.words.close_there()
 
     def _close_trays(self) -> None:
         if self._closed and not self._copies:

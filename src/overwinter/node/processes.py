@@ -1,7 +1,8 @@
 """The node's side of its bodies: which zygote forks them, what they say, and how they end.
 
-Everything here runs in callbacks of the event loop and never waits. A body's end is told once: when its zygote tells
-it, when that zygote is lost, or when the kernel says that the process is over and the zygote keeps silent.
+Everything here runs in callbacks of the event loop and never waits. Bodies are asked for once the base zygote is up, so
+that one that dies before costs nobody a try. A body's end is told once: when its zygote tells it, when that zygote is
+lost, or when the kernel says that the process is over and the zygote keeps silent.
 """
 
 import asyncio
@@ -45,6 +46,8 @@ from overwinter.worker.messages import (
 
 GONE_S = 5.0
 LINGER_S = 1.0
+UNASKABLE = (ChannelClosedError, OSError, OverflowError)
+"""What asking for a body fails with."""
 
 
 class BodyStaff(Protocol):
@@ -90,12 +93,14 @@ class Processes:
         self._bodies: dict[WorkerId, BodyProcess] = {}
         self._measurers: dict[WorkerId, BodyStaff] = {}
         """Who hears of a body in place of the staff."""
+        self._held: dict[WorkerId, ForkBody] = {}
+        """Bodies that wait for the base zygote, in their order."""
         self.zygotes = Zygotes(self, environment, log, bounds or Bounds())
         self._preparing = Preparing(self.zygotes, staff)
         self.prepare = self._preparing.prepare
 
     def start(self) -> None:
-        """Start the base zygote; `is_up` tells when it can fork. Orders given before wait for it."""
+        """Start the base zygote; `is_up` tells when it can fork. Bodies asked for before wait for it."""
         self.zygotes.start()
 
     def is_up(self) -> bool:
@@ -137,9 +142,15 @@ class Processes:
         self._end_body(zygote, worker, ending(status) if status is not None else f"it could not be forked: {reason}")
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
-        """A tenant's zygote has come up, or has prepared what it was to."""
+        """A zygote has come up, or has prepared what it was to."""
         if zygote.tenant is not None:
             self._preparing.advance(zygote.tenant)
+            return
+        for worker, order in list(self._held.items()):
+            try:
+                self._order(self._bodies[worker], order)
+            except UNASKABLE as error:
+                self._end(self._bodies[worker], f"it could not be forked: {error}")
 
     def zygote_lost(self, zygote: ZygoteProcess, in_rehearsal: bool) -> None:
         """The zygote is gone, and what it held; its bodies are dead, and are told of here."""
@@ -173,11 +184,11 @@ class Processes:
         fds: Sequence[int],
         measurer: BodyStaff | None = None,
     ) -> None:
-        """Fork a body for a function's family and hand it what to load, and the function to bind first, with their
-        descriptors; WorkerError when there is no zygote to fork it. A measurer hears of the body in place of the staff.
+        """Fork a body for a function's family, as soon as a zygote can, and hand it what to load, and the function to
+        bind first, with their descriptors; WorkerError when the system has no room. A measurer hears of the body in
+        place of the staff.
         """
-        worker, tenant = order.worker, function.manifest.tenant
-        zygote = self._zygote_for(tenant, order)
+        worker = order.worker
         try:
             body = BodyProcess(worker, function, load, self._log)
         except OSError as error:
@@ -187,25 +198,34 @@ class Processes:
             # What cannot be said to the body is found out before anybody forks it.
             body.channel.send(load, fds[:shared])
             body.channel.send(bind, fds[shared:])
-            # Only the base can give it a user of its own.
-            its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
-            # What a tenant's zygote forks is born in its group.
-            with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
-                its = msgspec.structs.replace(its, grouped=bool(group))
-                zygote.channel.send(its, [body.there.fileno(), body.words.there, *body.tray_fds(), *group])
-        except (ChannelClosedError, OSError, OverflowError) as error:
-            body.there.close()
+            self._order(body, order)
+        except UNASKABLE as error:
             body.close()
             raise WorkerError(f"a body could not be forked: {error}") from error
-        body.there.close()
-        body.words.close_there()
         # That it is bound is told by the body's being ready.
         body.bindings.begin(function, bind, lambda failure: None)
-        zygote.owed[worker] = 0
-        zygote.bodies[worker] = self._bodies[worker] = body
+        self._bodies[worker] = body
         if measurer is not None:
             self._measurers[worker] = measurer
         self._loop.add_reader(body.channel.fileno(), self._hear_body, body)
+
+    def _order(self, body: BodyProcess, order: ForkBody) -> None:
+        """Ask a zygote for a body, or hold it while the base is not up; UNASKABLE errors."""
+        tenant = body.family.tenant
+        zygote = self._zygote_for(tenant, order)
+        if zygote is None:
+            self._held[order.worker] = order
+            return
+        self._held.pop(order.worker, None)
+        # Only the base can give it a user of its own.
+        its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
+        # What a tenant's zygote forks is born in its group.
+        with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
+            its = msgspec.structs.replace(its, grouped=bool(group))
+            zygote.channel.send(its, [body.there.fileno(), body.words.there, *body.tray_fds(), *group])
+        body.close_there()
+        zygote.owed[order.worker] = 0
+        zygote.bodies[order.worker] = body
 
     def bind(self, body: BodyProcess, function: DeployedFunction, fds: Sequence[int], told: Told) -> None:
         """Let a body bind a further function; `told` hears of it, unless the body ends before.
@@ -225,17 +245,16 @@ class Processes:
         body.bindings.end(function)
         self.send(body, Unbind(function))
 
-    def _zygote_for(self, tenant: TenantId, order: ForkBody) -> ZygoteProcess:
-        """The tenant's own, where it can fork at once; else the base, from which a body compiles for itself."""
+    def _zygote_for(self, tenant: TenantId, order: ForkBody) -> ZygoteProcess | None:
+        """The tenant's own, where it can fork at once; else the base, if it is up; a body compiles for itself there."""
         own = self.zygotes.tenants.get(tenant)
         if own is not None and own.can_fork and own.room is not None:
             if own.room.holds(order):
                 self.zygotes.used(own)
                 return own
             own.small = True
-        if self.zygotes.base is None:
-            raise WorkerError("the zygote is being started again")
-        return self.zygotes.base
+        base = self.zygotes.base
+        return None if base is None or "up" in base.owed else base
 
     def bodies(self) -> list[BodyProcess]:
         """All that were ordered and have not ended; some are not forked yet."""
@@ -255,7 +274,7 @@ class Processes:
     def stop(self, worker: WorkerId, kill: bool) -> None:
         """End a body; its end is told when it is gone."""
         body = self._bodies.get(worker)
-        if body is not None and kill:
+        if body is not None and (kill or worker in self._held):
             self.kill(body)
         elif body is not None:
             self.send(body, Stop())
@@ -263,7 +282,9 @@ class Processes:
     def kill(self, body: BodyProcess) -> None:
         """Kill a body, if it still lives; nobody is asked."""
         body.trying = False
-        if self._bodies.get(body.worker) is body:
+        if body.worker in self._held:
+            self._end(body, "it was stopped before it was forked")
+        elif self._bodies.get(body.worker) is body:
             body.kill()
 
     def _staff_of(self, worker: WorkerId) -> BodyStaff:
@@ -321,7 +342,13 @@ class Processes:
         del zygote.bodies[worker]
         if this is not None:
             zygote.unheard.add(worker)
+        self._end(body, ending_)
+
+    def _end(self, body: BodyProcess, ending_: str) -> None:
+        """Tell a body's end, of which no zygote knows any more."""
+        worker = body.worker
         self._bodies.pop(worker, None)
+        self._held.pop(worker, None)
         body.kill()
         body.over = True
         self._take_last_words(body)

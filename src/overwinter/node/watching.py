@@ -67,7 +67,7 @@ class Keeper(Protocol):
         ...
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
-        """A tenant's zygote has come up, or has prepared what it was to."""
+        """A zygote has come up, or has prepared what it was to."""
         ...
 
     def zygote_lost(self, zygote: ZygoteProcess, in_rehearsal: bool) -> None:
@@ -114,7 +114,7 @@ class Zygotes:
     # Start
 
     def start(self) -> None:
-        """Start the base and the watch; `is_up` tells when it can fork. Orders sent before wait for it."""
+        """Start the base and the watch; `is_up` tells when it can fork."""
         zygote = ZygoteProcess(None, None)
         told = [str(zygote.there.fileno()), str(os.getpid()), *self.groups.make()]
         self._tell_lacks(self.groups.missing)
@@ -301,8 +301,8 @@ class Zygotes:
             zygote.pidfd = os.pidfd_open(zygote.pid)
         # None when the node had no room for a descriptor: what is not seen does not count.
         zygote.smaps = _taken(fds, zygote.pid)
+        self._keeper.zygote_idle(zygote)
         if zygote.tenant is not None:
-            self._keeper.zygote_idle(zygote)
             return
         self._tell_lacks(message.uncontained)
         self._failures = 0
