@@ -25,6 +25,17 @@ from .rig import Function, Rig, until
 
 TIMEOUT_S = 1.0
 HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
+LOOKS = """
+import sys
+import torch
+
+def setup(assets):
+    return [name in sys.modules for name in ("tokenizers", "colorsys", "turtledemo", "filecmp")]
+
+def preprocess(inputs, state):
+    return {"x": torch.tensor([state], dtype=torch.float32)}
+"""
+"""Answers which modules were imported before anything of it ran, and one more."""
 
 
 class Same(torch.nn.Module):
@@ -38,7 +49,8 @@ def function(name: str, tenant: str, handler: str | None = None) -> Function:
 
 @pytest.fixture(scope="module")
 def one_rig():
-    made = Rig(Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, rehearsal_timeout_s=600.0))
+    bounds = Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, rehearsal_timeout_s=600.0)
+    made = Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))
     yield made
     made.close()
 
@@ -113,6 +125,23 @@ def test_bodies_are_forked_from_their_tenants_zygote_and_others_from_the_base(ri
         await until(lambda: all(rig.exits(body.worker) for body in own))
         await answers(rig, other)
         assert ZygoteLost("ada") in rig.events
+
+    rig.run(scene())
+
+
+def test_libraries_that_handlers_use_are_imported_before_anybody_is_woken(rig):
+    looks = function("looks", "ada", LOOKS)
+
+    async def scene():
+        rig.deploy(looks)
+        bodies = [await rig.start_body(looks)]
+        await prepared(rig, looks)
+        bodies.append(await rig.start_body(looks))
+        for body in bodies:
+            run = rig.begin(body, x=torch.ones(1, 4))
+            await rig.ended(run)
+            assert rig.output(run).tolist() == [[2.0, 2.0, 1.0, 2.0]]
+        assert [line for line in rig.said if "ahead" in line and "no_such_library" in line]
 
     rig.run(scene())
 

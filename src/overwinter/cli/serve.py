@@ -66,6 +66,7 @@ HELP = {
     "zygotes_max": "Tenants whose programs are held compiled at once.",
     "zygote_timeout_s": "Seconds in which a zygote must answer or fork before it is replaced.",
     "rehearsal_timeout_s": "Seconds that compiling a program ahead may take.",
+    "imports": "Modules that handlers use, as numpy,scipy.signal: imported once, not at each wake.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between such tries.",
     "retry_after_min_s": "Least seconds that a refused caller is asked to wait.",
@@ -104,7 +105,7 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     flag = "--" + field.name.replace("_", "-")
     default: Any = DEFAULTS[field.name] if field.required else field.default
     kind: Any = str
-    metavar = "PATH" if field.name in PATHS else "ADDRESS"
+    metavar = "PATH" if field.name in PATHS else "NAMES" if field.name == "imports" else "ADDRESS"
     if field.name == "policy":
         kind = click.Choice(sorted(POLICIES))
         return click.Option([flag], type=kind, default=default, help=HELP[field.name])

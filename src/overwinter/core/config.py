@@ -196,6 +196,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Longest a zygote may take to answer or to fork before it is killed and replaced."""
     rehearsal_timeout_s: float = 10.0
     """Longest a tenant's zygote may take to prepare one program; one that takes longer is not prepared again."""
+    imports: str = ""
+    """Modules that the base zygote imports for handlers beside those of Overwinter's tasks, with commas between."""
     accounting_s: float = 10.0
     """Time between two comparisons of the mind's bytes with the kernel's."""
     mind: MindConfig = MindConfig()

@@ -140,7 +140,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
 def _bounds(config: NodeConfig) -> Bounds:
     """What the zygotes may take."""
     timeout_s, rehearsal_s = config.zygote_timeout_s, config.rehearsal_timeout_s
-    return Bounds(config.zygotes_max, timeout_s, rehearsal_s, config.mind.start_timeout_s)
+    return Bounds(config.zygotes_max, timeout_s, rehearsal_s, config.mind.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:

@@ -47,12 +47,13 @@ UNREADABLE = (ValueError, TypeError)
 
 
 class Bounds(NamedTuple):
-    """How many zygotes there may be, and how long they may take."""
+    """How many zygotes there may be, how long they may take, and what the base imports beside its own."""
 
     zygotes_max: int = 32
     zygote_timeout_s: float = 5.0
     rehearsal_timeout_s: float = 10.0
     start_timeout_s: float = 120.0
+    imports: str = ""
 
 
 class Keeper(Protocol):
@@ -116,7 +117,7 @@ class Zygotes:
     def start(self) -> None:
         """Start the base and the watch; `is_up` tells when it can fork."""
         zygote = ZygoteProcess(None, None)
-        told = [str(zygote.there.fileno()), str(os.getpid()), *self.groups.make()]
+        told = [str(zygote.there.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
         self._tell_lacks(self.groups.missing)
         try:
             zygote.process = subprocess.Popen(
@@ -301,12 +302,11 @@ class Zygotes:
             zygote.pidfd = os.pidfd_open(zygote.pid)
         # None when the node had no room for a descriptor: what is not seen does not count.
         zygote.smaps = _taken(fds, zygote.pid)
+        if zygote.tenant is None:
+            self._tell_lacks(message.uncontained)
+            self._failures = 0
         self._keeper.zygote_idle(zygote)
-        if zygote.tenant is not None:
-            return
-        self._tell_lacks(message.uncontained)
-        self._failures = 0
-        if self.on_ready is not None:
+        if zygote.tenant is None and self.on_ready is not None:
             self.on_ready()
 
     def _tell_lacks(self, lacks: Iterable[str]) -> None:

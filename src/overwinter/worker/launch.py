@@ -1,8 +1,9 @@
 """Starts the zygote in namespaces of its own. It imports no PyTorch: what stays here is small.
 
-Run as `python -m overwinter.worker.launch FD PARENT [GROUP ...]`, where FD is the zygote's end of a channel, and each
-GROUP a file by which a control group is entered. The zygote is the first process of its process namespace: when it
-ends, the kernel ends all in there. It ends with this process, which ends with its parent.
+Run as `python -m overwinter.worker.launch FD PARENT IMPORTS [GROUP ...]`, where FD is the zygote's end of a channel,
+IMPORTS the modules that it imports beside its own, with commas between, and each GROUP a file by which a control group
+is entered. The zygote is the first process of its process namespace: when it ends, the kernel ends all in there. It
+ends with this process, which ends with its parent.
 """
 
 import os
@@ -15,18 +16,18 @@ from overwinter.worker import namespaces, sandbox
 
 def main() -> None:
     """Become the zygote, or the process that waits for it."""
-    end, parent = int(sys.argv[1]), int(sys.argv[2])
+    end, parent, imports = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     # The daemon ends its zygotes; signals to the whole process group are for the daemon.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lacking = _enter(sys.argv[3:])
+    lacking = _enter(sys.argv[4:])
     missing = namespaces.leave()
     sandbox.die_with_parent(parent)
     if not missing:
         _fork(end)
     from overwinter.worker import zygote
 
-    zygote.main(end, missing, lacking)
+    zygote.main(end, [name for name in imports.replace(" ", "").split(",") if name], missing, lacking)
 
 
 def _enter(groups: list[str]) -> list[str]:

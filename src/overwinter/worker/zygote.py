@@ -1,8 +1,9 @@
 """How are processes forked in milliseconds? A zygote imports PyTorch once, stays single-threaded, and forks.
 
-There is one base zygote. It holds nothing of any tenant's: it imports, and forks bodies and tenants' zygotes. A
-tenant's zygote is contained as that tenant's bodies are; it holds its programs ready (`programs.py`) and forks its
-bodies. No zygote ever runs a function's own code, and none but the base has rights that a body lacks, but to fork.
+There is one base zygote. It holds nothing of any tenant's: it imports (`libraries.py`), and forks bodies and tenants'
+zygotes. A tenant's zygote is contained as that tenant's bodies are; it holds its programs ready (`programs.py`) and
+forks its bodies. No zygote ever runs a function's own code, and none but the base has rights that a body lacks, but to
+fork.
 
 The base is started by launch.py.
 """
@@ -26,6 +27,7 @@ from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import namespaces, sandbox
 from overwinter.worker.body import STACK_BYTES, Body, give_back_code, give_back_heap
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
+from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
     Exited,
@@ -311,9 +313,9 @@ def _serve(
     Zygote(Means(channel, wakeup, shelter, programs)).serve()()
 
 
-def main(end: int, unshared: list[str], lacking: list[str]) -> None:
-    """Serve the channel whose descriptor is `end`. `unshared` says why this process has no namespaces of its own, and
-    is empty if it has; `lacking` names what else is missing already.
+def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) -> None:
+    """Serve the channel whose descriptor is `end`, after importing what `imports` names. `unshared` says why this
+    process has no namespaces of its own, and is empty if it has; `lacking` names what else is missing already.
     """
     faulthandler.enable()
     _call_itself("ow-base-zygote")
@@ -321,6 +323,8 @@ def main(end: int, unshared: list[str], lacking: list[str]) -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
+    for fault in import_ahead(imports):
+        sys.stderr.write(f"{fault}\n")
     lacking = [*lacking, *unshared]
     threads_max = None
     if not unshared:
