@@ -3,9 +3,11 @@
 A handler is never among them: its author's code runs in bodies alone.
 """
 
+import ctypes
 import gc
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address
@@ -13,6 +15,13 @@ from overwinter.worker.body import give_back_heap
 from overwinter.worker.family import Family
 from overwinter.worker.messages import Prepare
 from overwinter.worker.runner import Prepared
+
+_libc = ctypes.CDLL(None)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+REHEARSED_BYTES = 128 << 10
+"""From here on what a rehearsal allocates lies outside of the heap."""
+HEAP_BYTES = 32 << 20
+"""From here on what a body allocates does, as glibc itself would come to do at most."""
 
 
 class Programs(Mapping[Address, Prepared]):
@@ -33,7 +42,8 @@ class Programs(Mapping[Address, Prepared]):
     def prepare(self, wanted: Prepare, fds: list[int]) -> None:
         """Make the program of `wanted` ready; what fails is said, and is compiled by each body for itself."""
         try:
-            self._ready[wanted.load.program] = self._rehearsed(wanted, fds)
+            with _heap_unused():
+                self._ready[wanted.load.program] = self._rehearsed(wanted, fds)
         except OverwinterError as error:
             _say(f"{wanted.bind.function} is not prepared: {error}")
         except Exception as error:  # noqa: BLE001 - the border to a program: it has run before, on other sizes
@@ -54,6 +64,20 @@ class Programs(Mapping[Address, Prepared]):
     def forget(self, program: Address) -> None:
         """Let go of a program."""
         self._ready.pop(program, None)
+
+
+@contextmanager
+def _heap_unused() -> Iterator[None]:
+    """Keep tensors out of the heap. They would leave it free in small pieces, of which each fork would make every page
+    anew, one fault each; at the end of the heap it gets huge pages.
+    """
+    _libc.mallopt(_MMAP_THRESHOLD, REHEARSED_BYTES)
+    try:
+        yield
+    finally:
+        # Nothing is learned any more once a threshold was set: a body would map each of its large tensors anew.
+        _libc.mallopt(_MMAP_THRESHOLD, HEAP_BYTES)
+        _libc.mallopt(_TRIM_THRESHOLD, 2 * HEAP_BYTES)
 
 
 def _say(text: str) -> None:

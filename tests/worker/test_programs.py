@@ -1,0 +1,61 @@
+"""What a rehearsal leaves behind, in a process that holds nothing else."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import msgspec
+import torch
+
+from overwinter.worker.messages import Prepare
+from tests.node.rig import Function
+
+PREPARES = """
+import ctypes, os, sys
+import msgspec
+from overwinter.worker.messages import Prepare
+from overwinter.worker.programs import Programs
+
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (*"1234567", "used", "free", "end")]
+
+def holes():
+    heap = mallinfo()
+    return heap.free - heap.end
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Heap
+wanted = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Prepare)
+programs = Programs()
+before = holes()
+programs.prepare(wanted, [int(fd) for fd in sys.argv[1:]])
+print(len(programs), holes() - before)
+"""
+"""Tells how many programs are ready, and how much the rehearsal has left free within the heap."""
+
+
+class Layers(torch.nn.Module):
+    """Convolutions, whose primitives are kept, between tensors that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (3, 64, 48, 64, 32, 64, 96, 64, 48, 4)
+        self.layers = torch.nn.Sequential(*(torch.nn.Conv2d(of, to, 3, padding=1) for of, to in pairwise(sizes)))
+
+    def forward(self, x):
+        return {"y": self.layers(x).mean((2, 3))}
+
+
+def test_a_rehearsal_leaves_no_holes_in_the_heap_that_is_forked():
+    function = Function(Layers(), {"x": torch.zeros(2, 3, 112, 112)})
+    deployed, fds = function.deployed, function.open(bare=True)
+    wanted = msgspec.msgpack.encode(Prepare(deployed.load(bare=True), deployed.bind(bare=True)))
+    for fd in fds:
+        os.lseek(fd, 0, os.SEEK_SET)
+    told = subprocess.run(
+        [sys.executable, "-c", PREPARES, *map(str, fds)], input=wanted, pass_fds=fds, capture_output=True, check=True
+    )
+    ready, holes = map(int, told.stdout.split())
+    assert ready == 1, told.stderr
+    assert holes < 1 << 20
