@@ -141,13 +141,25 @@ class Rig:
     def begin(self, body: BodyProcess, of: Function | None = None, **inputs: torch.Tensor) -> RunId:
         """Hand the body a run of one request, whose number is the run's; of its first function unless told."""
         run = RunId(self.number())
-        tensors = [to_tensor(name, value.contiguous(), None) for name, value in inputs.items()]
-        self.effects.payloads[RequestId(run)] = Payload(tensors, asyncio.get_running_loop().create_future())
+        self._ask(RequestId(run), inputs)
         if of is None:
             self.effects.carry_out(Run(body.worker, run, (RequestId(run),)))
         else:
-            self.effects.run(body, of.deployed.id, run, (RequestId(run),))
+            self.effects.run(body, (of.deployed.id,), run, (RequestId(run),))
         return run
+
+    def begin_together(self, body: BodyProcess, *asked: tuple[Function, torch.Tensor]) -> tuple[RunId, list[RequestId]]:
+        """Hand the body a run of requests of several functions, each an input `x`."""
+        run, requests = RunId(self.number()), [RequestId(self.number()) for _ in asked]
+        for request, (_, x) in zip(requests, asked, strict=True):
+            self._ask(request, {"x": x})
+        whose = tuple(function.deployed.id for function, _ in asked)
+        self.effects.carry_out(Run(body.worker, run, tuple(requests), None, whose))
+        return run, requests
+
+    def _ask(self, request: RequestId, inputs: Mapping[str, torch.Tensor]) -> None:
+        tensors = [to_tensor(name, value.contiguous(), None) for name, value in inputs.items()]
+        self.effects.payloads[request] = Payload(tensors, asyncio.get_running_loop().create_future())
 
     async def ended(self, *runs: RunId) -> None:
         await until(lambda: set(runs) <= set(self.ends()))

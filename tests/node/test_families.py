@@ -452,3 +452,26 @@ def test_a_bind_beyond_the_workers_address_space_fails_alone(rig, variants):
         await stopped(rig, body)
 
     rig.run(scene())
+
+
+def test_requests_of_several_members_run_together_and_each_gets_what_its_own_weights_answer(rig):
+    members = [Member(variant) for variant in range(4)]
+    *bound, unbound = members
+
+    async def together():
+        body = await rig.start_body(members[0], members=members[1:])
+        for member in bound[1:]:
+            assert await rig.bind(body, member) is None
+        for _ in range(2):
+            # The first time they are compared with what each gets alone.
+            asked = [(member, torch.randn(1, WIDTH)) for member in (*bound, bound[1], unbound)]
+            run, requests = rig.begin_together(body, *asked)
+            await rig.ended(run)
+            *_, told = rig.failures(run)
+            assert unbound.deployed.id in told
+            for request, (member, x) in zip(requests[:-1], asked, strict=False):
+                [outcome] = rig.effects.payloads[request].outputs
+                given = torch.frombuffer(bytearray(outcome.data), dtype=torch.float32).view(outcome.shape)
+                assert torch.allclose(given, member.answer(x), atol=1e-5)
+
+    rig.run(together())

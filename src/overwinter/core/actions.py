@@ -61,6 +61,8 @@ class Run(_Action, frozen=True):
     requests: tuple[RequestId, ...]
     function: FunctionId | None = None
     """Whose requests they are; None: of the function that the body was started for."""
+    functions: tuple[FunctionId, ...] = ()
+    """Of each request, whose it is, where they are several functions'; that of the first request leads."""
 
 
 class Bind(_Action, frozen=True):

@@ -42,7 +42,7 @@ def check_span(program: Program, start: int, stop: int) -> None:
     Values that share memory part ways when they cross into another process; a later write in place to one of them
     would then not be seen in the others.
     """
-    group = _groups(program)
+    group = memory_groups(program)
     for cut in {start, stop} - {0, len(program.calls)}:
         _check_cut(program, cut, group)
     before = program.first_value + sum(len(call.outputs) for call in program.calls[:start])
@@ -66,7 +66,7 @@ def _check_cut(program: Program, cut: int, group: list[int]) -> None:
             )
 
 
-def _groups(program: Program) -> list[int]:
+def memory_groups(program: Program) -> list[int]:
     """For each slot the smallest slot with which it may share memory, directly or through others."""
     parent = list(range(program.first_value + len(program.values)))
 

@@ -47,7 +47,7 @@ class Meter:
             if (right.dtype, right.shape) != (left.dtype, left.shape):
                 return f"output {name!r} is {_described(left)} against {_described(right)}"
             self._magnitudes[at] = max(self._magnitudes[at], _magnitude(right))
-            exact = _equal_bits(right, left)
+            exact = equal_bits(right, left)
             difference = 0.0 if exact else _difference(right, left, self._magnitudes[at])
             if difference > self._bound:
                 return f"output {name!r} by {difference:.2g} of its magnitude, and the bound is {self._bound:.2g}"
@@ -59,7 +59,8 @@ class Meter:
         return ""
 
 
-def _equal_bits(right: torch.Tensor, left: torch.Tensor) -> bool:
+def equal_bits(right: torch.Tensor, left: torch.Tensor) -> bool:
+    """Whether two tensors of a type and shape hold the same bits."""
     bits = _BITS[right.element_size()]
     return torch.equal(right.view(bits), left.view(bits))
 

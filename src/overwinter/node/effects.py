@@ -223,10 +223,13 @@ class NodeEffects:
         if body is None:
             # Its end is on the way to the scheduler.
             return
-        self.run(body, action.function or body.function, action.run, action.requests)
+        functions = action.functions or (action.function or body.function,) * len(action.requests)
+        self.run(body, functions, action.run, action.requests)
 
-    def run(self, body: BodyProcess, function: FunctionId, run: RunId, requests: tuple[RequestId, ...]) -> None:
-        """Hand a body a run of a function that it has bound."""
+    def run(
+        self, body: BodyProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
+    ) -> None:
+        """Hand a body a run of requests, each of a function that it has bound."""
         inputs = [self.payloads[request].inputs for request in requests]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
@@ -239,7 +242,7 @@ class NodeEffects:
                 self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
 
         def begun(tray_bytes: int) -> None:
-            self.processes.send(body, RunBatch(run, function, slot, metas, tray_bytes))
+            self.processes.send(body, RunBatch(run, functions, slot, metas, tray_bytes))
 
         nbytes = sum(len(tensor.data) for tensor in tensors)
         self._copies.make(body, nbytes, partial(body.lay, slot, tensors), begun, failed)

@@ -41,7 +41,7 @@ from overwinter.worker.messages import (
     Trying,
     Unbind,
 )
-from overwinter.worker.runner import Outcome, Prepared, Runner
+from overwinter.worker.runner import Outcome, Prepared, Runner, answer
 from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.tray import Slot, Tray, offsets
 from overwinter.worker.values import parcels, read_requests
@@ -129,7 +129,8 @@ class Body:
                 return None
             match message:
                 case RunBatch():
-                    return self._counted(partial(self._run, message, self._loaded.runner(message.function)))
+                    runners = [self._loaded.runner(function) for function in message.functions]
+                    return self._counted(partial(self._run, message, runners))
                 case Bind(function):
                     return self._counted(partial(self._bind, function, self._loaded.take(message, fds)))
                 case Unbind(function):
@@ -232,17 +233,26 @@ class Body:
             sys.stderr.flush()
             os._exit(1)
 
-    def _run(self, message: RunBatch, runner: Runner | None) -> Answer:
+    def _run(self, message: RunBatch, runners: Sequence[Runner | None]) -> Answer:
         slot = self._slots[message.slot]
         try:
-            if runner is None:
-                raise WorkerError(f"{message.function} is not bound in this worker")
             slot.inputs.follow(message.tray_bytes)
             requests = read_requests(slot.inputs, message.requests)
-            return _packed(message.run, runner.answer(requests), slot.outputs)
+            bound = [(runner, request) for runner, request in zip(runners, requests, strict=True) if runner is not None]
+            outcomes = iter(answer(bound))
+            # Whoever is not bound fails alone.
+            told = [
+                _unbound(name) if runner is None else next(outcomes)
+                for name, runner in zip(message.functions, runners, strict=True)
+            ]
+            return _packed(message.run, told, slot.outputs)
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
+
+
+def _unbound(function: str) -> Failure:
+    return Failure("WorkerError", f"{function} is not bound in this worker")
 
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:

@@ -182,10 +182,11 @@ class Unbind(_Message, frozen=True):
 
 
 class RunBatch(_Message, frozen=True):
-    """Run these requests of one function; their inputs lie in the slot's first tray in this order."""
+    """Run these requests; their inputs lie in the slot's first tray in this order."""
 
     run: RunId
-    function: str
+    functions: tuple[str, ...]
+    """Of each request, which one it is of."""
     slot: int
     """Free of every other run until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]

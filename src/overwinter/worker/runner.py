@@ -1,13 +1,16 @@
-"""How does a function that is bound run a batch of requests? Handler, program, handler.
+"""How do functions that are bound run a batch of requests? Handler, program, handler.
 
-Several threads may ask at once. Programs run side by side: they share nothing but weights, which nobody can write to.
-A handler is called by one thread at a time, as its author will have taken for granted; calls for other requests may
-come between the one before a program and the one after it.
+Requests of several functions of a family may share a run, too: see trunk.py. Several threads may ask at once. Programs
+run side by side: they share nothing but weights, which nobody can write to. A handler is called by one thread at a
+time, as its author will have taken for granted; calls for other requests may come between the one before a program and
+the one after it.
 """
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+from itertools import groupby
+from typing import NamedTuple, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,13 +22,19 @@ from overwinter.model.program import Program, decode_program
 from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
+from overwinter.worker.trunk import Share, Trunks
 from overwinter.worker.values import DTYPES, Parcel, Value
+from overwinter.worker.weights import unlike
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 Named = dict[str, Value]
 Outcome = dict[str, Value] | Failure
+Outputs = dict[str, torch.Tensor] | Failure
 P = ParamSpec("P")
 R = TypeVar("R")
+
+FAILURES = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
+"""What an operator raises for inputs that it cannot run."""
 
 
 class Prepared:
@@ -35,6 +44,7 @@ class Prepared:
         self.program: Program = decode_program(content)
         self.run: Compiled = compile_program(self.program)
         self.declared = Declared(self.program)
+        self.trunks = Trunks(self.program)
 
     def unchecked(self) -> Compiled:
         """The same for zeros: what the program checks of tensors need not hold of them."""
@@ -57,17 +67,17 @@ class Runner:
         self.function = function
         self._promised = outputs
         self.program = prepared.program
-        self._prepared = prepared
+        self.prepared = prepared
         self._run = prepared.unchecked() if measured else prepared.run
         self.weights = weights
         self._handler = handler
         self._handling = threading.Lock()
         self._declared = prepared.declared
-        self._batched = not self.program.unjoinable
+        self._unlike: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
     def rehearse(self) -> None:
         """Run the program once on zeros of its example sizes; HandlerError or the operator's own error if it fails."""
-        run = self._prepared.unchecked()
+        run = self.prepared.unchecked()
         with torch.inference_mode():
             zeros = self.zeros()
             self._check_outputs(zeros, run(self.weights, zeros))
@@ -90,20 +100,17 @@ class Runner:
 
     def answer(self, requests: list[Named]) -> list[Outcome]:
         """One outcome a request, in order. Requests whose inputs fit together run as one batch."""
-        with torch.inference_mode():
-            ready = [_attempt(self._before, request) for request in requests]
-            outputs: list[dict[str, torch.Tensor] | Failure] = [
-                item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
-            ]
-            for group in self._groups(ready):
-                for index, outcome in zip(group, self._run_group([ready[index] for index in group]), strict=True):
-                    outputs[index] = outcome
-            return [
-                item if isinstance(item, Failure) else _attempt(self._after, item, request)
-                for item, request in zip(outputs, requests, strict=True)
-            ]
+        return answer([(self, request) for request in requests])
 
-    def _before(self, request: Named) -> list[torch.Tensor]:
+    def unlike(self, other: "Runner") -> frozenset[int]:
+        """The weights, by number, that another function of the family has otherwise."""
+        found = self._unlike.get(other)
+        if found is None:
+            found = self._unlike[other] = unlike(self.weights, other.weights)
+        return found
+
+    def before(self, request: Named) -> list[torch.Tensor]:
+        """The program's inputs for a request. CallerError, HandlerError."""
         values: Mapping[str, object] = request
         if self._handler is not None:
             with self._handling:
@@ -135,7 +142,8 @@ class Runner:
                 if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
-    def _after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
+    def after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
+        """The answer to a request of which the program gave these outputs. HandlerError."""
         if self._handler is None:
             return dict(outputs)
         with self._handling:
@@ -143,41 +151,25 @@ class Runner:
         check_promise(values, self._promised)
         return {spec.name: values[spec.name] for spec in self._promised} or values
 
-    def _groups(self, ready: Sequence[list[torch.Tensor] | Failure]) -> list[list[int]]:
-        """Indices of requests that run together: of one shape but for the batch, and no more than the program takes."""
-        _, most = self.program.dimensions.get(BATCH, (1, 1))
-        groups: list[list[int]] = []
-        for alike in _alike(ready, self._batched):
-            rows = most
-            for index in alike:
-                item = ready[index]
-                count = item[0].shape[0] if self._batched and not isinstance(item, Failure) else most
-                if rows + count > most:
-                    groups.append([])
-                    rows = 0
-                groups[-1].append(index)
-                rows += count
-        return groups
-
-    def _run_group(self, group: list[list[torch.Tensor] | Failure]) -> list[dict[str, torch.Tensor] | Failure]:
+    def run(self, requests: list[list[torch.Tensor]]) -> list[Outputs]:
         """Run requests that fit together; if the batch fails, each alone, so that one cannot hurt another."""
-        inputs = [item for item in group if not isinstance(item, Failure)]
-        if len(inputs) == 1:
-            return [_attempt(self._run_once, inputs[0])]
-        joined = [torch.cat(parts) for parts in zip(*inputs, strict=True)]
-        outputs = _attempt(self._run_once, joined)
+        if len(requests) == 1:
+            return [_attempt(self._run_once, requests[0])]
+        outputs = _attempt(self._run_once, _joined(requests))
         if isinstance(outputs, Failure):
-            return [_attempt(self._run_once, item) for item in inputs]
-        sizes = [item[0].shape[0] for item in inputs]
-        parts = {name: torch.split(value, sizes) for name, value in outputs.items()}
-        return [{name: part[index] for name, part in parts.items()} for index in range(len(inputs))]
+            return [_attempt(self._run_once, item) for item in requests]
+        return _taken_apart(outputs, requests)
 
     def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
             outputs = self._run(self.weights, inputs)
-        except (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError) as error:
+        except FAILURES as error:
             shapes = [list(tensor.shape) for tensor in inputs]
             raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
+        return self.named(inputs, outputs)
+
+    def named(self, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The program's outputs by name; HandlerError if they are not as declared."""
         self._check_outputs(inputs, outputs)
         return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
 
@@ -186,6 +178,79 @@ class Runner:
         fault = self._declared.fault(inputs, outputs)
         if fault:
             raise HandlerError(f"the program of {self.function} answers otherwise than it declares: {fault}")
+
+
+class _Ready(NamedTuple):
+    """A request that can run."""
+
+    runner: Runner
+    inputs: list[torch.Tensor]
+
+
+def answer(requests: Sequence[tuple[Runner, Named]]) -> list[Outcome]:
+    """One outcome a request, in order, of functions of one family. Requests whose inputs fit together run as one batch,
+    whoever's they are.
+    """
+    with torch.inference_mode():
+        ready: list[_Ready | Failure] = []
+        for runner, request in requests:
+            inputs = _attempt(runner.before, request)
+            ready.append(inputs if isinstance(inputs, Failure) else _Ready(runner, inputs))
+        outputs: list[Outputs] = [
+            item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
+        ]
+        for group in _groups(ready):
+            together = [item for index in group if not isinstance(item := ready[index], Failure)]
+            for index, outcome in zip(group, _run_group(together), strict=True):
+                outputs[index] = outcome
+        return [
+            item if isinstance(item, Failure) else _attempt(runner.after, item, request)
+            for item, (runner, request) in zip(outputs, requests, strict=True)
+        ]
+
+
+def _run_group(group: list[_Ready]) -> list[Outputs]:
+    """Run requests that fit together, those of a function one behind the other."""
+    sections = [list(each) for _, each in groupby(group, key=lambda item: item.runner)]
+    if len(sections) > 1:
+        together = _attempt(_run_together, sections)
+        if together is not None and not isinstance(together, Failure):
+            return together
+    return [outcome for section in sections for outcome in section[0].runner.run([item.inputs for item in section])]
+
+
+def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
+    """Run the requests of several functions as one batch; None: they have too little in common. CallerError,
+    HandlerError: whose fault it is shows when each runs by itself.
+    """
+    runners = [section[0].runner for section in sections]
+    own = frozenset[int]().union(*(runners[0].unlike(other) for other in runners[1:]))
+    trunk = runners[0].prepared.trunks.of(own)
+    if trunk is None:
+        return None
+    requests = [[item.inputs for item in section] for section in sections]
+    shares = [Share(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
+    try:
+        answers = trunk.run(shares) if trunk.fits(shares) else None
+    except FAILURES as error:
+        raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error
+    if answers is None:
+        return None
+    outputs: list[Outputs] = []
+    for runner, share, each, given in zip(runners, shares, requests, answers, strict=True):
+        outputs += _taken_apart(runner.named(share.inputs, given), each)
+    return outputs
+
+
+def _joined(requests: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return requests[0] if len(requests) == 1 else [torch.cat(parts) for parts in zip(*requests, strict=True)]
+
+
+def _taken_apart(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[Outputs]:
+    """Each request's rows of the outputs of a batch."""
+    sizes = [inputs[0].shape[0] for inputs in requests]
+    parts = {name: torch.split(value, sizes) for name, value in outputs.items()}
+    return [{name: part[index] for name, part in parts.items()} for index in range(len(requests))]
 
 
 def check_promise(values: Mapping[str, Value], promised: tuple[TensorSpec, ...]) -> None:
@@ -214,13 +279,36 @@ def _attempt(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Fai
         return Failure(type(error).__name__, str(error))
 
 
-def _alike(ready: Sequence[list[torch.Tensor] | Failure], batched: bool) -> list[list[int]]:
-    """Indices of requests that may share a run: the same shapes but for the first dimension, which is the batch."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for index, inputs in enumerate(ready):
-        if not isinstance(inputs, Failure):
-            batches = {tensor.shape[0] if tensor.dim() else -1 for tensor in inputs}
-            alone = len(batches) != 1 or -1 in batches or not batched
-            key = (index,) if alone else tuple(tensor.shape[1:] for tensor in inputs)
-            groups.setdefault(key, []).append(index)
-    return list(groups.values())
+def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
+    """Indices of requests that run together: of one shape but for the batch, and no more than the program takes."""
+    groups: list[list[int]] = []
+    for alike in _alike(ready):
+        rows = most = 0
+        for index in alike:
+            item = ready[index]
+            if isinstance(item, Failure):
+                continue
+            program = item.runner.program
+            _, most = program.dimensions.get(BATCH, (1, 1))
+            count = most if program.unjoinable else item.inputs[0].shape[0]
+            if not rows or rows + count > most:
+                groups.append([])
+                rows = 0
+            groups[-1].append(index)
+            rows += count
+    return groups
+
+
+def _alike(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
+    """Indices of requests that may share a run: the same shapes but for the first dimension, which is the batch. Those
+    of one function stand together.
+    """
+    groups: dict[tuple[object, ...], dict[Runner, list[int]]] = {}
+    for index, item in enumerate(ready):
+        if isinstance(item, Failure):
+            continue
+        batches = {tensor.shape[0] if tensor.dim() else -1 for tensor in item.inputs}
+        alone = len(batches) != 1 or -1 in batches or bool(item.runner.program.unjoinable)
+        key = (index,) if alone else tuple(tensor.shape[1:] for tensor in item.inputs)
+        groups.setdefault(key, {}).setdefault(item.runner, []).append(index)
+    return [[index for own in group.values() for index in own] for group in groups.values()]

@@ -14,8 +14,10 @@ import torch
 
 from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
+from overwinter.model.closeness import equal_bits
 from overwinter.model.program import Weight
 from overwinter.store.mapping import map_read_only, unmap
+from overwinter.store.packing import LARGE_BYTES
 
 
 class MappedBlock:
@@ -89,6 +91,20 @@ def weight_tensors(
         assert isinstance(block, MappedBlock), "errors were raised"
         tensors.append(block.tensor(weight, offset))
     return tensors
+
+
+def unlike(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Which of the weights two functions of a family do not have in common, by number.
+
+    A large one is its own block, so it is the same tensor or has other content. A small one may be the same in another
+    block, beside one that differs.
+    """
+    pairs = enumerate(zip(weights, others, strict=True))
+    return frozenset(number for number, (own, other) in pairs if own is not other and not _are_equal(own, other))
+
+
+def _are_equal(own: torch.Tensor, other: torch.Tensor) -> bool:
+    return own.nbytes < LARGE_BYTES and own.element_size() <= 8 and equal_bits(own, other)
 
 
 def read_all(fd: int, nbytes: int) -> bytes:

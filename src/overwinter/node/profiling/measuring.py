@@ -158,7 +158,9 @@ class MeasuredBody:
         except OSError as error:
             raise WorkerError(f"a tray cannot be made to hold {nbytes} bytes: {error}") from error
         self._begun[run] = self._now()
-        self._processes.send(body, RunBatch(run, self._function.id, slot, (self._metas,) * batch, tray.nbytes))
+        self._processes.send(
+            body, RunBatch(run, (self._function.id,) * batch, slot, (self._metas,) * batch, tray.nbytes)
+        )
 
     async def _measured(self, asked: Measure, disturbed: Callable[[], bool]) -> Measured:
         body = self._body()

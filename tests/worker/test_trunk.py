@@ -1,0 +1,180 @@
+"""Requests of several functions in one run: together through what they share, and each gets what it gets alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from overwinter.model.closeness import Meter, bound_of
+from overwinter.model.export import export
+from overwinter.model.program import encode_program
+from overwinter.worker.messages import Failure
+from overwinter.worker.runner import Prepared, Runner, answer
+from overwinter.worker.weights import unlike
+
+IDS = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
+
+
+class Mixed(nn.Module):
+    """Weights of every kind: a table, a token put before each row, norms, rows in other dimensions and folded ones."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(16, 8)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.norm = nn.LayerNorm(8)
+        self.first = nn.Linear(8, 8)
+        self.turned = nn.Parameter(torch.randn(8, 8))
+        self.folded = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        rows = ids.shape[0]
+        x = torch.cat([self.token.expand(rows, -1, -1), self.table(ids)], 1)
+        x = self.first(self.norm(x)).relu_()
+        x = (x.transpose(0, 1) @ self.turned.t()).transpose(0, 1)
+        x = x + self.folded(x.reshape(rows * 5, 8)).view(rows, 5, 8)
+        return {"out": self.head(x.mean(1)).softmax(-1), "token": x[:, 0]}
+
+
+class Family:
+    """A program, and functions that have some of its weights otherwise."""
+
+    def __init__(self, module: nn.Module, example: dict[str, torch.Tensor], dynamic=None) -> None:
+        dynamic = dynamic or {name: {0: "batch"} for name in example}
+        exported = export(module.eval().requires_grad_(False), example, dynamic)
+        self.weights = exported.weights
+        self.prepared = Prepared(encode_program(exported.program))
+        self.program = self.prepared.program
+        self.alone = 0
+        """Runs of one function."""
+        run = self.prepared.run
+
+        def counted(weights, inputs):
+            self.alone += 1
+            return run(weights, inputs)
+
+        self.prepared.run = counted
+
+    def member(self, name: str, *own: int) -> Runner:
+        generator = torch.Generator().manual_seed(len(name) + sum(map(ord, name)))
+        weights = [
+            weight * (1 + 0.5 * torch.rand(weight.shape, generator=generator)) if number in own else weight
+            for number, weight in enumerate(self.weights)
+        ]
+        return Runner(name, self.prepared, weights, None)
+
+    def is_together(self, asked) -> bool:
+        """Whether these run together; each gets what it gets alone."""
+        wanted = [runner.answer([request])[0] for runner, request in asked]
+        self.alone = 0
+        given = answer(asked)
+        together = not self.alone
+        meter = Meter(self.program, bound_of(self.program))
+        for right, left in zip(wanted, given, strict=True):
+            assert not isinstance(left, Failure), left
+            assert meter.compare(list(right.values()), list(left.values())) == ""
+        return together
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Family:
+    return Family(Mixed(), IDS)
+
+
+def ids(*first: int) -> dict:
+    return {"ids": torch.stack([torch.arange(4) + number for number in first])}
+
+
+def asked(family: Family, *own: int) -> list:
+    """Requests of three functions in turn, one of them of two rows."""
+    members = [family.member(name, *own) for name in ("f", "g", "h")]
+    rows = [ids(1), ids(2, 3), ids(4), ids(5), ids(6), ids(7)]
+    return [(members[at % 3], each) for at, each in enumerate(rows)]
+
+
+def test_functions_that_differ_in_any_weight_share_the_rest_and_get_what_they_get_alone(mixed):
+    for number, weight in enumerate(mixed.program.weights):
+        assert mixed.is_together(asked(mixed, number)), f"not with another {weight.name}"
+
+
+def test_functions_that_differ_in_several_weights_share_what_is_between_them(mixed):
+    names = {weight.name: number for number, weight in enumerate(mixed.program.weights)}
+    for own in (["head.weight", "head.bias"], ["table.weight", "head.bias"], ["token", "norm.bias", "turned"]):
+        assert mixed.is_together(asked(mixed, *(names[name] for name in own)))
+
+
+def test_functions_with_the_same_weights_share_all_calls(mixed):
+    assert mixed.is_together(asked(mixed))
+
+
+def test_functions_that_have_nothing_in_common_run_apart(mixed):
+    assert not mixed.is_together(asked(mixed, *range(len(mixed.weights))))
+
+
+def test_what_two_functions_share_runs_once(mixed):
+    names = {weight.name: number for number, weight in enumerate(mixed.program.weights)}
+    own = frozenset({names["head.weight"]})
+    trunk = mixed.prepared.trunks.of(own)
+    assert [span.own for span in trunk._spans] == [False, True, False]
+    assert mixed.prepared.trunks.of(own) is trunk
+
+
+def test_a_request_that_fails_fails_alone(mixed):
+    number = len(mixed.weights) - 1
+    f, g = mixed.member("f", number), mixed.member("g", number)
+    for _ in range(2):
+        good, bad, other = answer([(f, ids(1)), (g, {"ids": torch.full((1, 4), 99)}), (g, ids(2))])
+        assert bad.error == "CallerError"
+        assert "g" in bad.message
+        assert torch.allclose(good["out"], f.answer([ids(1)])[0]["out"])
+        assert torch.allclose(other["out"], g.answer([ids(2)])[0]["out"])
+    # A bad request says nothing about the functions: good ones share runs as before.
+    assert mixed.is_together([(f, ids(1)), (g, ids(2))])
+
+
+class Turned(nn.Module):
+    """Between its weights the rows are in another order, which no shape tells."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        return {"out": self.third(self.second(self.first(x).flip(0)).flip(0))}
+
+
+def test_functions_whose_rows_get_mixed_up_run_apart():
+    family = Family(Turned(), {"x": torch.randn(2, 4)})
+    second = [n for n, weight in enumerate(family.program.weights) if weight.name.startswith("second")]
+    f, g = family.member("f", *second), family.member("g", *second)
+    assert not family.is_together([(f, {"x": torch.randn(1, 4)}), (g, {"x": torch.randn(1, 4)})])
+
+
+class Kept(nn.Module):
+    """Writes in place to something without rows that was there before its own weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.own = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        kept = torch.zeros(4) + 1
+        x = self.first(x)
+        return {"out": x + kept.mul_(self.own)}
+
+
+def test_what_a_function_writes_in_place_no_other_sees():
+    family = Family(Kept(), {"x": torch.randn(2, 4)})
+    own = [n for n, weight in enumerate(family.program.weights) if weight.name == "own"]
+    f, g, h = (family.member(name, *own) for name in "fgh")
+    family.is_together([(each, {"x": torch.randn(1, 4)}) for each in (f, g, h)])
+
+
+def test_small_weights_of_the_same_bits_are_the_same_wherever_they_lie():
+    small, large = torch.tensor([1.0, float("nan"), -0.0]), torch.ones(16 << 10)
+    weights = [small, large, torch.zeros(1)]
+    assert unlike(weights, [small.clone(), large, torch.tensor([-0.0])]) == {2}
+    assert unlike(weights, [small, large.clone(), torch.zeros(1)]) == {1}
