@@ -111,6 +111,7 @@ class AnyOrder(RuleBasedStateMachine):
         whose = self.families[family % len(self.families)]
         if whose:
             # They are made alike: what workers are made by is part of what makes a family.
+            blobs = ((f"shared-by-{whose}", 7), (f"{name}{self.versions[name]}", 5))
             settings |= {"max_batch": 2, "concurrency": runs, "dedicated": False}
             whose = f"{whose}{runs}{'s' if own.get('sandboxed') else ''}"
         made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], family=whose, **settings)

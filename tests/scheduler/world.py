@@ -136,12 +136,12 @@ class World:
                 assert self.family_of(function) == self.family_of(self.forked_for[worker]), "of another family"
                 self.binding.append(action)
             case Unbind(worker, function):
-                assert all(self.whose(run) != function for run in self.running.values() if run.worker == worker)
+                assert all(function not in self.whose(run) for run in self.running.values() if run.worker == worker)
                 self.bound[worker].remove(function)
             case Run(worker, run):
                 assert worker in self.alive
                 assert run not in self.running
-                assert self.whose(action) in self.bound[worker], f"{self.whose(action)} is not bound in {worker}"
+                assert self.whose(action) <= self.bound[worker], f"{self.whose(action)} is not bound in {worker}"
                 self.running[run] = action
             case StopBody(worker):
                 self.stopping.add(worker)
@@ -161,8 +161,8 @@ class World:
     def binds_in(self, worker) -> list[Bind]:
         return [bind for bind in self.binding if bind.worker == worker]
 
-    def whose(self, run: Run) -> str:
-        return run.function or self.forked_for[run.worker]
+    def whose(self, run: Run) -> set[str]:
+        return set(run.functions) or {run.function or self.forked_for[run.worker]}
 
     def family_of(self, function) -> tuple[str, str]:
         return self.families[function]

@@ -67,6 +67,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     milliseconds (benchmarks/asyfunc)."""
     binds: bool = True
     """Whether functions of one family share workers."""
+    joins: bool = True
+    """Whether requests of functions of one family share runs, if they share workers."""
     core_mib: float = 64.0
     """Memory that one core weighs as much as."""
     cores_max: int = 16
@@ -90,6 +92,7 @@ _ASYFUNC = Policy(
     keep_alive="fixed",
     worker_eviction="lru",
     binds=False,
+    joins=False,
     shares=False,
     alpha=0.8,
     beta=0.6,
@@ -106,6 +109,7 @@ _TETRIS = Policy(
     keep_alive="fixed",
     worker_eviction="lru",
     binds=False,
+    joins=False,
     core_mib=0.0,
     alpha=0.8,
     beta=0.6,
@@ -127,6 +131,7 @@ POLICIES: Mapping[str, Policy] = {
     "batch": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", batching="timeout", history=30),
     "batch+": msgspec.structs.replace(_ASYFUNC, scaling="batch", rate="peak", history=30),
     "lru": Policy(eviction="lru", worker_eviction="lru"),
+    "separate": Policy(joins=False),
     "fixed": Policy(batching="greedy", keep_alive="fixed", eviction="lru", worker_eviction="lru", order="any"),
 }
 """Named sets of rules. A configuration may also spell a Policy out."""

@@ -34,11 +34,12 @@ class Tally:
         """Their time."""
         self.staged_bytes = 0
         self.runs = self.batched = 0
-        """Runs that ended, and the requests in them."""
+        """Runs that ended, and its own requests in them."""
         self.wait_s = 0.0
         """From arrivals until a body had the request, the first time."""
         self.run_s = self.core_s = 0.0
-        """Of runs: their time, and their time on each of their cores."""
+        """Of runs: their time, and their time on each of their cores, of which functions that share a run pay by their
+        requests."""
         self.busy_s = self.body_s = 0.0
         """Of bodies: with something to run, and alive."""
         self.idle_core_s = 0.0

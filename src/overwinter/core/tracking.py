@@ -4,6 +4,7 @@ One pass over `(now, event, actions)`, live or simulated: requests, runs, bodies
 counted into one tally a function. Nothing but the steps is known, so any journal can be read.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -40,7 +41,7 @@ from overwinter.core.events import (
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.tally import Tally
-from overwinter.core.underway import LivingBody, OpenRequest
+from overwinter.core.underway import LivingBody, OpenRequest, OpenRun
 
 T = TypeVar("T", bound=Tally)
 
@@ -134,8 +135,11 @@ class Tracker(Generic[T]):
         body = self.bodies[action.worker]
         if not body.is_busy:
             body.busy_since = now
-        tally = body.tally if action.function is None else body.bound[action.function]
-        body.runs[action.run] = (now, len(action.requests), tally)
+        if action.functions:
+            requests = dict(Counter(body.bound[function] for function in action.functions))
+        else:
+            requests = {body.tally if action.function is None else body.bound[action.function]: len(action.requests)}
+        body.runs[action.run] = OpenRun(now, requests)
         for id_ in action.requests:
             request = self._requests[id_]
             if request.ran:
@@ -152,17 +156,18 @@ class Tracker(Generic[T]):
             self._end_run(body, event.run, now)
 
     def _end_run(self, body: LivingBody[T], run: RunId, now: Seconds) -> None:
-        begun, batch, tally = body.runs.pop(run)
-        seconds = now - begun
-        tally.runs += 1
-        tally.batched += batch
-        tally.run_s += seconds
-        tally.core_s += seconds * body.run_cores
-        if not body.is_busy:
-            body.busy_s += now - body.busy_since
-            # Of runs at once the last pays for the time in which others ran, too.
-            tally.busy_s += now - body.busy_since
-        self._ran(tally, seconds, batch)
+        ended = body.runs.pop(run)
+        seconds = now - ended.begun
+        # Of runs at once the last pays for the time in which others ran, too.
+        busy_s = 0.0 if body.is_busy else now - body.busy_since
+        body.busy_s += busy_s
+        for tally, count, share in ended.shares():
+            tally.runs += 1
+            tally.batched += count
+            tally.run_s += seconds
+            tally.core_s += seconds * body.run_cores * share
+            tally.busy_s += busy_s * share
+        self._ran(next(iter(ended.requests)), seconds, ended.batch)
 
     # Bodies
 

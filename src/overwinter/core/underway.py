@@ -1,5 +1,6 @@
 """What is known of a request that has no answer yet, and of a body that lives?"""
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from overwinter.core.actions import Start, StartBody
@@ -18,6 +19,28 @@ class OpenRequest(Generic[T]):
         self.tally = tally
         self.arrived = arrived
         self.ran = False
+
+
+class OpenRun(Generic[T]):
+    """A run that has not ended, with how many requests of whom."""
+
+    __slots__ = ("begun", "requests")
+
+    def __init__(self, begun: Seconds, requests: dict[T, int]) -> None:
+        """The one that leads comes first."""
+        self.begun = begun
+        self.requests = requests
+
+    @property
+    def batch(self) -> int:
+        """All of them."""
+        return sum(self.requests.values())
+
+    def shares(self) -> Iterator[tuple[T, int, float]]:
+        """Whose requests, how many, and what part of the run they pay."""
+        batch = self.batch
+        for tally, count in self.requests.items():
+            yield tally, count, count / batch
 
 
 class LivingBody(Generic[T]):
@@ -53,8 +76,8 @@ class LivingBody(Generic[T]):
         self.since = self.busy_since = self.weighed = now
         self.bound: dict[FunctionId, T] = {action.function: tally}
         """Which functions it has: they share what it costs while it runs nothing."""
-        self.runs: dict[RunId, tuple[Seconds, int, T]] = {}
-        """When each run began, how many requests are in it, and whose it is."""
+        self.runs: dict[RunId, OpenRun[T]] = {}
+        """Under way."""
         self.binds: dict[FunctionId, Seconds] = {}
         """When each bind under way began."""
         self.busy_s = self.busy_weighed = 0.0

@@ -15,7 +15,7 @@ from math import inf
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import memory, order, retention, victims
+from overwinter.scheduler import mates, memory, order, retention, victims
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.binding import begin_bind
 from overwinter.scheduler.blocks import begin_load, missing_bytes
@@ -109,7 +109,9 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     order.leave(cycle, function)
     if send.late and function.spec.settings.late == "refuse" and not function.family.best_effort:
         _shed(cycle, function, send)
-    begin_run(cycle, function, send.worker, send.count)
+    parts = mates.take(cycle, function, send)
+    if parts:
+        begin_run(cycle, send.worker, parts)
     return True
 
 

@@ -8,10 +8,11 @@ from overwinter.core.actions import Bind, Unbind
 from overwinter.core.ids import FunctionId, OperationId, Seconds
 from overwinter.scheduler import families
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, drain, end, keep_cores, set_to_work, slots_changed, stop
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner
-from overwinter.scheduler.state import Binding, Function, Operation, Worker
+from overwinter.scheduler.state import Binding, Function, Worker
 
 SMOOTHING = 0.2
 

@@ -12,12 +12,10 @@ from overwinter.scheduler.backoff import may_retry
 from overwinter.scheduler.binding import let_go
 from overwinter.scheduler.blocks import release
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.mates import is_suspect
 from overwinter.scheduler.operations import end_worker
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.state import Function, Worker
-
-FORGIVEN = 100
-"""After so many runs of a function its last death counts no more."""
 
 
 def worker_exited(cycle: Cycle, event: BodyExited) -> None:
@@ -28,26 +26,26 @@ def worker_exited(cycle: Cycle, event: BodyExited) -> None:
     cycle.in_hand = worker.function
     was_starting, was_stopping = worker.start is not None, worker.stopping
     end_worker(cycle, worker)
-    at_work = {run.function.spec.id for run in worker.runs.values()} | worker.binds.keys()
+    at_work = {each.spec.id for run in worker.runs.values() for each in run.functions} | worker.binds.keys()
     for id_, binding in worker.bound.items():
         function = binding.function
         if function.removed:
             _refuse_removed(cycle, worker, function)
         else:
-            is_suspect = not was_stopping and (id_ in at_work or not at_work)
-            _lose(cycle, function, worker, event, was_starting or id_ in worker.binds, is_suspect)
+            may_be_why = not was_stopping and (id_ in at_work or not at_work)
+            _lose(cycle, function, worker, event, was_starting or id_ in worker.binds, may_be_why)
     families.mark(cycle, worker.family)
 
 
 def _refuse_removed(cycle: Cycle, worker: Worker, function: Function) -> None:
     for run in worker.runs.values():
-        for id_ in run.requests if run.function is function else ():
+        for id_ in run.of(function):
             if id_ in cycle.state.requests:
                 refuse(cycle, id_, "NotFoundError", f"function {function.spec.id} was removed")
 
 
 def _lose(
-    cycle: Cycle, function: Function, worker: Worker, event: BodyExited, was_starting: bool, is_suspect: bool
+    cycle: Cycle, function: Function, worker: Worker, event: BodyExited, was_starting: bool, may_be_why: bool
 ) -> None:
     """A function has a worker less."""
     if event.lost_blocks and function.loaded:
@@ -61,7 +59,7 @@ def _lose(
     if function.unloaded:
         refuse_unloaded(cycle, function)
     cycle.mark(function)
-    if is_suspect and not spared:
+    if may_be_why and not spared:
         functions.fail(cycle, function, event.error, event.reason)
         _quarantine(cycle, function, worker)
 
@@ -70,10 +68,10 @@ def _quarantine(cycle: Cycle, function: Function, worker: Worker) -> None:
     """One of which workers die goes on in workers of its own."""
     if function.removed or len(function.family.members) == 1:
         return
-    if all(run.function is not function for run in worker.runs.values()):
+    if not any(run.of(function) for run in worker.runs.values()):
         return
-    before, function.killed_at = function.killed_at, function.runs
-    if before is None or function.runs - before > FORGIVEN:
+    again, function.killed_at = is_suspect(function), function.runs
+    if not again:
         return
     cycle.decide(function, "quarantine", "workers died twice of its runs: it shares them with nobody any more")
     for other in list(function.workers.values()):
@@ -86,7 +84,7 @@ def _retry(cycle: Cycle, function: Function, worker: Worker, event: BodyExited, 
     the worker never started, and there is no other.
     """
     requests = cycle.state.requests
-    in_hand = tuple(id_ for run in worker.runs.values() if run.function is function for id_ in run.requests)
+    in_hand = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))
     struck = in_hand or (tuple(function.queue) if hopeless else ())
     error, reason = ("NoSpaceError", worker.stopped_for) if worker.stopped_for else (event.error, event.reason)
     for id_ in struck:

@@ -103,7 +103,7 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
 def _expire_removed(cycle: Cycle, worker: Worker) -> None:
     """Of a function that is gone nobody else looks at the deadlines."""
     for run in worker.runs.values():
-        for id_ in run.requests if run.function.removed else ():
+        for id_ in [id_ for part in run.parts if part.function.removed for id_ in part.requests]:
             request = cycle.state.requests.get(id_)
             if request is not None and request.deadline <= cycle.now:
                 expire(cycle, id_)
@@ -153,7 +153,7 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
     else:
         error, why = "OverloadedError", f"the worker of function {id_} was needed by another tenant"
     for run in worker.runs.values():
-        for request in run.requests if run.function is function else ():
+        for request in run.of(function):
             if request in cycle.state.requests:
                 message = f"{why}, and its run did not end within {config.drain_timeout_s:g} s"
                 refuse(cycle, request, error, message, config.retry_after_min_s)
@@ -166,10 +166,10 @@ def _hung(cycle: Cycle, worker: Worker) -> None:
         hung.append(worker.starts_for)
     for run in [run for run, operation in worker.runs.items() if cycle.now >= operation.hangs_at]:
         operation = end_run(cycle, worker, run)
-        hung.append(operation.function)
-        for id_ in operation.requests:
+        hung += operation.functions
+        for id_, name in [(id_, part.function.spec.id) for part in operation.parts for id_ in part.requests]:
             if id_ in cycle.state.requests:
-                refuse(cycle, id_, "DeadlineError", f"function {operation.function.spec.id} hung and was stopped")
+                refuse(cycle, id_, "DeadlineError", f"function {name} hung and was stopped")
     stop(cycle, worker, kill=True)
     for name, function in {each.spec.id: each for each in hung if not each.removed}.items():
         functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")

@@ -3,6 +3,7 @@
 Nothing is decided here. Each marks the functions whose wants may have changed; admission.py asks them.
 """
 
+from collections.abc import Mapping
 from heapq import heappush
 from typing import assert_never
 
@@ -28,13 +29,14 @@ from overwinter.core.events import (
     Removed,
     RoomMeasured,
     RunEnded,
+    RunFailure,
     Staged,
     StageFailed,
     UnloadAsked,
     ZygoteLost,
 )
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
-from overwinter.scheduler import deaths, families, functions, memory
+from overwinter.scheduler import deaths, families, functions, mates, memory
 from overwinter.scheduler.answers import (
     close_request,
     open_request,
@@ -46,6 +48,7 @@ from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_do
 from overwinter.scheduler.blocks import drop_unshared, end_load, missing_bytes, release
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operation import Part
 from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, smoothed, stop, time_slice_s
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import evict
@@ -132,6 +135,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     queueing.insert(function.queue, request, cycle.state.requests)
     cycle.timers.arm(spec.id, deadline)
     cycle.mark(function)
+    mates.came(cycle, function)
 
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
@@ -159,29 +163,35 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     if worker is None or event.run not in worker.runs:
         return
     run = end_run(cycle, worker, event.run)
-    function = run.function
-    cycle.in_hand = function.spec.id
+    cycle.in_hand = run.function.spec.id
     failures = {failure.request: failure for failure in event.failures}
-    for id_ in run.requests:
+    for part in run.parts:
+        _answer(cycle, part, failures)
+    if worker.is_idle:
+        worker.since = cycle.now
+    for function in run.functions:
+        unbind_if_done(cycle, worker, worker.bound[function.spec.id])
+        _look_after(cycle, worker, function)
+    served = [each for each in run.functions if not each.removed]
+    if served:
+        function, spent_s = served[0], cycle.now - run.began
+        asked(cycle.state, function, None, function.latency.observe, worker.point, len(run.requests), spent_s)
+        _prepare(cycle, function, spent_s)
+    for function in served:
+        function.failures = 0
+    families.mark(cycle, worker.family, *served)
+
+
+def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) -> None:
+    """What a run has of one function has its answers."""
+    for id_ in part.requests:
         request, failure = close_request(cycle, id_), failures.get(id_)
         if request is None:
             continue
         if failure is None:
-            cycle.actions.append(Reply(id_, function.spec.id, request.start))
+            cycle.actions.append(Reply(id_, part.function.spec.id, request.start))
         else:
             refuse(cycle, id_, failure.error, failure.message)
-    if worker.is_idle:
-        worker.since = cycle.now
-    unbind_if_done(cycle, worker, worker.bound[function.spec.id])
-    _look_after(cycle, worker, function)
-    if function.removed:
-        families.mark(cycle, worker.family)
-        return
-    spent_s = cycle.now - run.began
-    asked(cycle.state, function, None, function.latency.observe, worker.point, len(run.requests), spent_s)
-    function.failures = 0
-    _prepare(cycle, function, spent_s)
-    families.mark(cycle, worker.family, function)
 
 
 def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:

@@ -15,6 +15,8 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.state import Family, Function
 
+COMMON = 0.5
+"""Part of their bytes that functions have in common if their requests may share a run."""
 NO_SLO_S = 2.0
 """When a request is due whose function has no SLO."""
 
@@ -40,6 +42,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     function = Function(spec, family, on_trial, {blob.address: blob.nbytes for blob in spec.blobs}, cycle.now)
     function.after = cycle.last_worker
     family.members[spec.id] = function
+    _join_trunk(function)
     _settings_changed(cycle, family, model_of)
     return function
 
@@ -48,6 +51,8 @@ def leave(cycle: Cycle, function: Function) -> None:
     """The function is none of its family's any more."""
     family, state = function.family, cycle.state
     del family.members[function.spec.id]
+    if all(each.trunk != function.trunk for each in family.members.values()):
+        del family.trunks[function.trunk]
     family.waiting.pop(function.spec.id, None)
     family.waking.pop(function.spec.id, None)
     if family.members:
@@ -69,9 +74,22 @@ def isolate(cycle: Cycle, function: Function) -> None:
     function.family.start_s = family.start_s
     function.family.latency.run_s = family.latency.run_s
     function.family.members[spec.id] = function
+    _join_trunk(function)
     cycle.state.families[function.family.id] = function.family
     _settings_changed(cycle, function.family, None)
     note(function)
+
+
+def _join_trunk(function: Function) -> None:
+    """Find the member with which it has half of its blocks' bytes, and half of that one's, in common."""
+    trunks, sizes = function.family.trunks, function.sizes
+    for id_, others in trunks.items():
+        common = sum(nbytes for address, nbytes in sizes.items() if address in others)
+        if common >= COMMON * max(sum(sizes.values()), sum(others.values())):
+            function.trunk = id_
+            return
+    function.trunk = function.spec.id
+    trunks[function.trunk] = sizes
 
 
 def note(function: Function) -> None:
@@ -94,13 +112,12 @@ def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = Fal
         family.latency.run_s = before.run_s
 
 
-def mark(cycle: Cycle, family: Family, function: Function | None = None) -> None:
+def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
     """A worker of the family has room, is gone, or comes: look at those whose requests wait, the one due first before
-    the others; at `function` in any case.
+    the others; at `functions` in any case.
     """
     marked = [family.members[id_] for id_ in (*family.waiting, *family.waking)]
-    if function is not None and function.spec.id not in family.waiting:
-        marked.append(function)
+    marked += [each for each in functions if each.spec.id not in family.waiting]
     if len(marked) > 1:
         marked.sort(key=lambda each: _urgency(cycle, each))
     for each in marked:

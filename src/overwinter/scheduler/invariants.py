@@ -62,7 +62,7 @@ def _check_workers(cycle: Cycle) -> None:
         assert not worker.is_idle or worker.drain is None, f"worker {worker.id} drains and has nothing to do"
         assert worker.stopping or worker.bound, f"worker {worker.id} has nothing and is not stopped"
         assert worker.stopping or worker.runs or not worker.is_forsaken, f"worker {worker.id} is nobody's"
-        runs = Counter(run.function.spec.id for run in worker.runs.values())
+        runs = Counter(each.spec.id for run in worker.runs.values() for each in run.functions)
         assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, "runs of what is not bound"
         assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds what it does not have"
         for id_, binding in worker.bound.items():

@@ -118,7 +118,7 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
     if worker.is_idle or not (starts_for is not None or is_far_beyond(worker)):
         stop(cycle, worker, kill=True)
         return
-    at_work = [each.function for each in (*worker.runs.values(), *worker.binds.values())]
+    at_work = [function for each in (*worker.runs.values(), *worker.binds.values()) for function in each.functions]
     refused = [
         id_ for run in list(worker.runs) for id_ in end_run(cycle, worker, run).requests if id_ in cycle.state.requests
     ]

@@ -10,13 +10,14 @@ from overwinter.core.actions import Run, StartBody, StopBody
 from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import families
-from overwinter.scheduler.answers import expire, forget_tenant
+from overwinter.scheduler.answers import forget_tenant
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.policies import keepalive, queueing
+from overwinter.scheduler.operation import Operation, Part
+from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.worker_eviction import counted
 from overwinter.scheduler.resources import Owner, bind_owner, run_owner, start_owner, worker_owner
-from overwinter.scheduler.state import Binding, Drain, Function, Operation, Worker
+from overwinter.scheduler.state import Binding, Drain, Function, Worker
 
 OVERDUE = 4.0
 """Times the expected time after which a run or start is not taken to keep its cores."""
@@ -76,35 +77,35 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
 # Runs
 
 
-def begin_run(cycle: Cycle, function: Function, worker: Worker, count: int) -> None:
-    """Hand the first requests of the queue to a worker, those apart whose deadline has come."""
-    now, settings = cycle.now, function.spec.settings
-    taken, expired = queueing.take(function.queue, count, cycle.state.requests, now)
-    for id_ in expired:
-        expire(cycle, id_)
-    if not taken:
-        return
-    function.runs += 1
-    _use(cycle, function)
+def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
+    """Hand requests to a worker; the function of the first of them leads."""
+    now, function = cycle.now, parts[0].function
+    for part in parts:
+        part.function.runs += 1
+        _use(cycle, part.function)
+        worker.bound[part.function.spec.id].runs += 1
     set_to_work(cycle, worker)
     slots_changed(cycle, worker)
     run = RunId(next(cycle.run_ids))
+    taken = tuple(id_ for part in parts for id_ in part.requests)
     expected = expected_s(cycle.state, function, worker.point, len(taken))
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
-    ends, hangs_at = now + (expected or 0.0), now + settings.timeout_s
-    operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, taken)
-    worker.bound[function.spec.id].runs += 1
+    ends = now + (expected or 0.0)
+    hangs_at = now + max(part.function.spec.settings.timeout_s for part in parts)
+    operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
     whose = None if function.spec.id == worker.function else function.spec.id
-    cycle.actions.append(Run(worker.id, run, taken, whose))
+    of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
+    cycle.actions.append(Run(worker.id, run, taken, whose, of_each))
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
     """A worker answered, or its run was given up."""
     end(cycle, run_owner(run))
     operation = worker.runs.pop(run)
-    worker.bound[operation.function.spec.id].runs -= 1
+    for function in operation.functions:
+        worker.bound[function.spec.id].runs -= 1
     return operation
 
 
@@ -205,7 +206,8 @@ def end_worker(cycle: Cycle, worker: Worker) -> None:
 def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
     """Look at a worker when a request is due that it runs of a function which is gone."""
     requests = cycle.state.requests
-    forsaken = [id_ for run in worker.runs.values() if run.function.removed for id_ in run.requests]
+    parts = (part for run in worker.runs.values() for part in run.parts if part.function.removed)
+    forsaken = [id_ for part in parts for id_ in part.requests]
     deadlines = [requests[id_].deadline for id_ in forsaken if id_ in requests]
     if deadlines:
         cycle.timers.arm(worker.id, min(deadlines))

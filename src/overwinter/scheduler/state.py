@@ -24,6 +24,7 @@ from overwinter.core.ids import (
 from overwinter.core.profile import Point
 from overwinter.scheduler.coreline import CoreLine
 from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.residents import Residents
 
 BIND_S = 0.002
@@ -46,23 +47,6 @@ class Request(msgspec.Struct):
     start: Start = "warm"
     failures: int = 0
     """Times that a worker died under it, or could not start for it."""
-
-
-class Operation(msgspec.Struct, eq=False):
-    """A run, a bind, or the start of a worker, from its beginning until an event says that it ended."""
-
-    function: "Function"
-    """For whom: the one that runs, that is bound, or that the worker is forked for."""
-    began: Seconds
-    ends: float
-    """When it should end."""
-    overdue_at: float
-    """When it is taken to keep its cores no more, so that nothing that hangs keeps others out."""
-    hangs_at: float
-    """When it will not end any more."""
-    requests: tuple[RequestId, ...] = ()
-    id: OperationId | None = None
-    """Of a bind: what its answer repeats."""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -208,6 +192,9 @@ class Function(msgspec.Struct, eq=False):
     """Deaths in a row; the backoff grows with them."""
     killed_at: int | None = None
     """How many runs of it had begun when a worker last died of one."""
+    trunk: FunctionId = FunctionId("")
+    """The member of its family with which it has most of its blocks in common, perhaps itself: those that name the same
+    may share runs."""
     backoff_until: Seconds = Seconds(0.0)
     lost: bool = False
     """Its blocks had vanished from memory, and it was tried once more; nothing of it has run since."""
@@ -294,6 +281,8 @@ class Family(msgspec.Struct, eq=False):
     """The shortest of its members'."""
     max_bodies: int = 0
     """As many as its members may have together."""
+    trunks: dict[FunctionId, Mapping[Address, int]] = msgspec.field(default_factory=dict)
+    """Blocks of the members that others have most of theirs in common with."""
     bind_s: float = BIND_S
     """Smoothed seconds of a bind."""
     start_s: float | None = None
@@ -396,5 +385,4 @@ class State(msgspec.Struct):
             yield self.requests[id_]
         for worker in function.workers.values():
             for run in worker.runs.values():
-                if run.function is function:
-                    yield from (self.requests[id_] for id_ in run.requests if id_ in self.requests)
+                yield from (self.requests[id_] for id_ in run.of(function) if id_ in self.requests)

@@ -5,6 +5,7 @@ from itertools import islice
 
 import msgspec
 
+from overwinter.scheduler import mates
 from overwinter.scheduler.binding import worker_to_bind_in
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
@@ -124,7 +125,7 @@ def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Ste
     # One of priority may have come after those behind it.
     next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
     waiting = batching.Waiting(
-        count=len(function.queue),
+        count=len(function.queue) + mates.waiting(cycle, function, slots),
         waited_s=cycle.now - min(requests[id_].arrived for id_ in next_ones),
         slo_s=0.0 if slo_ms is None else slo_ms / 1000,
         latency=lambda worker, count: latency.latency_s(worker.point, count) or 0.0,

@@ -130,7 +130,8 @@ class LivingBody:
         self.since = since
         self.cores = action.cores
         self.run_cores = max(1, action.cores // action.concurrency)
-        self.runs: dict[RunId, tuple[float, Tally]] = {}
+        self.runs: dict[RunId, tuple[float, dict[Tally, int]]] = {}
+        """When each began, and how many requests of whom are in it."""
 
 
 class OpenRequest(NamedTuple):
@@ -202,7 +203,11 @@ class StepReader:
 
     def _ran(self, action: Run, now: Seconds) -> None:
         body = self._bodies[action.worker]
-        whose = body.tally if action.function is None else self._tally(self._specs[action.function].name)
+        if action.functions:
+            whose = dict(Counter(self._tally(self._specs[function].name) for function in action.functions))
+        else:
+            tally = body.tally if action.function is None else self._tally(self._specs[action.function].name)
+            whose = {tally: len(action.requests)}
         body.runs[action.run] = now, whose
         if len(action.requests) > body.batch:
             self._grow(body, len(action.requests), now)
@@ -254,9 +259,12 @@ class StepReader:
         body = self._bodies.get(event.worker)
         run = None if body is None else body.runs.pop(event.run, None)
         if body is not None and run is not None:
-            since, tally = run
-            tally.busy_seconds += now - since
-            tally.busy_core_s += (now - since) * body.run_cores
+            since, whose = run
+            batch = sum(whose.values())
+            for tally, count in whose.items():
+                share = count / batch
+                tally.busy_seconds += (now - since) * share
+                tally.busy_core_s += (now - since) * share * body.run_cores
 
     def _exited(self, event: BodyExited, now: Seconds) -> None:
         body = self._bodies.pop(event.worker, None)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from overwinter.core.actions import Reply, Run, StartBody, StopBody
-from overwinter.core.events import Arrived, BodyExited, BodyReady, Deployed, Removed, RunEnded
+from overwinter.core.actions import Bind, Reply, Run, StartBody, StopBody
+from overwinter.core.events import Arrived, BodyExited, BodyReady, Bound, Deployed, Removed, RunEnded
 from overwinter.core.profile import Point, Profile
 from overwinter.node.insight.metering import Meter
 from overwinter.node.insight.statistics import Statistics
@@ -21,6 +21,18 @@ LIFE = (
     (9.0, Removed("f@1"), StopBody(1)),
     (10.0, BodyExited(1, "WorkerError", "stopped")),
 )
+
+
+SHARED = (
+    (0.0, Deployed(spec("f", family="one"), resident=True)),
+    (0.0, Deployed(spec("g", family="one"), resident=True)),
+    (0.0, Arrived(1, "f", None, None), StartBody(1, "f@1")),
+    (0.0, Arrived(2, "g", None, None)),
+    (0.0, Arrived(3, "g", None, None)),
+    (1.0, BodyReady(1), Bind(1, "g@1", 1)),
+    (1.0, Bound(1, "g@1", 1), Run(1, 1, (1, 2, 3), None, ("f@1", "g@1", "g@1"))),
+)
+"""A run of two functions, which has not ended."""
 
 
 @pytest.fixture
@@ -80,3 +92,11 @@ def test_a_ledger_that_cannot_be_written_loses_nothing(ledger, tmp_path):
     meter = Meter(statistics, ledger, said.append)
     meter.flush(13.0, DAY)
     assert meter.usage("t", 13.0, DAY)[0].core_ms == 6000
+
+
+def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(ledger):
+    statistics = Statistics()
+    for now, event, *actions in SHARED:
+        statistics.observe(now, event, actions)
+    told = Meter(statistics, ledger, print).usage(None, 4.0, DAY)
+    assert {each.function: each.core_ms for each in told} == {"f": pytest.approx(1000), "g": pytest.approx(2000)}

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from overwinter.core.actions import Decide, Refuse, Reply, Run, Stage, StartBody, StopBody
+from overwinter.core.actions import Bind, Decide, Refuse, Reply, Run, Stage, StartBody, StopBody
 from overwinter.core.events import (
     Arrived,
     BodyExited,
     BodyReady,
+    Bound,
     Cancelled,
     Deployed,
     MemoryMeasured,
@@ -125,6 +126,24 @@ def test_runs_at_once_are_busy_once_and_pay_for_each_of_their_cores():
     tally = seen.tallies["f"]
     assert (tally.run_s, tally.core_s, tally.busy_s, tally.body_s) == (5.0, 10.0, 4.0, 10.0)
     assert (tally.idle_core_s, tally.crashes, tally.private_byte_s) == (24.0, 0, 10.0 * WORKER_BYTES)
+
+
+def test_functions_that_share_a_run_pay_for_it_by_their_requests():
+    seen = read(
+        (0.0, Deployed(spec("f", family="one"), resident=True)),
+        (0.0, Deployed(spec("g", family="one"), resident=True)),
+        (0.0, Arrived(1, "f", None, None), StartBody(1, "f@1", False, 2, 1)),
+        (1.0, BodyReady(1), Bind(1, "g@1", 1)),
+        (1.0, Bound(1, "g@1", 1)),
+        (1.0, Arrived(2, "g", None, None)),
+        (1.0, Arrived(3, "g", None, None)),
+        (1.0, Arrived(4, "g", None, None), Run(1, 1, (1, 2, 3, 4), None, ("f@1", "g@1", "g@1", "g@1"))),
+        (5.0, RunEnded(1, 1), *(Reply(id_, "f@1" if id_ == 1 else "g@1", "warm") for id_ in (1, 2, 3, 4))),
+    )
+    paid = {name: (tally.runs, tally.batched, tally.run_s, tally.core_s) for name, tally in seen.tallies.items()}
+    assert paid == {"f": (1, 1, 4.0, 2.0), "g": (1, 3, 4.0, 6.0)}
+    assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
+    assert (seen.batches.total, sum(seen.batches.counts)) == (4.0, 1)
 
 
 def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():

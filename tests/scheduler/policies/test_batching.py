@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse, Reply, Run
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.batching import RULES, Send, Wait, Waiting, adaptive, greedy, timeout
-from overwinter.scheduler.state import Operation, Worker
+from overwinter.scheduler.state import Worker
 from tests.scheduler.world import World, spec
 
 
 def worker(id_: int, batch: int, cores: int = 1, runs: int = 0) -> Worker:
     made = Worker(id_, "f@1", None, "t", Point(cores, 1, batch, 4, 0.1), 0.0, {})
-    made.runs = {run: Operation(None, 0.0, 0.1, 0.4, 9.0, (run,)) for run in range(runs)}
+    made.runs = {run: Operation(None, 0.0, 0.1, 0.4, 9.0) for run in range(runs)}
     return made
 
 

@@ -79,8 +79,8 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
     running: Counter[FunctionName] = Counter()
     for body in list(seen.bodies.values()):
         private.update(dict.fromkeys(list(body.bound), body.part_bytes))
-        for _, batch, tally in list(body.runs.values()):
-            running[tally.name] += batch
+        for run in list(body.runs.values()):
+            running.update({tally.name: count for tally, count in run.requests.items()})
     versions: dict[FunctionName, list[Function]] = {}
     for function in list(state.functions.values()):
         versions.setdefault(function.spec.name, []).append(function)

@@ -178,7 +178,7 @@ def _rests(last: Seen, living: LivingBody[FunctionStatistics]) -> bool:
 
 def _begun(living: LivingBody[FunctionStatistics]) -> Seconds | None:
     """When the oldest of its runs began; None: it runs nothing."""
-    return min((since for since, _, _ in living.runs.values()), default=None)
+    return min((run.begun for run in living.runs.values()), default=None)
 
 
 def _is_late(living: LivingBody[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:

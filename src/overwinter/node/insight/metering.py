@@ -137,9 +137,10 @@ class Meter:
 
 def _add_body(totals: dict[FunctionStatistics, Amounts], body: LivingBody[FunctionStatistics], now: Seconds) -> None:
     """What a body cost since it was last weighed: runs for whose they are, the rest split among all that it has."""
-    for begun, _, tally in list(body.runs.values()):
-        if tally in totals:
-            totals[tally] = totals[tally].plus(Amounts(core_s=(now - begun) * body.run_cores))
+    for run in list(body.runs.values()):
+        for tally, _, share in run.shares():
+            if tally in totals:
+                totals[tally] = totals[tally].plus(Amounts(core_s=(now - run.begun) * body.run_cores * share))
     bound, passed = list(body.bound.values()), now - body.weighed
     busy_s = body.busy_s + (now - body.busy_since if body.is_busy else 0.0) - body.busy_weighed
     each = Amounts(

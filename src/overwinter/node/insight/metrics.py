@@ -161,8 +161,8 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     running: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
         running.update({tally.name: 0 for tally in list(body.bound.values())})
-        for _, batch, tally in list(body.runs.values()):
-            running[tally.name] += batch
+        for run in list(body.runs.values()):
+            running.update({tally.name: count for tally, count in run.requests.items()})
     yield gauge("requests_running", "Requests that bodies have.", ["function"], _by_name(running))
     yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))

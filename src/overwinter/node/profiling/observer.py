@@ -100,7 +100,8 @@ class Observer:
         body = self._bodies.get(action.worker)
         if body is not None:
             body.running += 1
-            full = body.running == body.concurrency
+            # A run of several functions takes longer than the batch of one that was measured.
+            full = body.running == body.concurrency and not action.functions
             self._runs[action.run] = _Run(body, action.function or body.function, len(action.requests), now, full)
 
     def _ended(self, event: RunEnded, now: Seconds) -> None:

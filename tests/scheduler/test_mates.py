@@ -1,0 +1,283 @@
+"""Functions of one family share runs: who joins whom, in what order, and what befalls a run of several."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.actions import Decide, Refuse, Reply, Run
+from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from overwinter.core.policies import Policy
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+
+def member(name, blobs=None, **settings):
+    settings.setdefault("max_batch", 4)
+    return spec(name, 1, blobs or (("trunk", 20), (f"head-of-{name}", 5)), family="one", **settings)
+
+
+def family(*members, **config) -> World:
+    """Functions of one family that are bound in one worker, each by a run of its own."""
+    world = World(**config)
+    for each in members:
+        world.deploy(each)
+    for each in members:
+        world.arrive(each.name)
+        world.settle()
+    return world
+
+
+def running(world) -> list[tuple[str, ...]]:
+    """Whose requests each run has, one by one."""
+    return [
+        run.functions or (run.function or world.forked_for[run.worker],) * len(run.requests)
+        for run in world.running.values()
+    ]
+
+
+def busy(world, name="f"):
+    """Its worker runs something, so that what comes next waits."""
+    world.arrive(name)
+    assert len(world.running) == 1
+
+
+def test_requests_of_siblings_that_wait_share_a_run_and_each_gets_its_answer():
+    world = family(member("f"), member("g"), member("h"))
+    busy(world)
+    requests = {world.arrive(name): f"{name}@1" for name in ("g", "h", "f")}
+    world.finish()
+    assert running(world) == [("g@1", "h@1", "f@1")]
+    assert [list(run.requests) for run in world.running.values()] == [list(requests)]
+    world.finish()
+    assert {id_: world.answers[id_].function for id_ in requests} == requests
+
+
+def test_the_requests_that_are_due_next_join_up_to_the_batch():
+    world = family(member("f", slo_ms=400.0), member("g", slo_ms=100.0), member("h"), bodies_max=1)
+    busy(world)
+    for name in ("h", "f", "g", "f", "g", "g"):
+        world.now += 0.001
+        world.arrive(name)
+    world.finish()
+    assert running(world) == [("g@1", "g@1", "g@1", "f@1")]
+    world.finish()
+    assert running(world) == [("f@1", "h@1")]
+
+
+def test_a_failure_is_its_requests_alone():
+    world = family(member("f"), member("g"))
+    busy(world)
+    f, g = world.arrive("f"), world.arrive("g")
+    world.finish()
+    world.finish(failures=[g])
+    assert isinstance(world.answers[f], Reply)
+    assert (world.answers[g].error, world.answers[g].message) == ("HandlerError", "bad")
+
+
+@pytest.mark.parametrize("alone", [{"max_batch": 1}, {"config": {"policy": "separate"}}, {"blobs": (("other", 20),)}])
+def test_who_allows_no_batch_has_little_in_common_or_may_not_join_by_policy_runs_alone(alone):
+    settings = {key: value for key, value in alone.items() if key == "max_batch"}
+    own = alone.get("blobs")
+    world = family(member("f", **settings), member("g", own, **settings), **alone.get("config", {}))
+    busy(world)
+    for name in ("g", "f", "g"):
+        world.arrive(name)
+    world.finish()
+    while world.running:
+        assert all(len(set(functions)) == 1 for functions in running(world))
+        world.finish()
+    assert len(world.open) == 0
+
+
+def test_a_sibling_that_is_not_bound_there_is_bound_first():
+    world = World()
+    for name in ("f", "g"):
+        world.deploy(member(name))
+    world.arrive("f")
+    world.settle()
+    busy(world)
+    f, g = world.arrive("f"), world.arrive("g")
+    world.stage()
+    world.finish()
+    assert all(set(functions) == {"f@1"} for functions in running(world))
+    world.settle()
+    assert isinstance(world.answers[f], Reply)
+    assert isinstance(world.answers[g], Reply)
+
+
+def test_a_request_whose_deadline_has_come_joins_no_run():
+    world = family(member("f"), member("g"))
+    busy(world)
+    late, f = world.arrive("g", deadline=world.now + 1.0), world.arrive("f")
+    world.now += 2.0
+    world.finish()
+    assert running(world) == [("f@1",)]
+    assert world.answers[late].error == "DeadlineError"
+    world.finish()
+    assert isinstance(world.answers[f], Reply)
+
+
+def test_a_death_costs_every_request_of_the_run_one_retry_and_its_functions_share_none_for_a_while():
+    world = family(member("f"), member("g"), backoff_first_s=0.1)
+    busy(world)
+    requests = [world.arrive("f"), world.arrive("g")]
+    world.finish()
+    assert running(world) == [("f@1", "g@1")]
+    world.die()
+    while world.open:
+        assert all(len(set(functions)) == 1 for functions in running(world))
+        if world.running or world.staging or world.starting or world.binding:
+            world.settle()
+        else:
+            world.ring()
+    assert all(isinstance(world.answers[request], Reply) for request in requests)
+    assert not [each for each in world.log if isinstance(each, Decide) and each.what == "quarantine"]
+
+
+def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
+    world = family(member("f"), member("g"), member("bad"), backoff_first_s=0.1)
+    busy(world)
+    requests = [world.arrive(name) for name in ("f", "g", "bad")]
+    world.finish()
+    while world.open:
+        if any("bad@1" in functions for functions in running(world)):
+            world.die(next(run.worker for run in world.running.values() if "bad@1" in world.whose(run)))
+        elif world.running:
+            world.finish()
+        elif world.staging or world.starting or world.binding or world.stopping:
+            world.settle_processes()
+        else:
+            world.ring()
+    assert [isinstance(world.answers[request], Reply) for request in requests] == [True, True, False]
+    assert [each.function for each in world.log if isinstance(each, Decide) and each.what == "quarantine"] == ["bad@1"]
+
+
+def test_a_member_that_is_removed_unloaded_or_cancelled_during_a_run_of_several_disturbs_nobody():
+    for event in (Removed("g@1"), UnloadAsked("g@1"), None):
+        world = family(member("f"), member("g"))
+        busy(world)
+        f, g = world.arrive("f"), world.arrive("g")
+        world.finish()
+        assert running(world) == [("f@1", "g@1")]
+        if event is None:
+            del world.open[g]
+        world.send(event or Cancelled(g))
+        world.finish()
+        assert isinstance(world.answers[f], Reply)
+        world.arrive("f")
+        world.settle()
+        assert not world.open
+
+
+def test_a_run_of_several_that_hangs_is_killed_and_each_hears_of_its_own_function():
+    world = family(member("f", timeout_s=5.0), member("g", timeout_s=9.0))
+    busy(world)
+    f, g = world.arrive("f"), world.arrive("g")
+    world.finish()
+    run = next(iter(world.running.values()))
+    while run.worker not in world.stopping:
+        world.ring()
+    assert world.now >= 9.0
+    for request, name in ((f, "f@1"), (g, "g@1")):
+        assert isinstance(world.answers[request], Refuse)
+        assert name in world.answers[request].message
+
+
+def test_requests_that_wait_for_a_full_batch_count_those_of_their_siblings():
+    profile = Profile(
+        weight_bytes=20, macs=1, points=tuple(Point(1, 9, batch, 1, 0.1 + 0.01 * batch) for batch in (1, 2, 4))
+    )
+    policy = Policy(batching="adaptive")
+    settings = {"slo_ms": 5000.0, "profile": profile}
+    world = family(*(member(name, **settings) for name in "fghk"), policy=policy)
+    began = len([each for each in world.log if isinstance(each, Run)])
+    now = world.now
+    while world.open:
+        world.ring()
+        world.settle()
+    batch = next(worker for worker in world.state.workers.values()).point.batch
+    assert batch > 1
+    world.now = max(now, world.now)
+    for name in "fghk"[:batch]:
+        assert not world.running
+        world.arrive(name)
+    assert [len(functions) for functions in running(world)] == [batch]
+    assert len([each for each in world.log if isinstance(each, Run)]) > began
+
+
+NAMES = ("f", "g", "h", "k")
+ORDERS = st.sampled_from(
+    (
+        "arrive",
+        "arrive",
+        "arrive",
+        "urgent",
+        "brief",
+        "finish",
+        "finish",
+        "fail",
+        "die",
+        "go on",
+        "ring",
+        "cancel",
+        "away",
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    orders=st.lists(st.tuples(ORDERS, st.sampled_from(NAMES)), min_size=10, max_size=60),
+    slos=st.lists(st.sampled_from([None, 50.0, 500.0]), min_size=4, max_size=4),
+    late=st.sampled_from(["serve", "refuse"]),
+    rule=st.sampled_from(["overwinter", "greedy", "adaptive", "timeout"]),
+    runs=st.integers(1, 2),
+    cores=st.sampled_from([None, 1, 2]),
+    bodies=st.integers(1, 3),
+    batches=st.sampled_from([(), (4,), (1, 2, 4)]),
+)
+def test_whatever_happens_to_functions_that_share_runs_every_request_has_one_answer(
+    orders, slos, late, rule, runs, cores, bodies, batches
+):
+    """The world looks after each step whether the tables agree, whether somebody waits for nothing, and more."""
+    points = tuple(Point(1, 9, batch, runs, 0.02 + 0.01 * batch) for batch in batches)
+    own = {"late": late, "concurrency": runs, "profile": Profile(weight_bytes=20, macs=1, points=points)}
+    members = [member(name, slo_ms=slo, **own) for name, slo in zip(NAMES, slos, strict=True)]
+    policy = Policy(batching=rule, order="any" if rule == "greedy" else "deadline")
+    world = family(*members, policy=policy, cores=cores, bodies_max=bodies, backoff_first_s=0.1)
+    for order, name in orders:
+        happens(world, order, name)
+    world.calm()
+    assert not world.open
+
+
+def happens(world, order, name):
+    """One thing more, if it can be."""
+    known = f"{name}@1" in world.deployed
+    if order in ("arrive", "urgent", "brief") and known:
+        pass_time(world, 0.001)
+        deadline = world.now + 0.05 if order == "brief" else None
+        world.arrive(name, deadline=deadline, priority=1 if order == "urgent" else 0)
+    elif order in ("finish", "fail") and world.running:
+        run = next(iter(world.running.values()))
+        world.finish(run.requests[:1] if order == "fail" else ())
+    elif order == "die" and world.alive:
+        world.die()
+    elif order == "go on":
+        pass_time(world, 0.01)
+        world.settle_processes()
+    elif order == "ring" and world.alarm is not None:
+        world.ring()
+    elif order == "cancel" and world.open:
+        request = min(world.open)
+        del world.open[request]
+        world.send(Cancelled(request))
+    elif order == "away" and known and len(world.deployed) > 2:
+        world.send(Removed(f"{name}@1"))
+
+
+def pass_time(world, seconds):
+    until = world.now + seconds
+    while world.alarm is not None and world.alarm <= until:
+        world.ring()
+    world.now = until
