@@ -1,7 +1,8 @@
 """A load generator in a process of its own, so lean that it measures the node and not itself.
 
-`python -m benchmarks.load PORT CLIENTS SECONDS REQUEST` sends the bytes in the file REQUEST over CLIENTS connections
-that stay open, each sending again as soon as its answer is there, and prints the latencies in microseconds as JSON.
+`python -m benchmarks.load PORT CLIENTS SECONDS REQUEST ...` sends the bytes in the file REQUEST over CLIENTS
+connections that stay open, each sending again as soon as its answer is there, and prints the latencies in microseconds
+as JSON. Where there are several files, each connection keeps to one of them, in turn.
 """
 
 import gc
@@ -10,6 +11,7 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 END = b"\r\n\r\n"
@@ -22,16 +24,17 @@ CHUNK_BYTES = 1 << 20
 class Caller:
     """One client: its connection and what it waits for."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, request: bytes) -> None:
+        self._request = request
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = b""
         self.sent_at = 0.0
 
-    def send(self, request: bytes) -> None:
+    def send(self) -> None:
         """Ask once more."""
         self.sent_at = time.perf_counter()
-        self.socket.sendall(request)
+        self.socket.sendall(self._request)
 
     def take(self) -> bool:
         """Read what is there; whether the answer is whole. RuntimeError when it is no success."""
@@ -52,13 +55,14 @@ class Caller:
         return False
 
 
-def run(port: int, clients: int, seconds: float, request: bytes) -> list[float]:
+def run(port: int, clients: int, seconds: float, requests: Sequence[bytes]) -> list[float]:
     """Latencies in seconds of the answers that came after the warm-up, within `seconds`."""
-    callers = {caller.socket.fileno(): caller for caller in (Caller(port) for _ in range(clients))}
+    made = [Caller(port, requests[number % len(requests)]) for number in range(clients)]
+    callers = {caller.socket.fileno(): caller for caller in made}
     poll = select.epoll()
     for fd, caller in callers.items():
         poll.register(fd, select.EPOLLIN)
-        caller.send(request)
+        caller.send()
     latencies: list[float] = []
     begin = time.perf_counter() + WARM_UP_S
     end = begin + seconds
@@ -70,16 +74,16 @@ def run(port: int, clients: int, seconds: float, request: bytes) -> list[float]:
                 now = time.perf_counter()
                 if begin <= now < end:
                     latencies.append(now - caller.sent_at)
-                caller.send(request)
+                caller.send()
     for caller in callers.values():
         caller.socket.close()
     return latencies
 
 
 def main() -> None:
-    port, clients, seconds, path = sys.argv[1:]
+    port, clients, seconds, *paths = sys.argv[1:]
     gc.freeze()
-    latencies = run(int(port), int(clients), float(seconds), Path(path).read_bytes())
+    latencies = run(int(port), int(clients), float(seconds), [Path(path).read_bytes() for path in paths])
     print(json.dumps([round(latency * 1e6, 1) for latency in latencies]))
 
 

@@ -1,0 +1,180 @@
+"""How many requests a second do 32 functions of one family answer when they share runs, over when they do not?
+
+`python -m benchmarks.siblings [--seconds S] [model ...]`: variants of one model with retrained heads, each with one
+client that asks again as soon as its answer is there, so that 32 requests are under way at any time, evenly. Two nodes,
+each with one worker of one thread and batches of 8: one in which functions share runs, and one under the policy
+`separate`, in which each run is one function's. They take turns; the other stands idle.
+
+Beside it, what a batch of 8 gains one model:
+
+* compute: 8 times the time of a run of one request over that of a run of 8, as a profile has it, in this process;
+* served: requests a second of one function with `max_batch` 8 over one with 1, from the same 32 clients.
+
+All variants are asked at once, on both nodes, and each answer is compared with plain PyTorch's, within the bound of
+docs/decisions/agreement.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.families import Family, as_tensors
+from benchmarks.measure import print_result
+from benchmarks.nodes import Node, running_node
+from benchmarks.wire import Connection, binary_request
+from overwinter.model.closeness import bound_of
+from overwinter.model.compile import compile_program
+
+MODELS = ("mlp", "lstm", "minilm", "resnet50")
+MEMBERS = 32
+BATCH = 8
+ROUNDS = 2
+RUNS = 15
+TOKENS = 64
+"""The length of texts, where the model takes texts of any length."""
+NODES = {"shared": "overwinter", "separate": "separate"}
+SETTINGS = {"timeout_s": 60.0, "max_bodies": 1, "keep_alive_s": 600}
+MEMBER = "member-{}".format
+
+
+class Row(NamedTuple):
+    """Of one model."""
+
+    rates: Mapping[str, float]
+    """Requests a second, by what is asked."""
+    compute: float
+    difference: float
+    """The largest, of an answer's elements, over its largest."""
+
+    @property
+    def over_separate(self) -> float:
+        """What sharing runs wins."""
+        return self.rates["shared"] / self.rates["separate"]
+
+    @property
+    def served(self) -> float:
+        """What a batch wins one function that is served."""
+        return self.rates["batches"] / self.rates["alone"]
+
+
+def compute_gain(family: Family) -> float:
+    """How much faster a run of a batch does each of its requests than runs of one each."""
+    run = compile_program(family.program)
+    one = list(family.one().values())
+    eight = [tensor.repeat(BATCH, *[1] * (tensor.dim() - 1)) for tensor in one]
+    times: dict[int, list[float]] = {1: [], BATCH: []}
+    with torch.inference_mode():
+        for _ in range(RUNS):
+            for batch, inputs in ((1, one), (BATCH, eight)):
+                began = time.perf_counter()
+                run(family.weights, inputs)
+                times[batch].append(time.perf_counter() - began)
+    return BATCH * median(times[1]) / median(times[BATCH])
+
+
+def deploy(family: Family, nodes: Sequence[Node]) -> dict[str, bytes]:
+    """All variants on all nodes, and their right answers; one that may have batches, and one that may not."""
+    right = {}
+    for variant in range(MEMBERS):
+        family.vary(family.head(), variant + 1)
+        right[MEMBER(variant)] = family.answer()
+        for node in nodes:
+            family.deploy(node.client, MEMBER(variant), max_batch=BATCH, **SETTINGS)
+    family.vary(family.head(), 0)
+    for name, batch in (("batches", BATCH), ("alone", 1)):
+        family.deploy(nodes[0].client, name, max_batch=batch, isolation="function", **SETTINGS)
+    return right
+
+
+def check(node: Node, family: Family, requests: Mapping[str, bytes], right: Mapping[str, bytes]) -> float:
+    """Ask all at once, several times; the largest difference. RuntimeError if one is beyond the bound."""
+
+    def ask(name: str) -> list[bytes]:
+        with Connection(node.port) as connection:
+            return [connection.ask(requests[name]).tensors for _ in range(4)]
+
+    worst = 0.0
+    with ThreadPoolExecutor(len(right)) as pool:
+        for name, answers in zip(right, pool.map(ask, right), strict=True):
+            wanted = np.frombuffer(right[name], np.float32)
+            for answer in answers:
+                apart = np.abs(np.frombuffer(answer, np.float32) - wanted).max() / np.abs(wanted).max()
+                worst = max(worst, float(apart))
+                if not apart <= bound_of(family.program):
+                    raise RuntimeError(f"{name} answers wrongly: {apart:.2g} of its magnitude")
+    return worst
+
+
+def load(node: Node, seconds: float, paths: Sequence[Path]) -> float:
+    """Requests a second."""
+    command = [sys.executable, "-m", "benchmarks.load", str(node.port), str(MEMBERS), str(seconds)]
+    told = subprocess.run([*command, *map(str, paths)], check=True, stdout=subprocess.PIPE).stdout
+    return len(json.loads(told)) / seconds
+
+
+def measured(model: str, seconds: float, root: Path) -> Row:
+    """One row of the table."""
+    family = Family(model, tokens=TOKENS)
+    inputs, paths = as_tensors(family.one()), {}
+    for name in (*map(MEMBER, range(MEMBERS)), "batches", "alone"):
+        paths[name] = root / f"{model}-{name}"
+        paths[name].write_bytes(binary_request(name, inputs))
+    with (
+        running_node("--policy", NODES["shared"], "--bodies-max", "1") as shared,
+        running_node("--policy", NODES["separate"], "--bodies-max", "1") as separate,
+    ):
+        right = deploy(family, (shared, separate))
+        requests = {name: path.read_bytes() for name, path in paths.items()}
+        difference = max(check(node, family, requests, right) for node in (shared, separate))
+        members = [paths[name] for name in right]
+        turns = {
+            "shared": (shared, members),
+            "separate": (separate, members),
+            "batches": (shared, [paths["batches"]]),
+            "alone": (shared, [paths["alone"]]),
+        }
+        rates = dict.fromkeys(turns, 0.0)
+        for _ in range(ROUNDS):
+            for kind, (node, asked) in turns.items():
+                rates[kind] += load(node, seconds / ROUNDS, asked) / ROUNDS
+    return Row(rates, compute_gain(family), difference)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each kind of load; default 6")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"requests a second of {MEMBERS} functions, one client each; one worker, one thread, batches of {BATCH}")
+    columns = ("shared", "separate", "over separate", "one: compute", "one: served", "largest difference")
+    print(f"{'':12}" + "".join(f"{column:>20}" for column in columns))
+    rows = {}
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        for model in options.models:
+            row = rows[model] = measured(model, options.seconds, Path(root))
+            rates = f"{row.rates['shared']:20.1f}{row.rates['separate']:20.1f}"
+            gains = f"{row.over_separate:20.2f}{row.compute:20.2f}{row.served:20.2f}"
+            print(f"{model:12}{rates}{gains}{row.difference:20.1g}", flush=True)
+    print_result(
+        {
+            "over_separate": {model: row.over_separate for model, row in rows.items()},
+            "one_model_gain": {model: row.compute for model, row in rows.items()},
+            "one_model_served": {model: row.served for model, row in rows.items()},
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
