@@ -93,7 +93,7 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
     """Those whose requests wait and could join a run of the function in one of these workers."""
     family = function.family
-    if not cycle.policy.joins or len(family.waiting) < 1 or is_suspect(function):
+    if not cycle.policy.joins or is_suspect(function):
         return
     for id_ in family.waiting:
         mate = family.members[id_]
