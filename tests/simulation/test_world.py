@@ -78,7 +78,7 @@ def test_bodies_sleep_after_their_keep_alive():
 
 
 def test_a_small_machine_is_slower_and_says_so():
-    busy = function(rate=8.0, variants=4)
+    busy = function(rate=16.0, variants=4)
     large = World(scene(busy, node={"cores": 8})).run()
     small = World(scene(busy, node={"cores": 1})).run()
     assert small.total.requests == large.total.requests
