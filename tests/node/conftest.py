@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import pytest
 
 from .rig import Rig
@@ -6,6 +8,5 @@ from .rig import Rig
 @pytest.fixture(scope="module")
 def rig():
     """Real processes, for all tests of a file."""
-    made = Rig()
-    yield made
-    made.close()
+    with closing(Rig()) as made:
+        yield made

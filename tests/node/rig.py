@@ -73,7 +73,11 @@ class Rig:
         self.events: list[Event] = []
         self.said: list[str] = []
         self._last = 0
-        self._runner.run(self._start())
+        try:
+            self._runner.run(self._start())
+        except BaseException:
+            self.close()
+            raise
 
     async def _start(self) -> None:
         self.effects = NodeEffects(None, asyncio.TaskGroup(), lambda text: None)
@@ -87,8 +91,8 @@ class Rig:
         return self._runner.run(coroutine)
 
     def close(self) -> None:
-        self._runner.run(self.processes.close())
-        self._runner.close()
+        with self._runner:
+            self._runner.run(self.processes.close())
 
     def number(self) -> int:
         self._last += 1

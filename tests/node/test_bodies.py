@@ -6,7 +6,7 @@ import random
 import resource
 import signal
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -90,9 +90,8 @@ def postprocess(outputs, inputs, state):
 
 @pytest.fixture(scope="module")
 def rig():
-    made = Rig()
-    yield made
-    made.close()
+    with closing(Rig()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,23 +45,20 @@ def test_what_the_zygote_forks_is_in_a_group_that_goes_with_the_node(parents):
     left = [parent / f"{NAME}killed" for parent in parents]
     for place in left:
         (place / "1").mkdir(parents=True, exist_ok=True)
-    rig = Rig()
-    groups = [parent / rig.processes.zygotes.groups.name for parent in parents]
-    inside = [{int(pid) for pid in (place / "cgroup.procs").read_text().split()} for place in groups]
-    bounds = [int((place / "pids.max").read_text()) for place in groups if (place / "pids.max").exists()]
-    rig.close()
+    with closing(Rig()) as rig:
+        groups = [parent / rig.processes.zygotes.groups.name for parent in parents]
+        inside = [{int(pid) for pid in (place / "cgroup.procs").read_text().split()} for place in groups]
+        bounds = [int((place / "pids.max").read_text()) for place in groups if (place / "pids.max").exists()]
     assert all(len(pids) >= 2 and os.getpid() not in pids for pids in inside)
     assert len(bounds) == 1
     assert not any(place.exists() for place in [*groups, *left])
 
 
 def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(parents):
-    rig = Rig()
-    node = rig.processes.zygotes.groups.name
     ada, bob = (Function(Same(), X, name=name, tenant=name) for name in ("ada", "bob"))
-    rig.deploy(ada, bob)
 
-    async def scene():
+    async def scene(rig):
+        rig.deploy(ada, bob)
         from_base = [await rig.start_body(function) for function in (ada, bob)]
         rig.processes.prepare("ada", ada.deployed.id)
         await until(lambda: "ada" in rig.processes.zygotes.tenants and rig.processes.zygotes.tenants["ada"].is_idle)
@@ -69,25 +67,24 @@ def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(paren
         assert from_own.worker in own.bodies
         base = rig.processes.zygotes.base
         found = [cores_of(process.pid) for process in (*from_base, own, from_own, base)]
-        shares = {(place / "cpu.shares").read_text() for place in groups() if (place / "cpu.shares").exists()}
+        shares = {(place / "cpu.shares").read_text() for place in groups(rig) if (place / "cpu.shares").exists()}
         assert len(shares) <= 1
         return found
 
-    def groups():
-        return [Path(place) for parent in parents for place in (parent / node).glob("*/")]
+    def groups(rig):
+        return [place for parent in parents for place in (parent / rig.processes.zygotes.groups.name).glob("*/")]
 
-    async def empty():
+    async def empty(rig):
         """Bob has no worker any more, and no zygote."""
         for body in rig.processes.bodies():
             if body.family.tenant == "bob":
                 body.kill()
-        await until(lambda: len(groups()) == 1)
+        await until(lambda: len(groups(rig)) == 1)
 
-    try:
-        ada_base, bob_base, ada_zygote, ada_own, base = rig.run(scene())
-        rig.run(empty())
-    finally:
-        rig.close()
+    with closing(Rig()) as rig:
+        node = rig.processes.zygotes.groups.name
+        ada_base, bob_base, ada_zygote, ada_own, base = rig.run(scene(rig))
+        rig.run(empty(rig))
     assert ada_base == ada_zygote == ada_own
     assert len({ada_base, bob_base, base}) == 3
     assert base == node
@@ -183,24 +180,21 @@ def test_groups_that_nodes_make_while_others_remove_what_was_left_stay(tmp_path)
 
 
 def test_what_cannot_be_bounded_is_told_once():
-    rig = Rig()
-    rig.close()
+    with closing(Rig()) as rig:
+        pass
     told = [line for line in rig.said if "control group" in line]
     assert len(told) == len(set(told)) == len(Groups().missing)
 
 
 def test_without_groups_workers_are_forked_all_the_same(monkeypatch):
     monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
-    rig = Rig()
 
-    async def scene():
+    async def scene(rig):
         body = await rig.start_body(Function(Same(), X))
         run = rig.begin(body, **X)
         await rig.ended(run)
         return rig.output(run)
 
-    try:
-        assert torch.equal(rig.run(scene()), X["x"] + 1.0)
-    finally:
-        rig.close()
+    with closing(Rig()) as rig:
+        assert torch.equal(rig.run(scene(rig)), X["x"] + 1.0)
     assert any("cores are not shared among tenants" in line for line in rig.said)

@@ -1,6 +1,7 @@
 """Who used much of the cores lately has less weight while they are scarce."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 import torch
@@ -62,12 +63,16 @@ def weights(groups, *tenants):
     ]
 
 
-def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seconds():
-    rig = Rig()
+@pytest.fixture
+def rig():
+    with closing(Rig()) as made:
+        if not made.processes.zygotes.groups.shares_cores:
+            pytest.skip("the system gives no control groups")
+        yield made
+
+
+def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seconds(rig):
     groups = rig.processes.zygotes.groups
-    if not groups.shares_cores:
-        rig.close()
-        pytest.skip("the system gives no control groups")
     ada = Function(Same(), X, FOR_A_WHILE, name="ada", tenant="ada")
     rig.deploy(ada)
     # So many that what it uses of them is little.
@@ -87,16 +92,11 @@ def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seco
         return usual, found, weights(groups, "ada")
 
     usual, found, later = rig.run(scene())
-    rig.close()
     assert found == [usual // LOWERED]
     assert later == [usual]
 
 
-def test_a_tenant_that_takes_all_has_less_weight_until_it_stops():
-    rig = Rig()
-    if not rig.processes.zygotes.groups.shares_cores:
-        rig.close()
-        pytest.skip("the system gives no control groups")
+def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
     ada, bob = (
         Function(Same(), X, handler, name=name, tenant=name) for name, handler in (("ada", FOR_EVER), ("bob", None))
     )
@@ -107,7 +107,9 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops():
 
     async def scene():
         spins = await rig.start_body(ada)
-        await rig.start_body(bob)
+        # While one of ada's lives, so does the group.
+        for rests in (ada, bob):
+            await rig.start_body(rests)
         rig.begin(spins, **X)
         usual = weights(groups, "ada", "bob")
         now = 0.0
@@ -128,7 +130,6 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops():
         return usual, found, back
 
     usual, found, back = rig.run(scene())
-    rig.close()
     assert usual[0] == usual[1]
     assert found == [usual[0] // LOWERED, usual[1]]
     assert back == usual

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -50,9 +50,8 @@ def function(name: str, tenant: str, handler: str | None = None) -> Function:
 @pytest.fixture(scope="module")
 def one_rig():
     bounds = Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, rehearsal_timeout_s=600.0)
-    made = Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))
-    yield made
-    made.close()
+    with closing(Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))) as made:
+        yield made
 
 
 @pytest.fixture
@@ -76,10 +75,9 @@ async def ended(rig: Rig) -> None:
 @pytest.fixture(scope="module")
 def calm():
     """A rig that no test breaks, with a body of a tenant that does nothing wrong. Its doubles answer no pings."""
-    made = Rig(Bounds(zygote_timeout_s=60.0))
-    made.victim = made.run(made.start_body(function("victim", "ada")))
-    yield made
-    made.close()
+    with closing(Rig(Bounds(zygote_timeout_s=60.0))) as made:
+        made.victim = made.run(made.start_body(function("victim", "ada")))
+        yield made
 
 
 async def answers(rig: Rig, body) -> None:
@@ -450,9 +448,9 @@ def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code,
 
 
 def test_a_body_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
-    rig, ada = Rig(Bounds(zygote_timeout_s=20.0)), function("late", "ada")
+    ada = function("late", "ada")
 
-    async def scene():
+    async def scene(rig):
         rig.deploy(ada)
         zygote = await prepared(rig, ada)
         body, other = await rig.start_body(ada), await rig.start_body(ada)
@@ -464,10 +462,8 @@ def test_a_body_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
         assert rig.processes.zygotes.tenants.get("ada") is zygote
         await answers(rig, other)
 
-    try:
-        rig.run(scene())
-    finally:
-        rig.close()
+    with closing(Rig(Bounds(zygote_timeout_s=20.0))) as rig:
+        rig.run(scene(rig))
 
 
 def test_a_body_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):

@@ -4,6 +4,7 @@ billed, and one that does not end is stopped.
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,10 @@ def machine(request, monkeypatch):
     """A node's processes, where the system gives control groups and where it gives none."""
     if request.param == "no groups":
         monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
-    made = Rig()
-    if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
-        made.close()
-        pytest.skip("the system gives no control groups")
-    yield made
-    made.close()
+    with closing(Rig()) as made:
+        if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
+            pytest.skip("the system gives no control groups")
+        yield made
 
 
 class Scene:

@@ -1,6 +1,7 @@
 """Configurations measured in real bodies: what they may use, what they tell, and that nothing is left of them."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -48,9 +49,8 @@ class Long(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def rig():
-    made = Rig()
-    yield made
-    made.close()
+    with closing(Rig()) as made:
+        yield made
 
 
 def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredBody:
