@@ -1,3 +1,5 @@
+"""Real processes for all tests of a file."""
+
 from contextlib import closing
 
 import pytest
@@ -6,7 +8,13 @@ from .rig import Rig
 
 
 @pytest.fixture(scope="module")
-def rig():
-    """Real processes, for all tests of a file."""
+def one_rig():
     with closing(Rig()) as made:
         yield made
+
+
+@pytest.fixture
+def rig(one_rig):
+    """Nothing is left of a test in it."""
+    yield one_rig
+    one_rig.run(one_rig.clear())

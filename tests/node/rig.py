@@ -94,6 +94,17 @@ class Rig:
         with self._runner:
             self._runner.run(self.processes.close())
 
+    async def clear(self) -> None:
+        """Let nothing be left of what ran in it: some of that would compute for ever."""
+        await until(self.processes.is_up)
+        for zygote in list(self.processes.zygotes.tenants.values()):
+            self.processes.zygotes.end(zygote)
+        for worker in list(self.processes.body_pids()):
+            self.processes.stop(worker, kill=True)
+        await until(lambda: not self.processes.body_pids())
+        self.effects.functions.clear()
+        self.events.clear()
+
     def number(self) -> int:
         self._last += 1
         return self._last

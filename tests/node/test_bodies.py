@@ -6,7 +6,7 @@ import random
 import resource
 import signal
 import threading
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,12 +86,6 @@ def postprocess(outputs, inputs, state):
     state.inside -= 1
     return {"most": torch.tensor([float(state.most)])}
 """
-
-
-@pytest.fixture(scope="module")
-def rig():
-    with closing(Rig()) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

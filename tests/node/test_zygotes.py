@@ -54,24 +54,6 @@ def one_rig():
         yield made
 
 
-@pytest.fixture
-def rig(one_rig):
-    yield one_rig
-    one_rig.run(ended(one_rig))
-
-
-async def ended(rig: Rig) -> None:
-    """Nothing is left of a test."""
-    await until(rig.processes.is_up)
-    for zygote in list(rig.processes.zygotes.tenants.values()):
-        rig.processes.zygotes.end(zygote)
-    for worker in list(rig.processes.body_pids()):
-        rig.processes.stop(worker, kill=True)
-    await until(lambda: not rig.processes.body_pids())
-    rig.effects.functions.clear()
-    rig.events.clear()
-
-
 @pytest.fixture(scope="module")
 def calm():
     """A rig that no test breaks, with a body of a tenant that does nothing wrong. Its doubles answer no pings."""
@@ -414,37 +396,45 @@ LIES = {
         "channel.send(Exited(order.worker, 0))",
         False,
     ),
-    "nothing": ("pass", True),
 }
 
 
 @pytest.mark.parametrize(("code", "ends_it"), LIES.values(), ids=LIES.keys())
 def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code, ends_it):
-    async def scene():
-        held = len(os.listdir("/proc/self/fd"))
-        double = Double(calm, ORDERED + code, calm.victim.worker)
-        which = function("evil", "eve")
-        worker, fds = WorkerId(calm.number()), which.open()
-        order = ForkBody(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
-        calm.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds)
-        assert worker in double.zygote.bodies
-        for fd in fds:
-            os.close(fd)
-        body = calm.processes.body(worker)
-        seen = set()
-        while not calm.exits(worker):
-            seen |= {body.smaps is not None and os.readlink(f"/proc/self/fd/{body.smaps}")} - {False}
-            await asyncio.sleep(0.002)
-        assert "/dev/zero" not in seen
-        await gone(body.pid)
-        assert ("eve" not in calm.processes.zygotes.tenants) == ends_it
-        if not ends_it:
-            calm.processes.zygotes.lose(double.zygote, "the test is over")
-        assert double.process.wait() == -signal.SIGKILL
-        assert len(os.listdir("/proc/self/fd")) == held
-        await answers(calm, calm.victim)
+    calm.run(asked_for_a_body(calm, code, calm.victim, ends_it))
 
-    calm.run(scene())
+
+def test_a_zygote_that_never_tells_of_a_body_ends_alone(rig):
+    async def scene():
+        await asked_for_a_body(rig, "", await rig.start_body(function("victim", "ada")), ends_it=True)
+
+    rig.run(scene())
+
+
+async def asked_for_a_body(rig: Rig, code: str, victim, ends_it: bool) -> None:
+    """A double that does this then, and the victim after it."""
+    held = len(os.listdir("/proc/self/fd"))
+    double = Double(rig, ORDERED + code, victim.worker)
+    which = function("evil", "eve")
+    worker, fds = WorkerId(rig.number()), which.open()
+    order = ForkBody(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
+    rig.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds)
+    assert worker in double.zygote.bodies
+    for fd in fds:
+        os.close(fd)
+    body = rig.processes.body(worker)
+    seen = set()
+    while not rig.exits(worker):
+        seen |= {body.smaps is not None and os.readlink(f"/proc/self/fd/{body.smaps}")} - {False}
+        await asyncio.sleep(0.002)
+    assert "/dev/zero" not in seen
+    await gone(body.pid)
+    assert ("eve" not in rig.processes.zygotes.tenants) == ends_it
+    if not ends_it:
+        rig.processes.zygotes.lose(double.zygote, "the test is over")
+    assert double.process.wait() == -signal.SIGKILL
+    assert len(os.listdir("/proc/self/fd")) == held
+    await answers(rig, victim)
 
 
 def test_a_body_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():

@@ -1,7 +1,6 @@
 """Configurations measured in real bodies: what they may use, what they tell, and that nothing is left of them."""
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -45,12 +44,6 @@ class Long(torch.nn.Module):
         for _ in range(150):
             wide = torch.cos(wide @ self.weight)
         return {"y": wide}
-
-
-@pytest.fixture(scope="module")
-def rig():
-    with closing(Rig()) as made:
-        yield made
 
 
 def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredBody:
