@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt bench clean
+.PHONY: help setup demo serve test test-machine test-pure check fmt bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,8 +26,18 @@ demo: setup ## a node, real models deployed, real requests answered, what was sa
 serve: setup ## leave a node running with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
+# Those that start processes beside all others, which only compute: each half's output is printed when it has ended.
 test: setup ## all tests
-	$(BIN)/python -m pytest
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-machine test-pure
+
+# What these test depends on the machine, and on who runs them. They would disturb one another.
+MACHINE := $(addprefix tests/,benchmarks cli examples node replay store system tasks worker)
+
+test-machine: setup
+	$(BIN)/python -m pytest $(MACHINE)
+
+test-pure: setup
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(MACHINE))
 
 check: setup ## linters, types, imports
 	$(BIN)/ruff check .
