@@ -1,5 +1,8 @@
 """One real node for the tests that disturb nothing, and a maker of nodes for those that do."""
 
+from contextlib import ExitStack
+from itertools import count
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -19,12 +22,12 @@ def node(tmp_path_factory):
 
 @pytest.fixture
 def make_node(tmp_path):
-    made = []
+    with ExitStack() as made:
+        numbers = count()
 
-    def make(*options: str, data=None) -> NodeProcess:
-        made.append(NodeProcess(data or tmp_path / f"node{len(made)}", *options))
-        return made[-1]
+        def make(*options: str, data=None) -> NodeProcess:
+            node = NodeProcess(data or tmp_path / f"node{next(numbers)}", *options)
+            made.callback(node.clean)
+            return node
 
-    yield make
-    for started in made:
-        started.clean()
+        yield make

@@ -164,9 +164,9 @@ def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
         with Client(url) as client:
             upload = demo_models.deploy(model, url, keep_alive_s=0.1)
             assert upload.added_bytes == upload.nbytes > 1_900_000
-            wait_until(lambda: not client.function(model.name)["bodies"])
+            # The process of its worker is over a moment after the node knows of none.
+            wait_until(lambda: not client.function(model.name)["bodies"] and len(node.processes()) == 3)
             pids = node.processes()
-            assert len(pids) == 3
             (verdict,) = ask(question, client, demo_models.plain({model.name: model}))
     assert verdict.agrees
     assert verdict.start == "host"

@@ -19,7 +19,7 @@ from overwinter.node.copying import THREADS
 from overwinter.node.effects import TRAYS_IDLE_S
 from overwinter.worker.tray import KEPT_BYTES, LARGE_BYTES
 
-from .rig import Function, Rig, until
+from .rig import Function, until
 
 
 class Wide(torch.nn.Module):

@@ -55,11 +55,7 @@ class Scene:
 
 @pytest.fixture
 def scene(rig):
-    made = Scene(rig)
-    yield made
-    for body in rig.processes.bodies():
-        rig.processes.kill(body)
-    rig.run(until(lambda: not rig.processes.bodies()))
+    return Scene(rig)
 
 
 def test_a_heap_counts_and_what_a_fork_shares_with_its_zygote_does_not(scene):

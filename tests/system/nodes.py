@@ -1,6 +1,7 @@
 """Real nodes for the tests: a daemon in a process of its own, its processes, and what they leave behind."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,7 +47,11 @@ class NodeProcess:
         self.said: list[str] = []
         ready = threading.Event()
         threading.Thread(target=self._listen, args=(self.process.stdout, ready), daemon=True).start()
-        assert ready.wait(START_S), f"the node did not become ready: {self.said}"
+        if not ready.wait(START_S):
+            self.process.kill()
+            self.process.wait()
+            shutil.rmtree(self.shm)
+            raise AssertionError(f"the node did not become ready: {self.said}")
         if not any("http://" in line for line in self.said):
             self.process.wait(START_S)
             self.shm.rmdir()

@@ -91,7 +91,7 @@ def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
     assert right(node, 1)
     assert right(node, 2)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answers = [pool.submit(right, node, number, wait_s=0.7) for number in (1, 2)]
+        answers = [pool.submit(right, node, number, wait_s=1.5) for number in (1, 2)]
         wait_until(lambda: sum(f["queued"] + f["running"] for f in node.client.activity()["functions"]) == 2)
         [body] = node.body_pids()
         os.kill(body, signal.SIGKILL)

@@ -148,7 +148,7 @@ def test_a_handler_shapes_inputs_and_outputs_and_its_errors_name_the_line(node: 
 def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
     deploy(node, "slow", handler=SLOW, queue_limit=1, max_bodies=1)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        running = pool.submit(wait_for_answer, node, "slow", 1.0)
+        running = pool.submit(wait_for_answer, node, "slow", 2.5)
         wait_until(lambda: arrived(node, "slow") == 1)
         waiting = pool.submit(wait_for_answer, node, "slow", 0.0)
         wait_until(lambda: node.client.function("slow")["waiting"] == 1)

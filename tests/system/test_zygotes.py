@@ -169,7 +169,7 @@ HANGS = {
 
 @pytest.mark.parametrize("handler", HANGS.values(), ids=HANGS.keys())
 def test_a_trial_that_hangs_ends_and_others_deploy_and_wake_meanwhile(make_node, handler):
-    node = make_node("--start-timeout-s", "3", "--cores", "2")
+    node = make_node("--start-timeout-s", "6", "--cores", "2")
     deploy(node, "calm", tenant="ada", keep_alive_s=0.0)
     wait_until(lambda: not node.body_pids())
     with concurrent.futures.ThreadPoolExecutor() as pool:
