@@ -188,8 +188,7 @@ def test_a_full_host_store_refuses_clearly_and_disturbs_nobody(make_node):
     assert [function["name"] for function in node.client.functions()] == ["small"]
 
 
-def test_a_crash_in_native_code_is_told_by_its_signal_and_hurts_nobody_else(make_node):
-    node = make_node()
+def test_a_crash_in_native_code_is_told_by_its_signal_and_hurts_nobody_else(node: NodeProcess):
     # A deploy tries it on zeros.
     handler = (
         "import ctypes\n"
