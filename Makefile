@@ -26,11 +26,12 @@ demo: setup ## a node, real models deployed, real requests answered, what was sa
 serve: setup ## leave a node running with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# Those that start processes beside all others, which only compute: each half's output is printed when it has ended.
+# Two halves at once, each half's output printed when it has ended.
 test: setup ## all tests
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-machine test-pure
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-machine test-pure
 
-# What these test depends on the machine, and on who runs them. They would disturb one another.
+# These start processes, and look at what is left on the machine: one after the other. What they find depends on who
+# runs them. All others only compute.
 MACHINE := $(addprefix tests/,benchmarks cli examples node replay store system tasks worker)
 
 test-machine: setup
