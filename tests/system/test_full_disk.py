@@ -12,6 +12,8 @@ AS_A_USER = 'exec unshare --user --map-user=1000 --map-group=1000 "$@"'
 TESTS = Path(__file__).with_name("full_disk.py")
 
 
+# It starts seven nodes.
+@pytest.mark.timeout(360)
 def test_a_node_on_a_full_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
