@@ -43,7 +43,7 @@ class Scene:
     def hear(self, event) -> None:
         self.told.append(event)
         for worker, nbytes in event.taken:
-            self.state.workers[worker].taken = nbytes
+            self.state.workers[worker].taken, self.state.workers[worker].coming = nbytes, 0
 
     def look(self) -> float:
         self.now += 1.0
@@ -72,6 +72,16 @@ def test_only_news_is_told(scene):
     assert first
     scene.look()
     assert len(scene.told) == 1
+
+
+def test_binds_that_took_less_than_was_expected_are_news(scene):
+    body = scene.start()
+    scene.look()
+    first, told = scene.taken(body), len(scene.told)
+    scene.state.workers[body.worker].coming = HEAP
+    scene.look()
+    assert len(scene.told) == told + 1
+    assert scene.state.workers[body.worker].expected < first + HEAP
 
 
 def test_what_lies_in_trays_counts_until_it_is_given_back(scene):

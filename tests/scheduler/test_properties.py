@@ -232,7 +232,7 @@ def test_whatever_happens_nobody_is_forgotten(policy):
     run_state_machine_as_test(machine, settings=examples)
 
 
-@pytest.mark.parametrize("policy", ["overwinter", "lru", "fixed"])
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.binds])
 def test_whatever_happens_in_families_nobody_is_forgotten(policy):
     machine = type("Families", (AnyOrder,), {"policy": policy, "families": ("one", "one", "two", "")})
     examples = settings(max_examples=30, stateful_step_count=50, deadline=None)

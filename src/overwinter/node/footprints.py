@@ -103,9 +103,9 @@ class Footprints:
         changed = {
             worker: seen.nbytes
             for worker, seen in self._seen.items()
-            if worker in workers and abs(seen.nbytes - workers[worker].taken) > NOISE_BYTES
+            if worker in workers and abs(seen.nbytes - workers[worker].expected) > NOISE_BYTES
         }
-        news = sum(abs(nbytes - workers[worker].taken) for worker, nbytes in changed.items())
+        news = sum(abs(nbytes - workers[worker].expected) for worker, nbytes in changed.items())
         if news > NEWS * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 

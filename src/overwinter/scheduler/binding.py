@@ -1,15 +1,29 @@
 """How is a function bound in a worker of its family, and how is it unbound?
 
-A bind takes a slot of the worker and a core, as a run does. What it adds to the worker's memory is little, and counts
-as soon as it is measured. An unbind takes no time: its worker hears of it before anything else that comes later.
+A bind takes a slot of the worker and a core, as a run does. What it is expected to add to the worker's private memory
+counts from its begin until the worker is measured: what each of its family takes beyond what the worker was to need, as
+far as that was seen. Where there is no room for that, a bind does not wait: a function that is idle in the worker is
+unbound for it, and an idle worker of others leaves, so that there is room for the next.
+
+An unbind takes no time: its worker hears of it before anything else that comes later.
 """
 
 from overwinter.core.actions import Bind, Unbind
 from overwinter.core.ids import FunctionId, OperationId, Seconds
-from overwinter.scheduler import families
+from overwinter.scheduler import families, idle, order, victims
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation
-from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, drain, end, keep_cores, set_to_work, slots_changed, stop
+from overwinter.scheduler.operations import (
+    OVERDUE,
+    UNKNOWN_S,
+    count_bytes,
+    drain,
+    end,
+    keep_cores,
+    set_to_work,
+    slots_changed,
+    stop,
+)
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner
 from overwinter.scheduler.state import Binding, Function, Worker
@@ -17,22 +31,68 @@ from overwinter.scheduler.state import Binding, Function, Worker
 SMOOTHING = 0.2
 
 
-def worker_to_bind_in(function: Function) -> Worker | None:
-    """A worker of its family with a slot in which the function can be bound: the one with most of them."""
+def worker_to_bind_in(cycle: Cycle, function: Function) -> Worker | None:
+    """A worker of its family with a slot, and room, in which the function can be bound: the one with most slots."""
     id_ = function.spec.id
     free = [each for each in function.usable() if each.has_slot and id_ not in each.bound]
-    return max(free, key=lambda each: (each.slots, -each.id), default=None)
+    may = (each for each in free if _has_room(cycle, function, each) or _least_used(each) is not None)
+    return max(may, key=lambda each: (each.slots, -each.id), default=None)
+
+
+def _growth(function: Function, worker: Worker) -> int:
+    """What a bind would add to what the worker counts for."""
+    return max(0, worker.expected + int(function.family.bind_bytes) - worker.nbytes)
+
+
+def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
+    """Whether what a bind would add is free, and not reserved for the first of those who wait for a place."""
+    memory, growth = cycle.resources.memory, _growth(function, worker)
+    if not growth or memory.capacity is None:
+        return True
+    first = order.first_for_places(cycle)
+    is_behind = first is not None and order.is_behind(cycle, function)
+    reserved = (first.starts or first.latency.usual).memory_bytes if first is not None and is_behind else 0
+    return memory.fits(growth + reserved)
+
+
+def _least_used(worker: Worker) -> Binding | None:
+    """Of the functions that are idle in a worker the one whose room goes to another: the one that ran longest ago."""
+    may = [each for each in worker.bound.values() if not each.leaving and not worker.works_for(each.function.spec.id)]
+    return min(may, key=_when_used, default=None)
+
+
+def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
+    """Those for which requests wait last."""
+    function = binding.function
+    return bool(function.queue), function.used, function.spec.id
+
+
+def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
+    """An idle worker leaves if a bind finds no room, unless room comes already."""
+    memory, growth = cycle.resources.memory, _growth(function, worker)
+    if memory.fits(growth) or memory.leaving:
+        return
+    victim = victims.idle_for_place(cycle, function, growth).worker
+    if victim is not None:
+        idle.give_room(cycle, victim)
 
 
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
-    """Bind a function in a worker of its family."""
+    """Bind a function in a worker of its family; where there is no room for it, in the place of one that is idle."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
+    replaced = None if _has_room(cycle, function, worker) else _least_used(worker)
+    nbytes = 0 if replaced is not None else int(function.family.bind_bytes)
     operation = OperationId(next(cycle.bind_ids))
     set_to_work(cycle, worker)
+    if replaced is not None:
+        _have_one_leave(cycle, function, worker)
     slots_changed(cycle, worker)
     hangs_at = now + cycle.config.start_timeout_s
     overdue_at = now + max(UNKNOWN_S, OVERDUE * bind_s)
-    bind = worker.binds[id_] = Operation(function, now, now + bind_s, overdue_at, hangs_at, id=operation)
+    bind = worker.binds[id_] = Operation(function, now, now + bind_s, overdue_at, hangs_at, id=operation, nbytes=nbytes)
+    if nbytes:
+        worker.coming += nbytes
+        count_bytes(cycle, worker)
     worker.bound[id_] = Binding(function)
     function.workers[worker.id] = worker
     keep_cores(cycle, function, bind_owner(operation), bind, 1)
@@ -44,6 +104,8 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
             cycle.state.requests[request].start = "bound"
     cycle.actions.append(Bind(worker.id, id_, operation))
     cycle.decide(function, "bind", _why(function, worker))
+    if replaced is not None:
+        let_go(cycle, worker, replaced.function, f"there is no private memory for {id_} beside it")
 
 
 def _why(function: Function, worker: Worker) -> str:

@@ -55,6 +55,11 @@ def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     stop(cycle, worker, kill)
 
 
+def excess(worker: Worker) -> int:
+    """What a worker takes beyond its need, as last measured."""
+    return max(0, worker.taken - worker.point.memory_bytes)
+
+
 def _any_of(worker: Worker) -> Function:
     """A function that the worker has."""
     return next(iter(worker.bound.values())).function
@@ -72,13 +77,13 @@ def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
     """
     if not worker.is_serving or len(worker.bound) < 2:
         return
-    excess = max(0, worker.taken - worker.point.memory_bytes) // len(worker.bound)
+    part = excess(worker) // len(worker.bound)
     for binding in worker.bound.values():
         function = binding.function
         is_unused = function.used + UNUSED_S <= cycle.now and not (function.queue or function.wants_wake)
         if not is_unused or binding.leaving or worker.works_for(function.spec.id):
             continue
         alone = len(function.workers) == 1 and not function.spec.settings.pinned
-        nbytes = excess + (cycle.state.residents(function).exclusive(function.sizes) if alone else 0)
+        nbytes = part + (cycle.state.residents(function).exclusive(function.sizes) if alone else 0)
         if nbytes:
             yield Member(worker, binding, nbytes)

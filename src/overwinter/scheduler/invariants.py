@@ -250,7 +250,7 @@ def _check_somebody_comes(cycle: Cycle, function: Function) -> None:
     assert not (function.queue and free), f"requests of {id_} wait beside worker {free}"
     comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.giving_back
-    host = worker_to_bind_in(function)
+    host = worker_to_bind_in(cycle, function)
     if host is not None and not function.on_trial and not waits:
         assert function.is_starting or function.loading is not None, f"{id_} waits beside worker {host.id}"
     assert comes or waits, f"{id_} wants a worker and waits for nothing"

@@ -23,7 +23,7 @@ from overwinter.scheduler import functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import count_bytes, end_run, stop
+from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import give_back_blocks, give_back_idle
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.victims import OWN_S, may_give
@@ -57,7 +57,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
 def _stop_idle(cycle: Cycle, over: int) -> int:
     """Stop idle workers, the least valuable first, until so many bytes are won, or none may go; how many were."""
     won, workers = 0, cycle.state.workers.values()
-    beyond = {worker.tenant for worker in workers if not worker.stopping and _excess(worker) > 0}
+    beyond = {worker.tenant for worker in workers if not worker.stopping and idle.excess(worker) > 0}
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
         if won < over and (worker.tenant in beyond or cycle.now - worker.since >= OWN_S):
             won += worker.nbytes
@@ -97,12 +97,12 @@ def is_far_beyond(worker: Worker) -> bool:
 
 def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
     """The worker that is stopped next; None: none takes more than its need."""
-    beyond = [worker for worker in workers if not worker.stopping and _excess(worker) > 0]
+    beyond = [worker for worker in workers if not worker.stopping and idle.excess(worker) > 0]
     far = [worker for worker in beyond if is_far_beyond(worker)]
     beyond = far or beyond
     together: Counter[TenantId] = Counter()
     for worker in beyond:
-        together[worker.tenant] += _excess(worker)
+        together[worker.tenant] += idle.excess(worker)
     return max(beyond, key=lambda worker: (not far and worker.is_idle, _place(worker, together)), default=None)
 
 
@@ -134,6 +134,10 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
 def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
     """One that is stopped gives nothing back before its process is gone."""
     worker.taken = max(taken, worker.taken) if worker.stopping else taken
+    # What binds have added is in it; of those under way nothing may be yet.
+    worker.coming = sum(bind.nbytes for bind in worker.binds.values())
+    if not worker.stopping:
+        worker.family.bind_bytes = smoothed(worker.family.bind_bytes, idle.excess(worker) / len(worker.bound))
     count_bytes(cycle, worker)
 
 
@@ -147,9 +151,5 @@ def _told(worker: Worker, limit: int | None) -> str:
     )
 
 
-def _excess(worker: Worker) -> int:
-    return worker.nbytes - worker.point.memory_bytes
-
-
 def _place(worker: Worker, together: Counter[TenantId]) -> tuple[int, TenantId, bool, int, int]:
-    return together[worker.tenant], worker.tenant, worker.is_idle, _excess(worker), worker.id
+    return together[worker.tenant], worker.tenant, worker.is_idle, idle.excess(worker), worker.id

@@ -96,6 +96,8 @@ class Worker(msgspec.Struct):
     ready_at: Seconds = Seconds(0.0)
     taken: int = 0
     """Bytes that it takes, as last measured."""
+    coming: int = 0
+    """Bytes that its binds are expected to add to that: those under way, and those since it was measured."""
     value: float = 0.0
     """What it is worth to keep it, if it is idle."""
     stopped_for: str = ""
@@ -103,8 +105,13 @@ class Worker(msgspec.Struct):
 
     @property
     def nbytes(self) -> int:
-        """The memory that it counts for: what it was to need, or what it takes where that is more."""
-        return max(self.point.memory_bytes, self.taken)
+        """The memory that it counts for: what it was to need, or what it is taken to take where that is more."""
+        return max(self.point.memory_bytes, self.expected)
+
+    @property
+    def expected(self) -> int:
+        """Bytes that it is taken to take now."""
+        return self.taken + self.coming
 
     @property
     def is_ready(self) -> bool:
@@ -285,6 +292,8 @@ class Family(msgspec.Struct, eq=False):
     """Blocks of the members that others have most of theirs in common with."""
     bind_s: float = BIND_S
     """Smoothed seconds of a bind."""
+    bind_bytes: float = 0.0
+    """Smoothed private bytes that a bind adds to what a worker takes; 0 while none was measured."""
     start_s: float | None = None
     """Smoothed seconds from a fork until its worker is ready; None: none has been seen."""
     used: Seconds = Seconds(0.0)

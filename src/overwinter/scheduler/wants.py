@@ -48,7 +48,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
     if not _may_wake(cycle, function):
         return None
     if _wants_bind(function):
-        worker = worker_to_bind_in(function)
+        worker = worker_to_bind_in(cycle, function)
         if worker is not None:
             return BindIn(worker) if function.loaded else LOAD_BLOCKS
         if not function.workers and not function.loaded and function.has_worker:
@@ -61,7 +61,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
 
 def wants_worker(cycle: Cycle, function: Function) -> bool:
     """Whether a worker should be started for the function, and may be."""
-    if not _may_wake(cycle, function) or (_wants_bind(function) and worker_to_bind_in(function) is not None):
+    if not _may_wake(cycle, function) or (_wants_bind(function) and worker_to_bind_in(cycle, function) is not None):
         return False
     return _needs_worker_now(cycle, function)
 

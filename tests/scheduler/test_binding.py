@@ -1,0 +1,170 @@
+"""A bind claims the private memory that it is expected to add, and finds room for it or takes another's place."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.actions import Bind, Reply, StartBody, StopBody, Unbind
+from overwinter.core.events import MemoryMeasured
+from overwinter.core.policies import POLICIES
+from overwinter.core.profile import Point, Profile
+from tests.scheduler.world import World, spec
+
+MIB = 1 << 20
+NEED = 10 * MIB
+STATE = 3 * MIB
+"""What the handler of each member keeps in a worker."""
+PROFILE = Profile(weight_bytes=10, macs=100, points=tuple(Point(1, NEED, 1, runs, 0.1) for runs in (1, 2)))
+NAMES = "fghij"
+
+
+def node(mib, policy="overwinter", others="", **own) -> World:
+    """Members of one family, and functions of their own, with so much private memory for all workers."""
+    world = World(memory_bytes=mib * MIB, cores=4, policy=policy)
+    own = {"profile": PROFILE, "max_bodies": 4, "concurrency": 2} | own
+    for name in NAMES:
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 5)), family="one", **own))
+    for name in others:
+        world.deploy(spec(name, blobs=((name, 10),), **own))
+    return world
+
+
+def use(world: World, *names: str) -> None:
+    for name in names:
+        world.now += 0.1
+        request = world.arrive(name)
+        world.settle()
+        assert isinstance(world.answers[request], Reply)
+
+
+def true_bytes(world: World, worker: int) -> int:
+    return NEED + (len(world.bound[worker]) * STATE if world.forked_for[worker][0] in NAMES else 0)
+
+
+def measure(world: World) -> list:
+    return world.send(MemoryMeasured(tuple((worker, true_bytes(world, worker)) for worker in sorted(world.alive))))
+
+
+def of(kind, actions) -> list:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_a_bind_claims_what_each_of_its_family_takes_until_that_is_measured():
+    world = node(100)
+    use(world, "f")
+    measure(world)
+    before = world.resources.memory.taken
+    assert before == NEED + STATE
+    world.arrive("g")
+    world.stage()
+    assert world.binding
+    assert world.resources.memory.taken == before + STATE
+    world.settle()
+    assert world.resources.memory.taken == before + STATE
+    measure(world)
+    assert world.resources.memory.taken == true_bytes(world, 1)
+    world.send(MemoryMeasured(((1, NEED + 4 * MIB),)))
+    assert world.resources.memory.taken == NEED + 4 * MIB
+
+
+def test_a_bind_under_way_is_still_claimed_when_its_worker_is_measured():
+    world = node(100)
+    use(world, "f")
+    measure(world)
+    world.arrive("g")
+    world.stage()
+    measure(world)
+    assert world.binding
+    assert world.resources.memory.taken == NEED + 2 * STATE
+
+
+def test_a_bind_for_which_there_is_no_room_takes_the_place_of_the_function_that_ran_longest_ago():
+    world = node(18)
+    for name in ("f", "g", "f"):
+        use(world, name)
+        measure(world)
+    use(world, "h")
+    assert of(Unbind, world.log) == [Unbind(1, "g@1")]
+    assert world.resources.memory.taken == NEED + 2 * STATE
+    assert len(of(StartBody, world.log)) == 1
+    assert world.bound == {1: {"f@1", "h@1"}}
+
+
+def test_a_bind_waits_for_a_function_that_runs_where_there_is_room_for_no_other():
+    world = node(14)
+    use(world, "f")
+    measure(world)
+    world.arrive("f")
+    request = world.arrive("g")
+    world.settle_processes()
+    assert not of(Bind, world.log)
+    world.finish()
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert world.bound == {1: {"g@1"}}
+
+
+def test_an_idle_worker_leaves_so_that_the_next_bind_finds_room():
+    world = node(26, others="x")
+    use(world, "x", "f")
+    measure(world)
+    use(world, "g")
+    [idle] = [id_ for id_, name in world.forked_for.items() if name == "x@1"]
+    assert of(StopBody, world.log) == []
+    measure(world)
+    use(world, "h")
+    assert [stop.worker for stop in of(StopBody, world.log)] == [idle]
+    world.settle()
+    use(world, "i", "j")
+    assert len(of(Unbind, world.log)) == 1
+
+
+def test_what_waits_for_a_place_is_not_overtaken_by_binds():
+    world = node(29, others="xy")
+    use(world, "f", "g")
+    measure(world)
+    for name in "fx":
+        world.arrive(name)
+        world.settle_processes()
+    world.arrive("y")
+    world.stage()
+    assert world.state.functions["y@1"].line == "places"
+    assert world.resources.memory.free >= STATE
+    request = world.arrive("h")
+    while world.staging or world.binding:
+        _ = world.stage() if world.staging else world.bind()
+    assert of(Unbind, world.log) == [Unbind(1, "g@1")]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+@settings(max_examples=60)
+@given(
+    policy=st.sampled_from([name for name, policy in POLICIES.items() if policy.binds]),
+    mib=st.integers(20, 40),
+    steps=st.lists(
+        st.tuples(st.sampled_from([*NAMES, "x", "y"]), st.sampled_from("uuamfbs")), min_size=10, max_size=40
+    ),
+)
+def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
+    """In a worker that was measured once; what the first function adds to its need, nobody knows before."""
+    world = node(mib, policy, others="xy")
+    for name, step in steps:
+        world.now += 0.05
+        if step in "ua":
+            world.arrive(name)
+        if step == "m":
+            measure(world)
+        elif step == "f" and world.running:
+            world.finish()
+        elif step == "b" and world.binding:
+            world.bind()
+        elif step == "s":
+            world.settle_processes()
+        elif step == "u":
+            world.settle()
+        for worker in world.state.workers.values():
+            assert not worker.taken or worker.stopping or true_bytes(world, worker.id) <= worker.nbytes
+    stopping = sum(worker.nbytes for worker in world.state.workers.values() if worker.stopping)
+    assert world.resources.memory.taken - stopping <= mib * MIB
+    world.calm()
+    assert not world.open
