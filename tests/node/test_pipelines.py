@@ -17,6 +17,7 @@ from overwinter.core.errors import (
     OverloadedError,
     WorkerError,
 )
+from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline, Signature, Stage
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pipelines import Pipelines
@@ -39,6 +40,7 @@ class View(msgspec.Struct):
     outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", ("n",)),)
     state: str = "READY"
     reason: str = ""
+    settings: Settings = Settings()
 
 
 Work = Callable[[list[Tensor]], Awaitable[list[Tensor]]]
@@ -69,7 +71,7 @@ class Town:
             raise NotFoundError(f"no function {name!r} here")
         return self.views[name, asked]
 
-    async def infer(self, name, version, inputs, timeout_s, priority) -> Reply:
+    async def infer(self, name, version, inputs, timeout_s, priority, due) -> Reply:
         self.asked.append((name, version, timeout_s, priority))
         try:
             outputs = await self.work[name](inputs)

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overwinter.core.dues import dues
 from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
 from overwinter.core.events import Arrived
+from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName, RequestId, Seconds
-from overwinter.core.pipeline import Pipeline, Signature, Stage
+from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.stepper import Answered, Ask, Cancel, Dropped, Event, Fail, Failed, PipelineRequest, Started, step
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.stages import Passage
@@ -25,7 +28,9 @@ BEGIN_S = 100.0
 TIMEOUT_S = 8.0
 ERRORS: dict[str, type[OverwinterError]] = {each.__name__: each for each in (OverloadedError, WorkerError)}
 Log = list[tuple[object, ...]]
-"""What was ordered: ("ask", function, version, deadline), ("cancel", function), ("end", error or "")."""
+"""What was ordered: ("ask", function, version, deadline, due), ("cancel", function), ("end", error or "")."""
+SLO_MS = 400.0
+SLOS: dict[FunctionName, float | None] = {FunctionName(f"f{number}"): 50.0 + 10.0 * number for number in range(12)}
 
 
 class Happening(NamedTuple):
@@ -47,6 +52,13 @@ HAPPENINGS = st.lists(
 )
 
 
+class Known(NamedTuple):
+    """A function, as far as a stage looks."""
+
+    inputs: tuple[TensorSpec, ...]
+    settings: Settings
+
+
 class Functions:
     """A node's functions, each of which answers when it is told to."""
 
@@ -54,7 +66,9 @@ class Functions:
         self.now = BEGIN_S
         self.running: dict[str, asyncio.Future[Reply]] = {}
         self._known = {
-            stage.function: Signature(tuple(TensorSpec(name, "INT8", (1,)) for name in stage.inputs), ())
+            stage.function: Known(
+                tuple(TensorSpec(name, "INT8", (1,)) for name in stage.inputs), Settings(slo_ms=SLOS[stage.function])
+            )
             for stage in pipeline.stages.values()
         }
         self._log = log
@@ -63,9 +77,9 @@ class Functions:
         """What checks the tensors between stages."""
         return self._known[name]
 
-    async def infer(self, name, version, inputs, timeout_s, priority) -> Reply:
+    async def infer(self, name, version, inputs, timeout_s, priority, due) -> Reply:
         """Wait to be told."""
-        self._log.append(("ask", name, version, self.now + timeout_s))
+        self._log.append(("ask", name, version, self.now + timeout_s, due))
         self.running[name] = asyncio.get_running_loop().create_future()
         try:
             return await self.running[name]
@@ -87,6 +101,7 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     functions = Functions(pipeline, log)
     deadline = Seconds(BEGIN_S + TIMEOUT_S)
     x = Tensor("x", "INT8", (1,), b"\0")
+    pipeline = msgspec.structs.replace(pipeline, slo_ms=SLO_MS)
     call = asyncio.ensure_future(Passage(pipeline, functions, [x], deadline, 0, lambda: Seconds(functions.now)).run())
     await settled()
     for after_s, which, error in happenings:
@@ -114,16 +129,16 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
 def in_a_simulation(pipeline: Pipeline, happenings: Sequence[Happening]) -> Log:
     log: Log = []
     application = Application(
-        name="p", stages=pipeline.stages, timeout_s=TIMEOUT_S, workload=Poisson(rate=1.0), slo_ms=None
+        name="p", stages=pipeline.stages, timeout_s=TIMEOUT_S, workload=Poisson(rate=1.0), slo_ms=SLO_MS
     )
-    applications = Applications([application], count(1), 0.0)
+    applications = Applications([application], count(1), 0.0, SLOS)
     running: dict[str, RequestId] = {}
 
     def carried_out(events) -> None:
         for event in events:
             if isinstance(event, Arrived):
                 running[event.name] = event.request
-                log.append(("ask", event.name, event.version, event.deadline))
+                log.append(("ask", event.name, event.version, event.deadline, event.due))
             else:
                 [name] = [name for name, request in running.items() if request == event.request]
                 del running[name]
@@ -147,15 +162,17 @@ def in_a_simulation(pipeline: Pipeline, happenings: Sequence[Happening]) -> Log:
 
 def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: bool) -> Log:
     log: Log = []
-    request = PipelineRequest(pipeline.stages, Seconds(BEGIN_S + TIMEOUT_S))
+    slos = {name: SLOS[stage.function] for name, stage in pipeline.stages.items()}
+    due = dues(pipeline.stages, SLO_MS, slos, Seconds(BEGIN_S))
+    request = PipelineRequest(pipeline.stages, Seconds(BEGIN_S + TIMEOUT_S), due)
     stages = {stage.function: name for name, stage in pipeline.stages.items()}
     functions = {name: function for function, name in stages.items()}
 
     def told(event: Event, now: float) -> None:
         for order in step(request, event, Seconds(now)):
             match order:
-                case Ask(_, stage, deadline):
-                    log.append(("ask", stage.function, stage.version, deadline))
+                case Ask(_, stage, deadline, at):
+                    log.append(("ask", stage.function, stage.version, deadline, at))
                 case Cancel(name):
                     log.append(("cancel", functions[name]))
                 case _:

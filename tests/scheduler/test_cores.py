@@ -72,6 +72,15 @@ def test_what_cannot_be_in_time_any_more_makes_way_for_what_can():
     assert order(world) == ["a", "c", "b"]
 
 
+def test_a_stage_goes_when_it_is_due_for_its_pipeline_and_not_by_its_functions_own_slo():
+    world = awake("abcd", slo_ms=500)
+    world.arrive("a")
+    world.arrive("b", due=world.now - 0.1)
+    world.arrive("c")
+    world.arrive("d", due=world.now + 0.4)
+    assert order(world) == ["a", "d", "c", "b"]
+
+
 def test_what_is_late_is_not_kept_out_for_ever():
     world = awake("ab", slo_ms=100, queue_limit=1000)
     world.arrive("a")

@@ -183,12 +183,12 @@ class World:
         resident = not on_trial and places <= self.resident
         return self.send(Deployed(function, on_trial, resident, quarantined))
 
-    def arrive(self, name="f", version=None, deadline=None, priority=0) -> int:
+    def arrive(self, name="f", version=None, deadline=None, priority=0, due=None) -> int:
         self.next_request += 1
         timeout_s = max((f.settings.timeout_s for f in self.deployed.values() if f.name == name), default=0.0)
         limit = self.now + timeout_s
         self.open[self.next_request] = limit if deadline is None else min(limit, deadline)
-        self.send(Arrived(self.next_request, name, version, deadline, priority))
+        self.send(Arrived(self.next_request, name, version, deadline, priority, due))
         return self.next_request
 
     def stage(self, added=30, at=0) -> list:

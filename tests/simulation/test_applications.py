@@ -95,7 +95,7 @@ def test_the_deadline_is_that_of_the_whole():
 
 def test_a_stage_that_comes_after_the_deadline_is_not_asked_and_the_whole_is_refused():
     [app] = diamond(applications=[application(timeout_s=7)]).applications
-    applications = Applications([app], count(1), 0.0)
+    applications = Applications([app], count(1), 0.0, {})
     [first] = applications.arrived("app", 10.0)
     assert applications.answered(first.request, 17.0) == []
     assert applications.figures()["app"].refused == {"DeadlineError": 1}

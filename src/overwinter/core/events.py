@@ -62,6 +62,8 @@ class Arrived(_Event, frozen=True):
     """None: the function's own timeout counts."""
     priority: int = 0
     """1 is served first, larger numbers later; 0 is the ordinary, 100."""
+    due: Seconds | None = None
+    """When it is late; None: when the SLO of its function says."""
 
 
 class Cancelled(_Event, frozen=True):

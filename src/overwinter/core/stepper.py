@@ -8,6 +8,7 @@ again by the scheduler. Names and times only: tensors stay with whoever carries 
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import assert_never
 
 import msgspec
@@ -60,6 +61,8 @@ class Ask(_Data, frozen=True):
     name: str
     stage: Stage
     deadline: Seconds
+    due: Seconds | None = None
+    """When it must be answered for the whole to be in time; None: nobody knows."""
 
 
 class Cancel(_Data, frozen=True):
@@ -87,11 +90,18 @@ Order = Ask | Cancel | Succeed | Fail
 class PipelineRequest:
     """One request to a pipeline, as far as it has come; `step` alone changes it."""
 
-    __slots__ = ("answered", "asked", "deadline", "stages", "waiting")
+    __slots__ = ("answered", "asked", "deadline", "dues", "stages", "waiting")
 
-    def __init__(self, stages: Mapping[str, Stage], deadline: Seconds) -> None:
+    def __init__(
+        self,
+        stages: Mapping[str, Stage],
+        deadline: Seconds,
+        dues: Mapping[str, Seconds] = MappingProxyType({}),
+    ) -> None:
+        """`dues`: of the stages, where the whole has an SLO (core/dues.py)."""
         self.stages = stages
         self.deadline = deadline
+        self.dues = dues
         self.waiting = {name: needs(stage) for name, stage in stages.items()}
         """Stages that were not asked, each with those whose answers it still waits for."""
         self.asked: dict[str, None] = {}
@@ -140,7 +150,7 @@ def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
     for name in ready:
         del request.waiting[name]
         request.asked[name] = None
-    return [Ask(name, request.stages[name], request.deadline) for name in ready]
+    return [Ask(name, request.stages[name], request.deadline, request.dues.get(name)) for name in ready]
 
 
 def _give_up(request: PipelineRequest) -> list[Order]:

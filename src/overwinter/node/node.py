@@ -83,11 +83,18 @@ class Node:
         await asyncio.shield(self._broken)
 
     async def infer(
-        self, name: FunctionName, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int
+        self,
+        name: FunctionName,
+        version: int | None,
+        inputs: list[Tensor],
+        timeout_s: float | None,
+        priority: int,
+        due: Seconds | None = None,
     ) -> Reply:
         """Run a function, or a pipeline of functions, on inputs that fit its specs; waits for a wake if it sleeps.
 
-        `timeout_s` bounds the wait, at most to its own; `priority` 1 goes first, 0 is 100. Raises core errors.
+        `timeout_s` bounds the wait, at most to its own; `priority` 1 goes first, 0 is 100; `due`: when a function's
+        request is late, if not by its own SLO. Raises core errors.
         """
         if name in self._pipelines:
             return await self._pipelines.infer(name, version, inputs, timeout_s, priority)
@@ -96,7 +103,7 @@ class Node:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._effects.payloads[request] = Payload(inputs, future)
         deadline = None if timeout_s is None else Seconds(clock.now() + timeout_s)
-        self.post(Arrived(request, name, version, deadline, priority))
+        self.post(Arrived(request, name, version, deadline, priority, due))
         try:
             return await future
         except asyncio.CancelledError:

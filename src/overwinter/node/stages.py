@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
 from overwinter.core.actions import Start
-from overwinter.core.errors import OverwinterError, WorkerError, error_named
+from overwinter.core.dues import dues
+from overwinter.core.errors import NotFoundError, OverwinterError, WorkerError, error_named
+from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.core.pipeline import INPUT, Pipeline, Typed
+from overwinter.core.pipeline import INPUT, Pipeline, Stage, Typed
 from overwinter.core.stepper import (
     Answered,
     Ask,
@@ -40,6 +42,11 @@ class StageFunction(Typed, Protocol):
         ...
 
     @property
+    def settings(self) -> Settings:
+        """What its owner chose."""
+        ...
+
+    @property
     def state(self) -> Availability:
         """READY: a request would be answered."""
         ...
@@ -58,9 +65,16 @@ class Functions(Protocol):
         ...
 
     async def infer(
-        self, name: FunctionName, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int, /
+        self,
+        name: FunctionName,
+        version: int | None,
+        inputs: list[Tensor],
+        timeout_s: float | None,
+        priority: int,
+        due: Seconds | None,
+        /,
     ) -> Reply:
-        """Run a function on inputs that fit its specs."""
+        """Run a function on inputs that fit its specs; `due`: when it is late."""
         ...
 
 
@@ -78,7 +92,7 @@ class Passage:
     ) -> None:
         self._pipeline = pipeline
         self._functions = functions
-        self._request = PipelineRequest(pipeline.stages, deadline)
+        self._request = PipelineRequest(pipeline.stages, deadline, _dues(pipeline, functions, now()))
         self._priority = priority
         self._now = now
         self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in inputs}
@@ -136,10 +150,25 @@ class Passage:
         # Sizes that vary are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
         left_s = ask.deadline - self._now()
-        return await self._functions.infer(stage.function, stage.version, inputs, left_s, self._priority)
+        return await self._functions.infer(stage.function, stage.version, inputs, left_s, self._priority, ask.due)
 
     def _taken(self, name: str, source: str) -> Tensor:
         tensor = self._tensors.get(source)
         if tensor is None:
             raise WorkerError(f"pipeline {self._pipeline.name!r} needs {source!r}, which its stage did not give")
         return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+
+
+def _dues(pipeline: Pipeline, functions: Functions, begun: Seconds) -> dict[str, Seconds]:
+    if pipeline.slo_ms is None:
+        return {}
+    slos = {name: _slo_ms(stage, functions) for name, stage in pipeline.stages.items()}
+    return dues(pipeline.stages, pipeline.slo_ms, slos, begun)
+
+
+def _slo_ms(stage: Stage, functions: Functions) -> float | None:
+    try:
+        return functions.function(stage.function, stage.version).settings.slo_ms
+    except NotFoundError:
+        # Its turn may never come; if it does, its request is refused.
+        return None

@@ -128,7 +128,8 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         return
     limit = Seconds(now + spec.settings.timeout_s)
     deadline = limit if event.deadline is None else min(event.deadline, limit)
-    request = Request(event.request, spec.id, spec.tenant, now, deadline, queueing.level(event.priority))
+    due = families.due_at(spec, now) if event.due is None else event.due
+    request = Request(event.request, spec.id, spec.tenant, now, deadline, queueing.level(event.priority), due)
     if not function.is_ready:
         request.start = "host"
     open_request(cycle, request)

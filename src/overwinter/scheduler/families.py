@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from overwinter.core.function import FunctionSpec, Settings
-from overwinter.core.ids import FamilyId
+from overwinter.core.ids import FamilyId, Seconds
 from overwinter.scheduler import containment
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel
@@ -124,16 +124,17 @@ def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
         cycle.mark(each)
 
 
-def due_at(cycle: Cycle, function: Function) -> float:
-    """When the function's first request is due."""
-    slo_ms = function.spec.settings.slo_ms
-    return cycle.state.requests[function.queue[0]].arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
+def due_at(spec: FunctionSpec, arrived: Seconds) -> float:
+    """When a request is due of which nobody said so."""
+    slo_ms = spec.settings.slo_ms
+    return arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
 
 
 def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:
     if not function.queue:
         return inf, inf
-    return cycle.state.requests[function.queue[0]].level, due_at(cycle, function)
+    first = cycle.state.requests[function.queue[0]]
+    return first.level, first.due
 
 
 def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from overwinter.core.ids import RequestId
-from overwinter.scheduler import families, order
+from overwinter.scheduler import order
 from overwinter.scheduler.answers import expire
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
@@ -104,5 +104,5 @@ def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Itera
 
 
 def _rank(cycle: Cycle, function: Function, run_s: float) -> Rank:
-    due = families.due_at(cycle, function)
-    return cycle.state.requests[function.queue[0]].level, cycle.now + run_s > due, due
+    first = cycle.state.requests[function.queue[0]]
+    return first.level, cycle.now + run_s > first.due, first.due

@@ -19,10 +19,9 @@ from itertools import islice
 from overwinter.core.ids import FunctionId, TenantId
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.families import due_at
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, late_last
-from overwinter.scheduler.state import Function, Line, Tenant
+from overwinter.scheduler.state import Function, Line, Request, Tenant
 
 LATE_EVERY = 10
 HURRIED = 16
@@ -85,12 +84,11 @@ def waits_for_cores(cycle: Cycle, function: Function) -> bool:
 
 def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
     """Let the requests that can be in time go before those that cannot, or behind them."""
-    slo_ms = function.spec.settings.slo_ms
-    if slo_ms is None or len(function.queue) < 2:
+    if function.spec.settings.slo_ms is None or len(function.queue) < 2:
         return
     needed_s = _needed_s(cycle, function)
-    if late_first or cycle.now + needed_s > due_at(cycle, function):
-        late_last(function.queue, cycle.state.requests, cycle.now + needed_s - slo_ms / 1000, late_first)
+    if late_first or cycle.now + needed_s > _first(cycle, function).due:
+        late_last(function.queue, cycle.state.requests, cycle.now + needed_s, late_first)
 
 
 def needs(function: Function) -> int:
@@ -136,7 +134,8 @@ def in_a_hurry(cycle: Cycle) -> Function | None:
 def _join_cores(cycle: Cycle, function: Function) -> None:
     line, id_ = cycle.state.cores, function.spec.id
     arrange(cycle, function)
-    level, due = _level(cycle, function), due_at(cycle, function)
+    first = _first(cycle, function)
+    level, due = first.level, first.due
     cycle.cores_changed = True
     if not line.waits:
         watch_overdue(cycle)
@@ -176,8 +175,8 @@ def _first_hopeful(cycle: Cycle) -> Function | None:
     return None
 
 
-def _level(cycle: Cycle, function: Function) -> int:
-    return cycle.state.requests[function.queue[0]].level
+def _first(cycle: Cycle, function: Function) -> Request:
+    return cycle.state.requests[function.queue[0]]
 
 
 def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
@@ -185,8 +184,7 @@ def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
     settings, requests = function.spec.settings, cycle.state.requests
     if settings.slo_ms is None or settings.late == "refuse":
         return False
-    before = cycle.now + needed_s - settings.slo_ms / 1000
-    return any(requests[id_].arrived < before for id_ in islice(reversed(function.queue), LOOKED_AT))
+    return any(requests[id_].due < cycle.now + needed_s for id_ in islice(reversed(function.queue), LOOKED_AT))
 
 
 def _needed_s(cycle: Cycle, function: Function) -> float:

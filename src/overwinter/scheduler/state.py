@@ -44,6 +44,8 @@ class Request(msgspec.Struct):
     deadline: Seconds
     level: int
     """Lower ones go first."""
+    due: float
+    """When it is late."""
     start: Start = "warm"
     failures: int = 0
     """Times that a worker died under it, or could not start for it."""

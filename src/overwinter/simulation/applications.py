@@ -5,13 +5,14 @@ names becomes a request of its own to its function.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
 
+from overwinter.core.dues import dues
 from overwinter.core.events import Arrived, Cancelled
-from overwinter.core.ids import RequestId, Seconds
+from overwinter.core.ids import FunctionName, RequestId, Seconds
 from overwinter.core.stepper import Answered, Ask, Cancel, Event, Fail, Failed, PipelineRequest, Started, Succeed, step
 from overwinter.simulation.latencies import Latencies
 from overwinter.simulation.scenario import Application
@@ -34,11 +35,16 @@ class ApplicationFigures(msgspec.Struct, frozen=True, kw_only=True):
 class Tally:
     """Counts of one application."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, slos: Mapping[FunctionName, float | None]) -> None:
         self.application = application
+        self._slos = {name: slos.get(stage.function) for name, stage in application.stages.items()}
         self.requests = self.answered = self.within = 0
         self.refused: Counter[str] = Counter()
         self.latencies = Latencies()
+
+    def dues(self, arrived: Seconds) -> dict[str, Seconds]:
+        """When each stage of a request is due."""
+        return dues(self.application.stages, self.application.slo_ms, self._slos, arrived)
 
     def figures(self) -> ApplicationFigures:
         """The counts as data."""
@@ -63,7 +69,8 @@ class Passage:
         self.arrived = arrived
         self.counts = counts
         application = tally.application
-        self.request = PipelineRequest(application.stages, Seconds(arrived + application.timeout_s))
+        deadline = Seconds(arrived + application.timeout_s)
+        self.request = PipelineRequest(application.stages, deadline, tally.dues(arrived))
         self.ids: dict[str, RequestId] = {}
         """Of the stages that were asked."""
 
@@ -82,10 +89,18 @@ class Passage:
 
 
 class Applications:
-    """All applications of a scenario. `ids` numbers requests; what comes before `settle_s` is not counted."""
+    """All applications of a scenario. `ids` numbers requests; what comes before `settle_s` is not counted; `slos`: of
+    the functions.
+    """
 
-    def __init__(self, applications: Sequence[Application], ids: Iterator[int], settle_s: float) -> None:
-        self._tallies = {application.name: Tally(application) for application in applications}
+    def __init__(
+        self,
+        applications: Sequence[Application],
+        ids: Iterator[int],
+        settle_s: float,
+        slos: Mapping[FunctionName, float | None],
+    ) -> None:
+        self._tallies = {application.name: Tally(application, slos) for application in applications}
         self._ids = ids
         self._settle_s = settle_s
         self._open: dict[RequestId, tuple[Passage, str]] = {}
@@ -122,10 +137,10 @@ class Applications:
         events: list[Arrived | Cancelled] = []
         for order in step(passage.request, event, now):
             match order:
-                case Ask(name, stage, deadline):
+                case Ask(name, stage, deadline, due):
                     id_ = passage.ids[name] = RequestId(next(self._ids))
                     self._open[id_] = (passage, name)
-                    events.append(Arrived(id_, stage.function, stage.version, deadline))
+                    events.append(Arrived(id_, stage.function, stage.version, deadline, due=due))
                 case Cancel(name):
                     del self._open[passage.ids[name]]
                     events.append(Cancelled(passage.ids[name]))

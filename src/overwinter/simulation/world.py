@@ -124,7 +124,8 @@ class World:
         self._journal = None if journal is None else Journal(config, RING, journal)
         self._reader = StepReader(scenario.duration_s, self._policy.shares)
         self._ids = count(1)
-        self._applications = Applications(scenario.applications, self._ids, scenario.settle_s)
+        slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
+        self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
         self._requests = merge(*self._streams(base))
         self._foretold = {
             each.spec.id: rates_ahead((at for at, _ in self._own_arrivals(each, base)), self._policy.period_s)

@@ -42,7 +42,7 @@ def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestI
 
 
 def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
-    """Of the first level those that came before a time, and so are late, go behind the others, or before them.
+    """Of the first level those that are due before a time, and so are late, go behind the others, or before them.
 
     AsyFunc refuses them then (alg. 3, lines 16-18); here they are answered when nothing can be won by going first.
     """
@@ -50,12 +50,12 @@ def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], be
         return
     first = requests[queue[0]].level
     own = list(takewhile(lambda id_: requests[id_].level == first, queue))
-    late = [id_ for id_ in own if requests[id_].arrived < before]
+    late = [id_ for id_ in own if requests[id_].due < before]
     if not late or len(late) == len(own):
         return
     # Those that were found late one after the other: the one that came first goes first.
     late.sort(key=lambda id_: requests[id_].arrived)
-    in_time = [id_ for id_ in own if requests[id_].arrived >= before]
+    in_time = [id_ for id_ in own if requests[id_].due >= before]
     for _ in own:
         queue.popleft()
     queue.extendleft(reversed(late + in_time if late_first else in_time + late))

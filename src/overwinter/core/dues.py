@@ -1,0 +1,30 @@
+"""When is each stage of a pipeline due, so that the whole is in time?
+
+A stage is due when what is left for those behind it is as long as they are promised to take: the functions' SLOs on the
+longest way to the end, as parts of the whole's SLO. Where a function has none, every stage counts the same.
+"""
+
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
+
+from overwinter.core.ids import Seconds
+from overwinter.core.pipeline import Stage, needs
+
+
+def dues(
+    stages: Mapping[str, Stage], slo_ms: float | None, slos: Mapping[str, float | None], begun: Seconds
+) -> dict[str, Seconds]:
+    """For each stage when it is due of a request that has begun; empty where the whole has no SLO. `slos`: of each
+    stage's function, in ms.
+    """
+    if slo_ms is None:
+        return {}
+    known = [slo for name in stages if (slo := slos.get(name)) is not None]
+    takes = {name: slos[name] or 0.0 for name in stages} if len(known) == len(stages) else dict.fromkeys(stages, 1.0)
+    waits_for = {name: needs(stage) for name, stage in stages.items()}
+    behind = dict.fromkeys(stages, 0.0)
+    for name in reversed(tuple(TopologicalSorter(waits_for).static_order())):
+        for before in waits_for[name]:
+            behind[before] = max(behind[before], takes[name] + behind[name])
+    whole = max(takes[name] + behind[name] for name in stages)
+    return {name: Seconds(begun + slo_ms / 1000 * (1 - behind[name] / whole)) for name in stages}
