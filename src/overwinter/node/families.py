@@ -1,25 +1,15 @@
 """Which functions share workers, and which of them does each worker have? For people and programs that ask.
 
-A family goes by the name of its first member; a function that shares with nobody is a family of its own.
+On the loop alone: the scheduler's tables are read.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
-from overwinter.core.ids import FunctionId, FunctionName, TenantId, WorkerId
-from overwinter.scheduler.lifecycles import worker_state
-from overwinter.scheduler.state import Family, Function, State, Worker
-
-
-class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, and what it can run at once without a bind."""
-
-    worker: WorkerId
-    family: FunctionId
-    state: str
-    bound: tuple[FunctionId, ...]
-    """In the order in which they were bound, those that are just being bound or let go among them."""
+from overwinter.core.ids import FunctionId, FunctionName, TenantId
+from overwinter.scheduler.snapshot import FamilyWorker, family_name, family_worker
+from overwinter.scheduler.state import Function, Worker
 
 
 class FamilyFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +19,6 @@ class FamilyFacts(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[FunctionId, ...]
     """The first one first."""
     workers: tuple[FamilyWorker, ...]
-
-
-def family_name(family: Family) -> FunctionId:
-    """The first member."""
-    return next(iter(list(family.members)), FunctionId(family.id))
 
 
 def family_names(functions: Iterable[Function]) -> dict[tuple[TenantId, FunctionName], FunctionId]:
@@ -50,19 +35,4 @@ def family_facts(function: Function) -> FamilyFacts:
 
 def workers_of(function: Function) -> list[Worker]:
     """The workers of a function's family, and those of another that it leaves."""
-    return list((function.family.workers.copy() | function.workers.copy()).values())
-
-
-def every_worker(state: State) -> list[FamilyWorker]:
-    """All workers of the node."""
-    return [family_worker(worker) for worker in list(state.workers.values())]
-
-
-def family_worker(worker: Worker) -> FamilyWorker:
-    """What one worker has."""
-    return FamilyWorker(
-        worker=worker.id,
-        family=family_name(worker.family),
-        state=worker_state(worker),
-        bound=tuple(worker.bound),
-    )
+    return list((function.family.workers | function.workers).values())

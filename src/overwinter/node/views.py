@@ -10,9 +10,10 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import Address, FunctionId, FunctionName, TenantId, WorkerId
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import clock
-from overwinter.node.families import FamilyFacts, family_facts, family_name
+from overwinter.node.families import FamilyFacts, family_facts
 from overwinter.node.functions import DeployedFunction
 from overwinter.scheduler.lifecycles import function_state
+from overwinter.scheduler.snapshot import family_name
 from overwinter.scheduler.state import Function, State
 from overwinter.store.residency import Place, missing_bytes
 
@@ -30,13 +31,16 @@ class TenantBlocks:
 
     def holds(self, address: Address) -> bool:
         """Whether the block is here for the tenant."""
+        # Only now: most views are made to run a request.
+        return address in self.own() and self._host.holds(address)
+
+    def own(self) -> set[Address]:
+        """Blocks of its functions that are here or come. The first time on the loop, whose tables it reads."""
         if self._own is None:
-            # Only now: most views are made to run a request.
             tenant = self._state.tenants.get(self._tenant)
-            own = [] if tenant is None else [self._state.functions.get(id_) for id_ in list(tenant.functions)]
-            its = [each.sizes for each in own if each is not None and (each.loaded or each.loading is not None)]
-            self._own = set().union(*its)
-        return address in self._own and self._host.holds(address)
+            own = () if tenant is None else (self._state.functions[id_] for id_ in tenant.functions)
+            self._own = set().union(*(each.sizes for each in own if each.loaded or each.loading is not None))
+        return self._own
 
 
 class Reply(msgspec.Struct, frozen=True):

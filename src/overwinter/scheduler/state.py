@@ -238,7 +238,7 @@ class Function(msgspec.Struct, eq=False):
     def is_ready(self) -> bool:
         """Whether a worker that has it could run a request."""
         id_ = self.spec.id
-        return any(worker.is_ready and id_ not in worker.binds for worker in list(self.workers.values()))
+        return any(worker.is_ready and id_ not in worker.binds for worker in self.workers.values())
 
     @property
     def is_starting(self) -> bool:
@@ -246,7 +246,7 @@ class Function(msgspec.Struct, eq=False):
         id_ = self.spec.id
         return any(
             (worker.start is not None or id_ in worker.binds) and not worker.stopping
-            for worker in list(self.workers.values())
+            for worker in self.workers.values()
         )
 
     @property

@@ -17,28 +17,28 @@ from overwinter.node.insight.statistics import BATCHES, SECONDS, Histogram, Stat
 from overwinter.node.pipelines import Seen, Tally
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import Health
+from tests.scheduler.test_snapshot import taken
 from tests.scheduler.world import spec
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
 
 
-def sources(*steps) -> Sources:
+def rendered(*steps, pipelines=()) -> bytes:
     scheduler, statistics = Scheduler(MindConfig()), Statistics()
     for now, event, *actions in steps:
         statistics.observe(now, event, actions)
         if isinstance(event, Deployed):
             scheduler.handle(event, now)
     accounting = Accounting(scheduler.state, None, None, statistics, print)
-    return Sources(
+    sources = Sources(
         MindConfig(cores=4, memory_bytes=1 << 30),
-        scheduler.state,
-        scheduler.resources,
         statistics,
         accounting,
         Health(),
         Faults(print),
     )
+    return render(sources, taken(scheduler, steps[-1][0]), pipelines)
 
 
 STEPS = (
@@ -67,7 +67,7 @@ def seen() -> dict:
             sample.name.removeprefix("overwinter_"),
             *(f"{key}={value}" for key, value in sorted(sample.labels.items())),
         ): (sample.value)
-        for family in text_string_to_metric_families(render(sources(*STEPS), [passed()]).decode())
+        for family in text_string_to_metric_families(rendered(*STEPS, pipelines=[passed()]).decode())
         for sample in family.samples
     }
 
@@ -126,8 +126,8 @@ def test_histograms_are_cumulative_and_end_with_their_count(seen):
 
 
 def test_the_docs_tell_every_name_its_kind_and_its_labels():
-    rendered = render(sources(*STEPS), [passed()]).decode()
-    families = {family.name: family for family in text_string_to_metric_families(rendered)}
+    text = rendered(*STEPS, pipelines=[passed()]).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     told = {
         name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)
         for name, kind, labels, meaning in ROW.findall(DOCS.read_text())
@@ -141,14 +141,14 @@ def test_the_docs_tell_every_name_its_kind_and_its_labels():
 
 def test_callers_cannot_make_series():
     invented = [(0.0, Arrived(n, f"name-{n}", None, None), Refuse(n, "NotFoundError", "no")) for n in range(200)]
-    assert b"name-" not in render(sources(*STEPS[:2], *invented))
-    lines = [len(render(sources(*STEPS[:2], *some)).splitlines()) for some in (invented[:1], invented)]
+    assert b"name-" not in rendered(*STEPS[:2], *invented)
+    lines = [len(rendered(*STEPS[:2], *some).splitlines()) for some in (invented[:1], invented)]
     assert lines[0] == lines[1]
 
 
 def test_a_function_that_nobody_uses_has_few_series():
     few, many = (
-        len(render(sources(*((0.0, Deployed(spec(f"f{n}", slo_ms=9))) for n in range(count)))).splitlines())
+        len(rendered(*((0.0, Deployed(spec(f"f{n}", slo_ms=9))) for n in range(count))).splitlines())
         for count in (10, 20)
     )
     assert (many - few) / 10 <= 10

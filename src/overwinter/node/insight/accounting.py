@@ -101,8 +101,9 @@ class Accounting:
         due = self._due()
         # The node closes its own when a body ends, and the thread may still read then.
         files = [_own(smaps) for smaps in (*due.values(), *self._processes().zygote_smaps())]
-        # The thread looks at the mind's tables while they change: what it sees twice is true.
-        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(), _weigh(files)))
+        held, settled = self._held(), self._settled()
+        # Meanwhile the stores change: what is seen twice is true.
+        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(held, settled), _weigh(files)))
         now = clock.now()
         for worker, memory in zip(due, weighed, strict=False):
             body = self._state.workers.get(worker)
@@ -135,17 +136,25 @@ class Accounting:
         due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
         return {worker: smaps[worker] for worker in due}
 
-    def _see_stores(self) -> dict[StoreName, StoreView]:
+    def _held(self) -> dict[StoreName, dict[Address, int]]:
+        """What the mind knows to be in each store."""
+        return {name: dict(residents.sizes) for name, residents in self._state.stores.items()}
+
+    def _settled(self) -> dict[StoreName, bool]:
+        """Of each store whether nothing is on its way there."""
         settled: dict[StoreName, bool] = {}
-        for function in list(self._state.functions.values()):
+        for function in self._state.functions.values():
             store = function.spec.store
             settled[store] = settled.get(store, True) and function.loading is None
-        views = {}
-        for name, host in self._hosts.every().items():
-            residents = self._state.stores.get(name)
-            held = {} if residents is None else dict(residents.sizes)
-            views[name] = StoreView(host.resident(), directory_memory(host.root), held, settled.get(name, True))
-        return views
+        return settled
+
+    def _see_stores(
+        self, held: Mapping[StoreName, dict[Address, int]], settled: Mapping[StoreName, bool]
+    ) -> dict[StoreName, StoreView]:
+        return {
+            name: StoreView(host.resident(), directory_memory(host.root), held.get(name, {}), settled.get(name, True))
+            for name, host in self._hosts.every().items()
+        }
 
     def _judge(self, found: set[Mismatch]) -> None:
         lasting = found & self._suspected

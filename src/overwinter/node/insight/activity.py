@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, WorkerId
-from overwinter.node.families import FamilyWorker, every_worker, family_name
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import RECENT, Answer, FunctionStatistics
-from overwinter.scheduler.lifecycles import function_state, worker_state
-from overwinter.scheduler.state import Function
+from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
 
 WINDOW_S = 60.0
 """Rates and latencies are of the answers of so long."""
@@ -72,17 +70,17 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     """What each has bound."""
 
 
-def activity(sources: Sources, now: Seconds) -> NodeActivity:
+def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
     """What goes on. With a thousand functions it takes a while: call it in a thread."""
-    state, resources, seen = sources.state, sources.resources, sources.statistics
+    seen = sources.statistics
     private: Counter[FunctionId] = Counter()
     running: Counter[FunctionName] = Counter()
     for body in list(seen.bodies.values()):
         private.update(dict.fromkeys(list(body.bound), body.part_bytes))
         for run in list(body.runs.values()):
             running.update({tally.name: count for tally, count in run.requests.items()})
-    versions: dict[FunctionName, list[Function]] = {}
-    for function in list(state.functions.values()):
+    versions: dict[FunctionName, list[FunctionSnapshot]] = {}
+    for function in known.functions:
         versions.setdefault(function.spec.name, []).append(function)
     functions = [
         _function(sources, tally, versions[tally.name], private, running, now)
@@ -92,24 +90,24 @@ def activity(sources: Sources, now: Seconds) -> NodeActivity:
     functions.sort(key=lambda each: (-each.running - each.queued, -each.rate, -each.bodies, -each.requests, each.name))
     return NodeActivity(
         cores=sources.config.cores or 1,
-        cores_running=resources.load.taken,
-        bodies=dict(Counter[str](worker_state(worker) for worker in list(state.workers.values()))),
-        functions_deployed=len(state.functions),
+        cores_running=known.cores_running,
+        bodies=dict(Counter[str](worker.state for worker in known.workers)),
+        functions_deployed=len(known.functions),
         running=running.total(),
         queued=sum(each.queued for each in functions),
-        host_bytes=resources.host.taken,
-        host_budget=resources.host.capacity,
+        host_bytes=known.host_bytes,
+        host_budget=known.host_budget,
         private_bytes=private.total(),
         private_budget=sources.config.memory_bytes,
         functions=functions,
-        workers=every_worker(state),
+        workers=known.workers,
     )
 
 
 def _function(
     sources: Sources,
     tally: FunctionStatistics,
-    versions: Sequence[Function],
+    versions: Sequence[FunctionSnapshot],
     private: Counter[FunctionId],
     running: Counter[FunctionName],
     now: Seconds,
@@ -118,18 +116,18 @@ def _function(
     ids = [function.spec.id for function in versions]
     stores = [(sources.statistics.stores.get(function.spec.store), function.spec.id) for function in versions]
     held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
-    workers = tuple(dict.fromkeys(id_ for function in versions for id_ in list(function.workers)))
+    workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))
     rate, p50, p99 = lately(list(tally.recent), now)
     return FunctionActivity(
         name=tally.name,
         tenant=newest.spec.tenant,
-        state=function_state(newest, now),
-        family=family_name(newest.family),
-        members=len(newest.family.members),
+        state=newest.state,
+        family=newest.family,
+        members=newest.members,
         bodies=len(workers),
         workers=workers,
         running=running[tally.name],
-        queued=sum(len(function.queue) for function in versions),
+        queued=sum(function.queued for function in versions),
         rate=rate,
         p50_ms=None if p50 is None else p50 * 1000,
         p99_ms=None if p99 is None else p99 * 1000,

@@ -1,24 +1,28 @@
 """Why is a function as it is? Where its blocks are, how fast it is, what its bodies do, what was decided and why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from overwinter.core.function import Settings
-from overwinter.core.ids import FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point
 from overwinter.core.underway import LivingBody
-from overwinter.node.families import family_name, workers_of
+from overwinter.node.families import workers_of
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Told
 from overwinter.scheduler.lifecycles import function_state, worker_state
 from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
+from overwinter.scheduler.snapshot import family_name
 from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
+
+Sibling = tuple[FunctionId, KeysView[Address]]
+"""Another function of the same tenant, and its blocks."""
 
 
 class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,23 +142,18 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explanation(
-    sources: Sources, function: DeployedFunction, places: tuple[Place, Place], pids: dict[WorkerId, int], times: "Times"
+    sources: Sources, state: Function, versions: Sequence[int], pids: Mapping[WorkerId, int], times: "Times"
 ) -> Explanation:
-    """What there is to say. `places` are its repository and its host store. It looks at the disk: call it in a thread.
-
-    KeyError when the function is gone.
-    """
-    state = sources.state.functions[function.id]
+    """What there is to say but for its bytes (`tiers_of`). On the loop alone: it reads the scheduler's tables."""
     spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
-    versions = list(sources.state.versions.get(spec.name, []))
-    rates = list(state.family.rates)
+    rates = state.family.rates
     predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
     expected = state.forecast if predict is None else predict(rates)
     return Explanation(
         name=spec.name,
         version=spec.version,
         tenant=spec.tenant,
-        latest=versions[-1:] == [spec.version],
+        latest=list(versions[-1:]) == [spec.version],
         state=function_state(state, times.now),
         on_trial=state.on_trial,
         settings=spec.settings,
@@ -166,7 +165,7 @@ def explanation(
         run_s=state.latency.run_s,
         failures=state.failures,
         rests_s=max(0.0, state.backoff_until - times.now),
-        tiers=_tiers(sources, function, places),
+        tiers=(),
         profile=_profile(state, tally, times.now),
         family=family_name(state.family),
         members=list(state.family.members),
@@ -187,22 +186,28 @@ class Times(msgspec.Struct, frozen=True):
         return [Happened(self.wall - (self.now - each.at), each.what, each.why) for each in told]
 
 
-def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Place]) -> list[TierBytes]:
+def siblings(functions: Iterable[Function], function: Function) -> list[Sibling]:
+    """The other functions of its tenant with their blocks. On the loop alone."""
+    others = (each for each in functions if each.spec.tenant == function.spec.tenant and each is not function)
+    return [(each.spec.id, each.sizes.keys()) for each in others]
+
+
+def tiers_of(
+    sources: Sources, function: DeployedFunction, others: Sequence[Sibling], places: tuple[Place, Place]
+) -> list[TierBytes]:
+    """Where a function's blocks are. `places` are its repository and its host store. It looks at the disk: call it in a
+    thread.
+    """
     seen = sources.statistics
     empty: Shares[FunctionId] = Shares()
-    function_sizes, tenant = distinct(function.blobs), function.manifest.tenant
-    others = [
-        (other.spec.id, other.sizes.keys())
-        for other in list(sources.state.functions.values())
-        if other.spec.tenant == tenant and other.spec.id != function.id
-    ]
+    function_sizes = distinct(function.blobs)
     tiers = []
     for tier, shares, place in zip(
         ("disk", "host"), (seen.disk, seen.stores.get(function.store, empty)), places, strict=True
     ):
         missing, held = missing_bytes(function.blobs, place), shares.held(function.id)
-        siblings = [sizes for id_, sizes in others if shares.held(id_)]
-        exclusive = sum(function_sizes[each] for each in function_sizes.keys() - set().union(*siblings)) if held else 0
+        holding = [sizes for id_, sizes in others if shares.held(id_)]
+        exclusive = sum(function_sizes[each] for each in function_sizes.keys() - set().union(*holding)) if held else 0
         tiers.append(
             TierBytes(
                 tier=tier,
@@ -211,7 +216,7 @@ def _tiers(sources: Sources, function: DeployedFunction, places: tuple[Place, Pl
                 missing=missing,
                 exclusive=exclusive,
                 shared=held - exclusive,
-                sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in siblings) if held else 0,
+                sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in holding) if held else 0,
             )
         )
     private = sum(body.part_bytes for body in list(seen.bodies.values()) if function.id in body.bound)
@@ -234,7 +239,7 @@ def _profile(state: Function, tally: FunctionStatistics, now: Seconds) -> Profil
 
 def _body(sources: Sources, worker: Worker, pid: int | None, now: Seconds) -> BodyFacts:
     weighed = sources.accounting.bodies.get(worker.id)
-    runs = list(worker.runs.values())
+    runs = worker.runs.values()
     return BodyFacts(
         worker=worker.id,
         pid=pid,
@@ -259,7 +264,7 @@ def _bound(worker: Worker, living: LivingBody[FunctionStatistics] | None) -> lis
             runs=binding.runs,
             private_bytes=living.part_bytes if living is not None and id_ in living.bound else None,
         )
-        for id_, binding in worker.bound.copy().items()
+        for id_, binding in worker.bound.items()
     ]
 
 

@@ -10,7 +10,7 @@ import msgspec
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError
 from overwinter.core.events import Event
-from overwinter.core.ids import Address, FunctionName, Seconds, TenantId
+from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.node import clock
 from overwinter.node.families import family_names
 from overwinter.node.faults import Faults
@@ -18,15 +18,17 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.activity import NodeActivity, activity
 from overwinter.node.insight.background import Background
-from overwinter.node.insight.explaining import Explanation, Times, explanation
+from overwinter.node.insight.explaining import Explanation, Times, explanation, siblings, tiers_of
 from overwinter.node.insight.metering import Meter, Usage
 from overwinter.node.insight.metrics import render
+from overwinter.node.insight.sharing import Shared
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import Statistics
 from overwinter.node.pipelines import Seen
 from overwinter.node.processes import Processes
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.scheduler import Scheduler
+from overwinter.scheduler.snapshot import Snapshot, snapshot
 from overwinter.store.hosts import HostStores
 from overwinter.store.ledger import Ledger
 from overwinter.store.repository import Repository
@@ -91,11 +93,10 @@ class Insight:
         self._house = house
         self._find = find
         self.statistics = Statistics()
+        self._scheduler = scheduler
         accounting = Accounting(scheduler.state, house.hosts, lambda: house.processes, self.statistics, log)
         self._sources = Sources(
             house.config.mind,
-            scheduler.state,
-            scheduler.resources,
             self.statistics,
             accounting,
             house.hosts.health,
@@ -105,6 +106,8 @@ class Insight:
         self._ledger = Ledger(Path(house.config.data) / LEDGER_FILE)
         self._meter = Meter(self.statistics, self._ledger, log)
         self._tasks: list[asyncio.Task[None]] = []
+        self._metrics = Shared(self._render)
+        self._activity = Shared(self._look)
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Write down what is used, compare bytes, and look at who computes, now and then, until closed."""
@@ -128,30 +131,50 @@ class Insight:
 
     async def metrics(self) -> bytes:
         """All metrics, in Prometheus's text format."""
-        return await asyncio.to_thread(render, self._sources, self._house.pipelines_seen())
+        return await self._metrics.get()
+
+    async def _render(self) -> bytes:
+        known = await self._known()
+        return await asyncio.to_thread(render, self._sources, known, self._house.pipelines_seen())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""
-        return await asyncio.to_thread(self._usage, tenant, clock.now(), clock.wall())
-
-    def _usage(self, tenant: TenantId | None, now: Seconds, wall: float) -> list[Usage]:
-        families = family_names(list(self._sources.state.functions.values()))
-        used = self._meter.usage(tenant, now, wall)
+        families = family_names(self._scheduler.state.functions.values())
+        used = await asyncio.to_thread(self._meter.usage, tenant, clock.now(), clock.wall())
         return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
 
     async def activity(self) -> NodeActivity:
         """What goes on just now."""
-        return await asyncio.to_thread(activity, self._sources, clock.now())
+        return await self._activity.get()
+
+    async def _look(self) -> NodeActivity:
+        known = await self._known()
+        return await asyncio.to_thread(activity, self._sources, known, clock.now())
+
+    async def _known(self) -> Snapshot:
+        """What the scheduler knows: its tables are read on the loop alone."""
+        steps = snapshot(self._scheduler.state, self._scheduler.resources, clock.now())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as taken:
+                known: Snapshot = taken.value
+                return known
+            await asyncio.sleep(0)
 
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
         """Why a function is as it is; NotFoundError."""
         function = self._find(name, version)
         host = self._house.hosts.store(function.store)
-        own = TenantBlocks(host, self._sources.state, function.manifest.tenant)
+        own = TenantBlocks(host, self._scheduler.state, function.manifest.tenant)
         places = _Disk(self._house.repository), own
         times = Times(clock.now(), clock.wall())
-        pids = self._house.processes.body_pids()
-        try:
-            return await asyncio.to_thread(explanation, self._sources, function, places, pids, times)
-        except KeyError:
-            raise NotFoundError(f"function {function.id!r} is gone") from None
+        pids, state = self._house.processes.body_pids(), self._scheduler.state
+        known = state.functions.get(function.id)
+        if known is None:
+            raise NotFoundError(f"function {function.id!r} is gone")
+        told = explanation(self._sources, known, state.versions.get(known.spec.name, []), pids, times)
+        own.own()
+        others = siblings(state.functions.values(), known)
+        tiers = await asyncio.to_thread(tiers_of, self._sources, function, others, places)
+        return msgspec.structs.replace(told, tiers=tiers)

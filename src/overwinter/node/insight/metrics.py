@@ -21,9 +21,8 @@ from overwinter.node.insight.accounting import KINDS, Accounting
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import FunctionStatistics, Histogram, Statistics
 from overwinter.node.pipelines import Seen
-from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
-from overwinter.scheduler.resources import Resources
-from overwinter.scheduler.state import Function, State
+from overwinter.scheduler.lifecycles import FunctionState, WorkerState
+from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
 from overwinter.store.host import Health
 
 PREFIX = "overwinter_"
@@ -31,33 +30,33 @@ Labels = Sequence[str]
 Sample = tuple[Labels, float]
 
 
-def render(sources: Sources, pipelines: Sequence[Seen] = ()) -> bytes:
+def render(sources: Sources, known: Snapshot, pipelines: Sequence[Seen] = ()) -> bytes:
     """All metrics in Prometheus's text format. With a thousand functions it takes a while: call it in a thread."""
     registry = CollectorRegistry()
-    registry.register(_Node(sources, pipelines))
+    registry.register(_Node(sources, known, pipelines))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _Node(Collector):
-    def __init__(self, sources: Sources, pipelines: Sequence[Seen]) -> None:
+    def __init__(self, sources: Sources, known: Snapshot, pipelines: Sequence[Seen]) -> None:
         self._sources = sources
+        self._known = known
         self._pipelines = pipelines
 
     def collect(self) -> Iterable[Metric]:
-        sources, now = self._sources, clock.now()
+        sources, known, now = self._sources, self._known, clock.now()
         seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
-        functions = list(sources.state.functions.values())
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
-        yield from _requests(seen, functions)
+        yield from _requests(seen, known.functions)
         yield from _passages(self._pipelines)
         yield from _runs(sources.statistics, seen)
-        yield from _bodies(sources.statistics, sources.state, seen)
+        yield from _bodies(sources.statistics, known, seen)
         yield from _decisions(sources.statistics, seen)
-        yield from _functions(sources.state, functions, now)
+        yield from _functions(known)
         yield from _profiles(seen, now)
-        yield from _bytes(sources, functions)
-        yield from _machine(sources.config, sources.resources)
+        yield from _bytes(sources, known)
+        yield from _machine(sources.config, known)
         yield from _accounts(sources.accounting)
         yield from _health(sources.health)
         told = "Looks of the node's at something that the machine let fail."
@@ -94,7 +93,7 @@ def histogram(name: str, told: str, labels: Labels, samples: Iterable[tuple[Labe
     return family
 
 
-def _requests(seen: Sequence[FunctionStatistics], functions: Sequence[Function]) -> Iterator[Metric]:
+def _requests(seen: Sequence[FunctionStatistics], functions: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
     yield counter(
         "requests",
         "Requests that ended; refused ones by the error's name.",
@@ -109,7 +108,7 @@ def _requests(seen: Sequence[FunctionStatistics], functions: Sequence[Function])
     )
     queued: Counter[str] = Counter()
     for function in functions:
-        queued[function.spec.name] += len(function.queue)
+        queued[function.spec.name] += function.queued
     yield gauge("requests_queued", "Requests that wait.", ["function"], _by_name(queued))
     promised = [each for each in seen if each.slo_s is not None]
     yield gauge(
@@ -174,8 +173,8 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield counter("wait_seconds", told, ["function"], _named(seen, "wait_s"))
 
 
-def _bodies(statistics: Statistics, state: State, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
-    states = Counter(worker_state(worker) for worker in list(state.workers.values()))
+def _bodies(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    states = Counter(worker.state for worker in known.workers)
     counts = [((name,), states[name]) for name in get_args(WorkerState)]
     yield gauge("bodies", "Worker processes, by what they do.", ["state"], counts)
     alive = (((each.name,), float(each.bodies)) for each in seen if each.bodies)
@@ -215,20 +214,15 @@ def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> It
     yield counter("memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressed)])
 
 
-def _functions(state: State, functions: Sequence[Function], now: Seconds) -> Iterator[Metric]:
-    lives = Counter(function_state(function, now) for function in functions)
+def _functions(known: Snapshot) -> Iterator[Metric]:
+    lives = Counter(function.state for function in known.functions)
     counts = (((life,), lives[life]) for life in get_args(FunctionState))
     yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
-    yield gauge("families", "Families of functions: a family shares workers.", [], [((), len(state.families))])
-    hopeless = sum(function.family.best_effort for function in functions)
+    yield gauge("families", "Families of functions: a family shares workers.", [], [((), known.families)])
+    hopeless = sum(function.best_effort for function in known.functions)
     yield gauge("functions_best_effort", "Of these, those whose promise no configuration keeps.", [], [((), hopeless)])
-    lines = {
-        "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
-        "body": sum(len(each.first_workers) + len(each.more_workers) for each in list(state.waiting.values())),
-        "store": len(state.bytes),
-    }
     told = "Of these, those that wait for a core, for room for a body, or for room in a host store."
-    yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in lines.items()))
+    yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in known.waiting.items()))
 
 
 def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
@@ -236,14 +230,14 @@ def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metr
     yield gauge("profile_age_seconds", "Since a function was measured, or its profile read.", ["function"], ages)
 
 
-def _bytes(sources: Sources, functions: Sequence[Function]) -> Iterator[Metric]:
-    statistics, state, resources = sources.statistics, sources.state, sources.resources
+def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
+    statistics = sources.statistics
     disk, stores = statistics.disk, dict(statistics.stores)
     own: Counter[str] = Counter()
     for body in list(statistics.bodies.values()):
         own.update(dict.fromkeys(list(body.bound), body.part_bytes))
     samples: list[Sample] = []
-    for function in functions:
+    for function in known.functions:
         spec = function.spec
         named = (spec.name, str(spec.version))
         places = [("disk", disk)] + ([("host", stores[spec.store])] if spec.store in stores else [])
@@ -255,9 +249,9 @@ def _bytes(sources: Sources, functions: Sequence[Function]) -> Iterator[Metric]:
             samples.append(((*named, "private", "exclusive"), own[spec.id]))
     labels = ["function", "version", "tier", "sharing"]
     yield gauge("function_bytes", "Bytes that a version holds, by whether others hold them too.", labels, samples)
-    tiers = [(("disk",), disk.nbytes), (("host",), resources.host.taken), (("private",), sum(own.values()))]
+    tiers = [(("disk",), disk.nbytes), (("host",), known.host_bytes), (("private",), sum(own.values()))]
     yield gauge("tier_bytes", "Bytes of all functions together, each block once.", ["tier"], tiers)
-    resident = (((name,), residents.nbytes) for name, residents in list(state.stores.items()))
+    resident = (((name,), nbytes) for name, nbytes in known.stores.items())
     yield gauge("host_store_bytes", "Bytes in a host store, those on their way included.", ["store"], resident)
     released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
     yield counter("host_store_released_bytes", "Bytes that left a host store.", ["store"], released)
@@ -265,11 +259,11 @@ def _bytes(sources: Sources, functions: Sequence[Function]) -> Iterator[Metric]:
     yield counter("staged_bytes", "Bytes brought from disk.", ["function"], _named(seen, "staged_bytes"))
 
 
-def _machine(config: MindConfig, resources: Resources) -> Iterator[Metric]:
+def _machine(config: MindConfig, known: Snapshot) -> Iterator[Metric]:
     yield gauge("cores", "Cores that bodies may use.", [], [((), config.cores or 1)])
-    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), resources.load.taken)])
-    yield gauge("cores_reserved", "Cores of all bodies that stay.", [], [((), resources.reserved.taken)])
-    budgets = [("host", resources.host.capacity), ("private", config.memory_bytes)]
+    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), known.cores_running)])
+    yield gauge("cores_reserved", "Cores of all bodies that stay.", [], [((), known.cores_reserved)])
+    budgets = [("host", known.host_budget), ("private", config.memory_bytes)]
     bounded: list[Sample] = [((tier,), nbytes) for tier, nbytes in budgets if nbytes is not None]
     yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
 

@@ -6,21 +6,16 @@ from overwinter.core.config import MindConfig
 from overwinter.node.faults import Faults
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.statistics import Statistics
-from overwinter.scheduler.resources import Resources
-from overwinter.scheduler.state import State
 from overwinter.store.host import Health
 
 
 class Sources(NamedTuple):
-    """All that a node knows of what it does. Looked at from threads while the loop goes on: a table is copied whole
-    before it is gone through, and what is seen is true of about the same moment.
+    """All that a node knows of what it does, but for its scheduler, of which readers get a snapshot. Looked at from
+    threads while the loop goes on: a table is copied whole before it is gone through, and what is seen is true of about
+    the same moment.
     """
 
     config: MindConfig
-    state: State
-    """The scheduler's tables."""
-    resources: Resources
-    """What is scarce, and how much of it is taken."""
     statistics: Statistics
     """What was read out of its steps."""
     accounting: Accounting

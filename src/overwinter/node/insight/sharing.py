@@ -1,0 +1,33 @@
+"""One answer for all who ask for the same while it is made: what is costly is made once at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Shared(Generic[Answer]):
+    """Each gets an answer that was begun after he asked. Belongs to the loop's thread."""
+
+    def __init__(self, make: Callable[[], Awaitable[Answer]]) -> None:
+        self._make = make
+        self._one_at_a_time = asyncio.Lock()
+        self._begun = self._asking = 0
+        self._last: tuple[int, Answer] | None = None
+        """The newest answer and its number, as long as somebody may share it."""
+
+    async def get(self) -> Answer:
+        """The answer; raises what making it raised. Who goes away leaves it to the next to make it."""
+        before = self._begun
+        self._asking += 1
+        try:
+            async with self._one_at_a_time:
+                if self._last is None or self._last[0] <= before:
+                    self._begun += 1
+                    self._last = self._begun, await self._make()
+                return self._last[1]
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._last = None

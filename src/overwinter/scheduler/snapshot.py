@@ -1,0 +1,120 @@
+"""What does the scheduler know just now, for those who read it in other threads, or later?
+
+The tables belong to the loop's thread and change with every event. A snapshot is taken there, and never changes. With
+many functions it is taken in steps, between which events are handled: what it says of one function, or of one worker,
+is true of one moment, and all of it of the time that it took.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+
+import msgspec
+
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import FunctionId, Seconds, StoreName, WorkerId
+from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
+from overwinter.scheduler.resources import Resources
+from overwinter.scheduler.state import Family, Function, State, Worker
+
+PART = 64
+"""Functions or workers of one step: some 0.3 ms."""
+
+
+class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, and what it can run at once without a bind."""
+
+    worker: WorkerId
+    family: FunctionId
+    state: WorkerState
+    bound: tuple[FunctionId, ...]
+    """In the order in which they were bound, those that are just being bound or let go among them."""
+
+
+class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """One version of a function."""
+
+    spec: FunctionSpec
+    state: FunctionState
+    on_trial: bool
+    best_effort: bool
+    """No configuration keeps the SLO of its family."""
+    family: FunctionId
+    members: int
+    """Of its family."""
+    workers: tuple[WorkerId, ...]
+    queued: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The node as its scheduler knows it."""
+
+    functions: Sequence[FunctionSnapshot]
+    workers: Sequence[FamilyWorker]
+    families: int
+    waiting: Mapping[str, int]
+    """How many functions wait for a core, for room for a worker, or for room in a host store."""
+    stores: Mapping[StoreName, int]
+    """Bytes of each host store."""
+    cores_running: int
+    cores_reserved: int
+    host_bytes: int
+    host_budget: int | None
+
+
+def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None, None, Snapshot]:
+    """All that readers of the whole node want, in steps. On the loop alone."""
+    functions: list[FunctionSnapshot] = []
+    for number, function in enumerate(list(state.functions.values()), 1):
+        if not function.removed:
+            functions.append(_function(function, now))
+        if number % PART == 0:
+            yield
+    workers: list[FamilyWorker] = []
+    for number, worker in enumerate(list(state.workers.values()), 1):
+        if worker.id in state.workers:
+            workers.append(family_worker(worker))
+        if number % PART == 0:
+            yield
+    return Snapshot(
+        functions=functions,
+        workers=workers,
+        families=len(state.families),
+        waiting={
+            "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
+            "body": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
+            "store": len(state.bytes),
+        },
+        stores={name: residents.nbytes for name, residents in state.stores.items()},
+        cores_running=resources.load.taken,
+        cores_reserved=resources.reserved.taken,
+        host_bytes=resources.host.taken,
+        host_budget=resources.host.capacity,
+    )
+
+
+def family_name(family: Family) -> FunctionId:
+    """A family goes by its first member; a function that shares with nobody is a family of its own."""
+    return next(iter(family.members), FunctionId(family.id))
+
+
+def family_worker(worker: Worker) -> FamilyWorker:
+    """What one worker has."""
+    return FamilyWorker(
+        worker=worker.id,
+        family=family_name(worker.family),
+        state=worker_state(worker),
+        bound=tuple(worker.bound),
+    )
+
+
+def _function(function: Function, now: Seconds) -> FunctionSnapshot:
+    family = function.family
+    return FunctionSnapshot(
+        function.spec,
+        function_state(function, now),
+        function.on_trial,
+        family.best_effort,
+        family_name(family),
+        len(family.members),
+        tuple(function.workers),
+        len(function.queue),
+    )
