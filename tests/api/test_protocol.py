@@ -4,6 +4,7 @@ import asyncio
 import resource
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 import uvloop
 
+from overwinter.api import app
 from overwinter.api.app import serve
 from overwinter.api.connections import Connections
 from overwinter.api.messages import Receive, Scope, Send
@@ -26,6 +28,8 @@ DATA_SEGS_IN = 152
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\n"
+LARGE = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (32 << 20) + bytes(32 << 20)
+PLACES = 8
 
 
 @pytest.fixture(scope="module")
@@ -157,27 +161,124 @@ def test_a_body_that_drips_is_let_go(strict: Served) -> None:
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_a_connection_that_does_nothing_makes_room(strict: Served) -> None:
-    with ExitStack() as open_:
-        idle = [open_.enter_context(connect(strict)) for _ in range(20)]
-        for client in idle[-3:]:
-            client.sendall(GET + b"\r\n")
-            assert client.recv(65536).startswith(b"HTTP/1.1 200")
-        closed = 0
-        for client in idle[:16]:
-            client.settimeout(5)
-            closed += client.recv(65536) == b""
-        assert closed == 16
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A node with PLACES places for a caller's connections, which are looked at all the time or, unless told, never."""
+    monkeypatch.setattr(app, "SWEEP_S", getattr(request, "param", 3600.0))
+    with serving(tmp_path, limits=msgspec.structs.replace(LIMITS, connections_max=2 * PLACES)) as served:
+        yield served
 
 
-def test_a_body_that_stands_still_makes_room(strict: Served) -> None:
+def answer_to(client: socket.socket, data: bytes) -> bytes:
+    client.sendall(data)
+    return client.recv(65536)
+
+
+@pytest.mark.parametrize("small", [0.01], indirect=True)
+@pytest.mark.parametrize("sent", [b"", GET, GET + b"\r\n", POST + b"Content-Length: 100000\r\n\r\nabc"])
+def test_who_stands_still_makes_room(small: Served, sent: bytes) -> None:
     with ExitStack() as open_:
-        for _ in range(20):
-            stalled = open_.enter_context(connect(strict))
-            stalled.sendall(POST + b"Content-Length: 100000\r\n\r\nabc")
-        neighbour = open_.enter_context(connect(strict))
-        neighbour.sendall(GET + b"\r\n")
-        assert neighbour.recv(65536).startswith(b"HTTP/1.1 200")
+        still = [open_.enter_context(connect(small)) for _ in range(PLACES)]
+        for client in still:
+            client.sendall(sent)
+        for _ in range(1000):
+            with connect(small) as newcomer:
+                answer = answer_to(newcomer, GET + b"\r\n")
+            if answer.startswith(b"HTTP/1.1 200"):
+                break
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_the_longest_without_a_request_makes_room_for_others(small: Served) -> None:
+    with ExitStack() as open_:
+        for source in ("127.0.0.1", "127.0.0.2"):
+            idle = [
+                open_.enter_context(socket.create_connection(("127.0.0.1", small.port), 20, (source, 0)))
+                for _ in range(PLACES)
+            ]
+        with socket.create_connection(("127.0.0.1", small.port), 20, ("127.0.0.3", 0)) as newcomer:
+            assert answer_to(newcomer, GET + b"\r\n").startswith(b"HTTP/1.1 200")
+        assert answer_to(idle[-1], GET + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def send_until_it_is_closed(client: socket.socket) -> None:
+    for _ in range(1000):
+        client.sendall(b"x")
+        time.sleep(0.001)
+
+
+def slow_requests(served: Served, open_: ExitStack, count: int) -> list[socket.socket]:
+    """Connections with a request that nobody answers yet."""
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+    head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    clients = []
+    for _ in range(count):
+        clients.append(open_.enter_context(connect(served)))
+        served.door.slow_started.clear()
+        clients[-1].sendall(head + body)
+        assert served.door.slow_started.wait(20)
+    return clients
+
+
+def test_a_newcomer_does_not_take_the_place_of_one_that_is_about_to_ask(small: Served) -> None:
+    with ExitStack() as open_:
+        slow_requests(small, open_, PLACES - 1)
+        eager, late = (open_.enter_context(connect(small)) for _ in range(2))
+        assert late.recv(65536).startswith(b"HTTP/1.1 503")
+        assert answer_to(eager, GET + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_a_newcomer_does_not_take_the_place_of_a_body_that_comes(small: Served) -> None:
+    body = b'{"addresses":[]}'
+    head = b"POST /overwinter/v1/blocks/missing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with ExitStack() as open_:
+        slow_requests(small, open_, PLACES - 1)
+        sender = open_.enter_context(connect(small))
+        sender.sendall(head + body[:5])
+        with connect(small) as newcomer:
+            assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
+        assert answer_to(sender, body[5:]).startswith(b"HTTP/1.1 200")
+
+
+def test_who_finds_no_room_reads_why_after_a_large_request(small: Served) -> None:
+    with ExitStack() as open_:
+        slow_requests(small, open_, PLACES)
+        newcomer = open_.enter_context(connect(small))
+        assert answer_to(newcomer, LARGE).startswith(b"HTTP/1.1 503")
+        assert newcomer.recv(65536) == b""
+
+
+@pytest.mark.parametrize("small", [0.01], indirect=True)
+def test_who_finds_no_room_and_stays_is_let_go(small: Served) -> None:
+    with ExitStack() as open_:
+        slow_requests(small, open_, PLACES)
+        away = [open_.enter_context(connect(small)) for _ in range(PLACES)]
+        for client in away:
+            assert client.recv(65536).startswith(b"HTTP/1.1 503")
+        # More than may stay at once: the first is gone before its time.
+        with pytest.raises(ConnectionError):
+            send_until_it_is_closed(away[0])
+
+
+def test_answers_end_connections_where_there_is_little_room(small: Served) -> None:
+    with ExitStack() as open_:
+        clients = [open_.enter_context(connect(small)) for _ in range(PLACES - 1)]
+        assert all(b"connection: close" not in answer_to(client, GET + b"\r\n") for client in clients)
+        last = open_.enter_context(connect(small))
+        assert b"connection: close" in answer_to(last, GET + b"\r\n")
+        assert last.recv(65536) == b""
+        # A place is free again.
+        assert b"connection: close" not in answer_to(clients[0], GET + b"\r\n")
+
+
+def test_a_last_answer_is_read_after_a_large_request(small: Served) -> None:
+    with ExitStack() as open_:
+        for _ in range(PLACES - 1):
+            open_.enter_context(connect(small))
+        last = open_.enter_context(connect(small))
+        answer = answer_to(last, LARGE)
+        assert answer.startswith(b"HTTP/1.1 404")
+        assert b"connection: close" in answer
 
 
 def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Which connections are open, whose are they, and which have waited too long?
 
 A newcomer never finds the door shut by connections that do nothing: where there are as many as may be, of one caller or
-of all, the one that has been without a request the longest makes room, then one that still sends or reads. Time is
-looked at now and then, for all connections together: a request that comes and goes quickly costs nothing here.
+of all, the one that has been without a request the longest makes room, then one that still sends or reads. A caller's
+own newcomer takes the place of what stands still alone: what moves may have a request on its way, and would lose it.
+Before it comes to that, answers end their connections, which their callers can see. Time is looked at now and then, for
+all connections together: a request that comes and goes quickly costs nothing here.
 """
 
 import resource
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from overwinter.api.steps import Turns
@@ -17,6 +20,11 @@ DESCRIPTORS_SHARE = 4
 """Of this many descriptors one may be a caller's connection; the rest are for workers, blocks and files."""
 LINGER_S = 30.0
 """How long a body is thrown away that nobody wants any more, so that its sender can read why."""
+CROWDED_SHARE = 7 / 8
+"""With more of the connections that may be open, of one caller or of all, an answer is the last one of its own."""
+TURNED_AWAY_SHARE = 1 / 8
+"""Beside the connections that may be open so many read why they may not, each until it closes or for so long:"""
+TURNED_AWAY_S = 2.0
 
 
 class Waits(NamedTuple):
@@ -69,28 +77,48 @@ class Connections:
         }
         self._seen: dict[Connection, tuple[Waits, float]] = {}
         """For each connection, what it waited for when it was looked at, and since when."""
+        self._still: dict[Connection, None] = {}
+        """Those that waited for the same thing at the last two looks."""
+        self._turned_away: dict[Connection, float] = {}
+        """Those that found no room, and since when."""
+        self._looked_at = 0.0
         self._idle: dict[str, dict[Connection, None]] = {}
         """Of each caller, the connections without a request, longest first."""
         self._counts: dict[str, int] = {}
 
     def admit(self, connection: Connection) -> bool:
         """Count a new connection, which has no request yet; False when it finds no room."""
-        mine = self._counts.get(connection.caller, 0)
-        if mine >= self.most_of_one and not self._make_room(connection.caller):
+        caller = connection.caller
+        if self._counts.get(caller, 0) >= self.most_of_one and not self._make_room(caller, caller):
             return False
         if len(self._seen) >= self.most:
             most = max(self._counts, key=self._counts.__getitem__)
-            if not (self._make_room(most) or self._make_room(next(iter(self._idle), most))):
+            if not (self._make_room(most, caller) or self._make_room(next(iter(self._idle), most), caller)):
                 return False
-        self._counts[connection.caller] = self._counts.get(connection.caller, 0) + 1
+        self._counts[caller] = self._counts.get(caller, 0) + 1
         self._seen[connection] = (Waits("", 0, 0), 0.0)
         self.idle(connection)
         return True
 
+    def turn_away(self, connection: Connection) -> None:
+        """It found no room and was told so. A close now would throw away what was not read yet, and that with it."""
+        self._turned_away[connection] = self._looked_at
+        if len(self._turned_away) > TURNED_AWAY_SHARE * self.most:
+            first = next(iter(self._turned_away))
+            del self._turned_away[first]
+            first.abort()
+
+    def crowded(self, caller: str) -> bool:
+        """Whether there is little room for more connections of this caller."""
+        mine = self._counts.get(caller, 0)
+        return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
+
     def forget(self, connection: Connection) -> None:
         """It is closed, or as good as closed."""
+        self._turned_away.pop(connection, None)
         if self._seen.pop(connection, None) is None:
             return
+        self._still.pop(connection, None)
         self.busy(connection)
         self._counts[connection.caller] -= 1
         if not self._counts[connection.caller]:
@@ -112,11 +140,19 @@ class Connections:
 
     def sweep(self, now: float) -> None:
         """Close what has waited too long."""
+        self._looked_at = now
+        for connection, since in list(self._turned_away.items()):
+            if now - since >= TURNED_AWAY_S:
+                connection.abort()
+        self._still.clear()
         for connection, (seen, since) in list(self._seen.items()):
             waits = connection.waits()
             if waits[:2] != seen[:2]:
                 self._seen[connection] = (waits, now)
-            elif waits.what == "body":
+                continue
+            if waits == seen:
+                self._still[connection] = None
+            if waits.what == "body":
                 self._keep_up(connection, waits, now)
             elif waits.what and now - since >= self._longest_s[waits.what]:
                 if waits.what == "head":
@@ -133,12 +169,17 @@ class Connections:
         if waits.nbytes - seen.nbytes < self.limits.rate_min_bytes * self.limits.stall_s:
             connection.time_out()
 
-    def _make_room(self, caller: str) -> bool:
+    def _make_room(self, caller: str, newcomer: str) -> bool:
         """Close the caller's connection that has been without a request the longest, or else one whose request or
-        answer is on its way; False when all wait for the node.
+        answer is on its way; for its own newcomer only what stands still. False when there is none.
         """
-        idle = self._idle.get(caller)
-        connection = next(iter(idle), None) if idle else self._under_way(caller)
+        idle = next(iter(self._idle.get(caller, ())), None)
+        if caller != newcomer:
+            connection = idle or self._under_way(caller, self._seen)
+        elif idle is not None and self._stands_still(idle):
+            connection = idle
+        else:
+            connection = self._under_way(caller, filter(self._stands_still, self._still))
         if connection is None:
             return False
         connection.abort()
@@ -146,6 +187,9 @@ class Connections:
         self.forget(connection)
         return True
 
-    def _under_way(self, caller: str) -> Connection | None:
-        mine = (connection for connection in self._seen if connection.caller == caller)
+    def _under_way(self, caller: str, among: Iterable[Connection]) -> Connection | None:
+        mine = (connection for connection in among if connection.caller == caller)
         return next((connection for connection in mine if connection.waits().what), None)
+
+    def _stands_still(self, connection: Connection) -> bool:
+        return connection in self._still and connection.waits() == self._seen[connection][0]

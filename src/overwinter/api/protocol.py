@@ -55,9 +55,10 @@ class _Joining:
     Each write is a packet, and wakes the reader.
     """
 
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle, end: Callable[[], None]) -> None:
         self._transport = transport
         self._cycle = cycle
+        self._end = end
         self._head: bytes | None = None
         self.is_closing = transport.is_closing
 
@@ -75,7 +76,7 @@ class _Joining:
         """Send what is kept, and no more."""
         if self._head:
             self._transport.write(self._head)
-        self._transport.close()
+        self._end()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -121,8 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.caller = client_of(self.client[0] if self.client else "")
         if not self._all.admit(self):
             self._refuse(BUSY, "too many connections are open: close some, or try again later")
-            # Nobody counts it: it must not stay.
-            self.transport.close()
+            self._all.turn_away(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Free its place."""
@@ -270,10 +270,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if self._all.crowded(self.caller):
+            # Its caller sees that it ends. One that only idles may have to make room just when it is used again.
+            cycle.keep_alive = False
         # Nothing follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":
-            cycle.transport = _Joining(self.transport, cycle)  # type: ignore[assignment]
+            cycle.transport = _Joining(self.transport, cycle, self._end)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
+
+    def _end(self) -> None:
+        """Close after the last answer. What still comes of its request is thrown away, or the answer would be."""
+        if self._in_body:
+            self._refused = True
+            self.transport.write_eof()
+        else:
+            self.transport.close()
 
     def _leave(self) -> None:
         """Tell the request under way that nobody waits for its answer; those behind it are not begun."""
