@@ -2,8 +2,9 @@
 
 `python -m benchmarks.openloop PORT PLAN OUTCOMES` carries out the plan in one file and writes what became of each
 request to another; SIGTERM ends the plan early. A latency counts from the moment at which the request was due, so that
-a node that stands still is charged for all that would have come meanwhile. It is small on purpose, for it shares the
-machine with the node.
+a node that stands still is charged for all that would have come meanwhile. A request is sent once more, over a new
+connection, only if the one that it used was open from before and closed at once without a byte of an answer, as HTTP
+clients do. It is small on purpose, for it shares the machine with the node.
 """
 
 import gc
@@ -31,6 +32,8 @@ LATE_S = 30.0
 """The generator's own, beyond its patience."""
 IDLE_MAX_S = 30.0
 """A connection unused for so long is not used again: the node may be about to close it."""
+CROSSED_MAX_S = 1.0
+"""A connection that is closed so soon after it was used again was closed before the node can have seen the request."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -64,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     status: int
     """Of HTTP; 0 when no answer came, or one that was cut or said nothing."""
     start: str
-    """Warm, bound, host or disk; what was said in a refusal."""
+    """Warm, bound, host or disk; what was said in a refusal; why no answer came."""
     right: bool
     """Whether the tensors are those that they must be."""
     digest: bytes = b""
@@ -88,7 +91,13 @@ class Line:
         self.due = 0.0
         self.sent = 0.0
         self.used = 0.0
+        """When it had its last answer; 0: it had none."""
         self._received = bytearray()
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of an answer came."""
+        return not self._received
 
     def take(self) -> Answer | None:
         """Read what is there: the answer once it is whole. ConnectionError when it will never be."""
@@ -109,12 +118,12 @@ class Line:
         return answer
 
 
-def outcome(line: Line, began: float, answer: Answer | None, target: Target) -> Outcome:
-    """How the request on this line ended just now; None: without an answer."""
+def outcome(line: Line, began: float, answer: Answer | str, target: Target) -> Outcome:
+    """How the request on this line ended just now: with an answer, or why there is none."""
     latency = time.perf_counter() - line.due
     at, late = line.due - began, line.sent - line.due
-    if answer is None:
-        return Outcome(line.target, at, late, latency, 0, "", False)
+    if isinstance(answer, str):
+        return Outcome(line.target, at, late, latency, 0, answer, False)
     if answer.status == 200:
         digest = hashlib.sha256(answer.tensors).digest()
         return Outcome(line.target, at, late, latency, 200, answer.start, digest == target.digest, digest)
@@ -123,6 +132,11 @@ def outcome(line: Line, began: float, answer: Answer | None, target: Target) -> 
     except (ValueError, KeyError, TypeError):
         said = ""
     return Outcome(line.target, at, late, latency, answer.status, said, False)
+
+
+def told(error: OSError) -> str:
+    """What went wrong with a connection."""
+    return f"{type(error).__name__}: {error}"
 
 
 class Generator:
@@ -159,7 +173,7 @@ class Generator:
             for fd, _ in self._poll.poll(max(0.0, until - time.perf_counter())):
                 self._hear(self._waiting[fd])
         for line in self._waiting.values():
-            self._end(line, None)
+            self._end(line, "no answer in time")
         for line in (*self._waiting.values(), *self._free):
             line.socket.close()
         self._poll.close()
@@ -169,11 +183,16 @@ class Generator:
         now = time.perf_counter()
         while self._free and now - self._free[0].used > IDLE_MAX_S:
             self._free.pop(0).socket.close()
+        self._send_over(self._free.pop() if self._free else None, at, number)
+
+    def _send_over(self, line: Line | None, at: float, number: int) -> None:
+        """None: over a new one."""
+        now = time.perf_counter()
         try:
-            line = self._free.pop() if self._free else Line(self._port)
-        except OSError:
+            line = line or Line(self._port)
+        except OSError as error:
             due = self._began + at
-            self._outcomes.append(Outcome(number, at, now - due, time.perf_counter() - due, 0, "", False))
+            self._outcomes.append(Outcome(number, at, now - due, time.perf_counter() - due, 0, told(error), False))
             return
         target = self._plan.targets[number]
         line.target, line.due, line.sent = number, self._began + at, now
@@ -182,28 +201,35 @@ class Generator:
         try:
             line.socket.sendall(target.head + self._plan.payloads[target.payload])
         except OSError:
-            self._drop(line)
+            # There may be an answer nevertheless, as from a node that reads no further; else reading fails as well.
+            self._hear(line)
 
     def _hear(self, line: Line) -> None:
         try:
             answer = line.take()
-        except OSError:
-            self._drop(line)
+        except OSError as error:
+            self._drop(line, error)
             return
         if answer is not None:
             del self._waiting[line.socket.fileno()]
             self._poll.unregister(line.socket.fileno())
             line.used = time.perf_counter()
             self._end(line, answer)
-            self._free.append(line)
+            if answer.headers.get("connection", "").lower() == "close":
+                line.socket.close()
+            else:
+                self._free.append(line)
 
-    def _drop(self, line: Line) -> None:
-        """The connection broke: its request is lost."""
+    def _drop(self, line: Line, error: OSError) -> None:
+        """The connection broke: its request is lost, unless the two crossed."""
         del self._waiting[line.socket.fileno()]
-        self._end(line, None)
         line.socket.close()
+        if line.used and line.silent and time.perf_counter() - line.sent < CROSSED_MAX_S:
+            self._send_over(None, line.due - self._began, line.target)
+        else:
+            self._end(line, told(error))
 
-    def _end(self, line: Line, answer: Answer | None) -> None:
+    def _end(self, line: Line, answer: Answer | str) -> None:
         self._outcomes.append(outcome(line, self._began, answer, self._plan.targets[line.target]))
 
 

@@ -99,8 +99,10 @@ def report_models(bases: Sequence[Base], outcomes: Sequence[Outcome], slo_s: Seq
         print(f"{1e3 * base.cost.wake:8.1f}{len(own):10}{counts['refused']:9}{counts['lost']:6}", end="")
         print(f"{part.wakes:7}{part.binds:7}", end="")
         print(f"{statistics.median(times):9.1f}{quantile(times, 0.99):9.1f}{attainment(own, slo_s):8.1%}")
-    for said, times_ in Counter(each.start for each in outcomes if each.fate == "refused").most_common(5):
-        print(f"  refused {times_} times: {said}")
+    for fate in ("refused", "lost"):
+        told = Counter("a wrong answer" if each.status == 200 else each.start for each in outcomes if each.fate == fate)
+        for said, times_ in told.most_common(5):
+            print(f"  {fate} {times_} times: {said}")
 
 
 def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:

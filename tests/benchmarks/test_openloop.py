@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from benchmarks import openloop
 from benchmarks.openloop import Generator, Outcome, Plan, Target, attainment, fates
 
 TENSORS = b"\x00\x01\x02\x03" * 1000
@@ -23,6 +24,11 @@ class Door(BaseHTTPRequestHandler):
         self.server.payloads.append((self.path, payload))
         if self.path == "/gone":
             self.close_connection = True
+        elif self.path == "/crossed" and self.server.crossed:
+            self.server.crossed -= 1
+            self.close_connection = True
+        elif self.path == "/last":
+            self.answer(503, b'{"error": "no room"}', {"connection": "close"})
         elif self.path == "/silent":
             self.server.released.wait(10)
         elif self.path == "/busy":
@@ -48,6 +54,7 @@ def door():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
     server.daemon_threads = True
     server.payloads = []
+    server.crossed = 1
     server.released = threading.Event()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -103,9 +110,29 @@ def test_a_refusal_must_say_why(door):
     ]
 
 
+def test_a_connection_that_ends_with_its_answer_is_not_used_again(door):
+    outcomes = run(door, [target("/last")], [(0.0, 0), (0.1, 0), (0.2, 0)])
+    assert [(each.fate, each.start) for each in outcomes] == [("refused", "no room")] * 3
+    assert len(door.payloads) == 3
+
+
 def test_a_closed_connection_loses_one_request_and_no_other(door):
-    outcomes = run(door, [target("/a"), target("/gone")], [(0.0, 0), (0.01, 1), (0.02, 0)])
-    assert [each.fate for each in outcomes] == ["answered", "lost", "answered"]
+    outcomes = run(door, [target("/a"), target("/gone")], [(0.0, 1), (0.1, 0), (0.2, 1), (0.3, 0)])
+    assert [each.fate for each in outcomes] == ["lost", "answered", "lost", "answered"]
+    assert outcomes[0].start
+    # The one that came over a connection that was open from before was sent once more.
+    assert [path for path, _ in door.payloads] == ["/gone", "/a", "/gone", "/gone", "/a"]
+
+
+def test_a_request_that_crosses_the_end_of_its_connection_is_sent_once_more(door):
+    outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1), (0.2, 0)])
+    assert [each.fate for each in outcomes] == ["answered"] * 3
+
+
+def test_a_request_that_a_node_has_seen_is_not_sent_again(door, monkeypatch):
+    monkeypatch.setattr(openloop, "CROSSED_MAX_S", 0.0)
+    outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1)])
+    assert [each.fate for each in outcomes] == ["answered", "lost"]
 
 
 def test_who_never_answers_keeps_nobody_waiting(door):
