@@ -110,7 +110,7 @@ def many_functions(family: Family, count: int) -> Row:
         requests, answers = [], []
         for variant in range(1, count + 1):
             family.vary(family.head(), variant)
-            family.deploy(node.client, f"v{variant}", keep_alive_s=600)
+            family.deploy(node.client, f"v{variant}", keep_alive_s=600, isolation="function")
             requests.append(binary_request(f"v{variant}", as_tensors(family.one())))
             answers.append(family.answer())
         ask_at_once(node, requests, answers)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from benchmarks.tetris.contenders import Contender, simulate_all
-from overwinter.core.function import MOST
+from overwinter.core.function import BOUNDS
 from overwinter.simulation.scenario import Application, FunctionModel, Scenario
 from overwinter.simulation.workloads import Stable
 
@@ -35,7 +35,7 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
     applications: list[Application] = []
     for scenario in scenarios:
         for function in scenario.functions:
-            most = {"max_bodies": MOST["max_bodies"], "queue_limit": MOST["queue_limit"]}
+            most = {name: int(BOUNDS[name].most) for name in ("max_bodies", "queue_limit")}
             settings = msgspec.structs.replace(function.settings, **most)
             functions.append(msgspec.structs.replace(function, settings=settings))
         for application in scenario.applications:

@@ -24,7 +24,8 @@ from benchmarks.wire import binary_request
 from overwinter.api.deployer import Package
 from overwinter.core.ids import FunctionName
 
-KEEP_ALIVE_S = 600.0
+APART = {"keep_alive_s": 600.0, "isolation": "function"}
+"""A function is an instance: functions with one program would share workers otherwise."""
 Curve = dict[int, float]
 """Bytes by the number of instances."""
 
@@ -54,13 +55,13 @@ def curve(family: Family, counts: Sequence[int], varied: bool) -> Curve:
     requests: list[bytes] = []
     answers: list[bytes] = []
     with running_node() as node:
-        ready = family.packaged("it", keep_alive_s=KEEP_ALIVE_S)
+        ready = family.packaged("it", **APART)
         answer = family.answer()
         for count in counts:
             for number in range(len(requests) + 1, count + 1):
                 if varied:
                     family.vary(family.head(), number)
-                    ready, answer = family.packaged("it", keep_alive_s=KEEP_ALIVE_S), family.answer()
+                    ready, answer = family.packaged("it", **APART), family.answer()
                 name = f"it-{number}"
                 twin(ready, name).upload(node.client)
                 requests.append(binary_request(name, as_tensors(family.one())))

@@ -26,7 +26,7 @@ from benchmarks.families import Family, as_tensors
 from benchmarks.nodes import Node, forget_pages, running_node
 from benchmarks.plain import save
 from benchmarks.tetris.loading import Loaded, Loader
-from benchmarks.tetris.memory import KEEP_ALIVE_S, twin
+from benchmarks.tetris.memory import APART, twin
 from benchmarks.wire import Connection, binary_request
 from overwinter.api.client import Client
 
@@ -75,11 +75,11 @@ class Bench:
     def __init__(self, node: Node, family: Family) -> None:
         self._node = node
         self._requests = {name: binary_request(name, as_tensors(family.one())) for name in NAMES}
-        ready, answer = family.packaged("base", keep_alive_s=KEEP_ALIVE_S), family.answer()
+        ready, answer = family.packaged("base", **APART), family.answer()
         for name in NAMES[:2]:
             twin(ready, name).upload(node.client)
         family.vary(family.head(), VARIANT)
-        family.deploy(node.client, "other", keep_alive_s=KEEP_ALIVE_S)
+        family.deploy(node.client, "other", **APART)
         self._answers = {"base": answer, "same": answer, "other": family.answer()}
         family.vary(family.head(), 0)
         # Each has run once, so that its program is prepared.
@@ -163,7 +163,7 @@ def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Conte
     absent: dict[int, float] = {}
     present: dict[int, float] = {}
     with running_node() as node:
-        ready = family.packaged("it", keep_alive_s=KEEP_ALIVE_S)
+        ready = family.packaged("it", **APART)
         first, *names = (f"it-{number}" for number in range(max(counts) + 1))
         for name in (first, *names):
             twin(ready, name).upload(node.client)
