@@ -1,14 +1,15 @@
 """Can one node serve a thousand functions, and with how much memory?
 
-`python -m benchmarks.thousand [--functions N] [--minutes M] [--traces DIR] [--load SHARE] [model ...]`: functions are
-variants of a few base models of the zoo, full size, each with a head of its own and an SLO, and otherwise the default
-settings; the node is started again once all are deployed, so that they sleep. An hour of requests, recorded
+`python -m benchmarks.thousand [--functions N] [--minutes M] [--traces DIR] [--load SHARE] [--memory-gib G] [MODEL ...]`
+deploys variants of a few base models of the zoo, full size, each with a head of its own and an SLO, and otherwise the
+default settings; the node is started again once all are deployed, so that they sleep. An hour of requests, recorded
 (`torpor-alibaba-fc` in DIR) or made, is pressed into minutes. The machine's cores bound what it can do: what a run and
 a wake of each model cost is measured first, and of the requests so many are kept that their runs keep the cores busy
 for the wished share of the time. Wakes and binds do not count for that; with `--keep-alive` every function has that
 one, and the wakes that it leads to do. The requests are sent over HTTP whether or not earlier ones are answered, and
 each answer is compared with plain PyTorch's, bit for bit. A second node is sent the same requests with `isolation =
-"function"`, as the control: there no function uses another's worker.
+"function"`, as the control: there no function uses another's worker. Idle workers stay as long as there is room, so the
+room is part of the question: the node gives workers the half of G GiB, as it would where so much is available.
 
 Memory is sampled: anonymous and file PSS of daemon, zygotes and bodies, the pages of the host store, and the memory
 files through which tensors pass. Beside it stands what as many loaded models would hold: the anonymous PSS of a plain
@@ -48,6 +49,7 @@ from benchmarks.plain import Crowd, save
 from benchmarks.thousand_report import SLO_MS, Base, Pass, Peak, figures, owners, report, slo_ms
 from benchmarks.traffic import HOUR_S, Cost, compressed, hour, kept_share
 from benchmarks.wire import END, Connection, binary_request
+from overwinter.node.limits import MEMORY_SHARE
 
 TOKENS = 16
 """Of a text in a request."""
@@ -58,6 +60,7 @@ SAMPLED_EVERY_S = 30.0
 """To ask the kernel for the PSS of all bodies takes a core for seconds."""
 PATIENCE_S = 70.0
 """Longer than any function may take: whoever has no answer then never gets one."""
+GIB = 1 << 30
 ISOLATIONS = ("family", "function")
 LOADS = (0.55, 0.75)
 
@@ -218,6 +221,7 @@ def main() -> None:
     parser.add_argument(
         "--load", type=float, action="append", help="share of all cores to ask for, also twice; default 0.55, then 0.75"
     )
+    parser.add_argument("--memory-gib", type=float, default=8.0, help="available to the node, as it is told; default 8")
     parser.add_argument("--keep-alive", type=float, help="of every function, in seconds; else the default settings")
     parser.add_argument(
         "--isolation",
@@ -237,7 +241,7 @@ def main() -> None:
         settings = {"isolation": isolation} | (
             {} if options.keep_alive is None else {"keep_alive_s": options.keep_alive}
         )
-        with running_node("--keep-warm") as node:
+        with running_node("--keep-warm", "--memory-bytes", str(int(MEMORY_SHARE * options.memory_gib * GIB))) as node:
             began = time.perf_counter()
             bases = deploy_all(node, options.models, options.functions, settings, bases)
             print(f"{options.functions} functions measured and deployed in {time.perf_counter() - began:.0f} s")
