@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
     arrivals: list[tuple[float, int]]
     """Ascending: seconds from the start, and the target's number."""
     patience_s: float
-    """How long to wait for answers after the last arrival."""
+    """How long to wait for answers after the last request was sent."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -162,12 +162,12 @@ class Generator:
         """Send everything, wait for the answers, and say what became of each request."""
         rest = self._rest
         self._began = time.perf_counter()
-        self._end_at = self._began + (rest[-1][0] if rest else 0.0) + self._plan.patience_s
         while rest or self._waiting:
             now = time.perf_counter()
-            while rest and self._began + rest[0][0] <= now:
+            # Who is late hears what came between two requests nevertheless, or it would open connections without end.
+            if rest and self._began + rest[0][0] <= now:
                 self._send(*rest.popleft())
-            if not rest and now >= self._end_at:
+            elif not rest and now >= self._end_at:
                 break
             until = self._began + rest[0][0] if rest else self._end_at
             for fd, _ in self._poll.poll(max(0.0, until - time.perf_counter())):
@@ -196,6 +196,7 @@ class Generator:
             return
         target = self._plan.targets[number]
         line.target, line.due, line.sent = number, self._began + at, now
+        self._end_at = now + self._plan.patience_s
         self._waiting[line.socket.fileno()] = line
         self._poll.register(line.socket.fileno(), select.EPOLLIN)
         try:

@@ -3,6 +3,7 @@
 import hashlib
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -19,6 +20,10 @@ class Door(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
     def do_POST(self):
         payload = self.rfile.read(int(self.headers["content-length"]))
         self.server.payloads.append((self.path, payload))
@@ -29,6 +34,9 @@ class Door(BaseHTTPRequestHandler):
             self.close_connection = True
         elif self.path == "/last":
             self.answer(503, b'{"error": "no room"}', {"connection": "close"})
+        elif self.path == "/late":
+            time.sleep(0.05)
+            self.answer(200, b"{}" + TENSORS, {"inference-header-content-length": "2", "overwinter-start": "host"})
         elif self.path == "/silent":
             self.server.released.wait(10)
         elif self.path == "/busy":
@@ -55,6 +63,7 @@ def door():
     server.daemon_threads = True
     server.payloads = []
     server.crossed = 1
+    server.connections = 0
     server.released = threading.Event()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -133,6 +142,19 @@ def test_a_request_that_a_node_has_seen_is_not_sent_again(door, monkeypatch):
     monkeypatch.setattr(openloop, "CROSSED_MAX_S", 0.0)
     outcomes = run(door, [target("/a"), target("/crossed")], [(0.0, 0), (0.1, 1)])
     assert [each.fate for each in outcomes] == ["answered", "lost"]
+
+
+def test_who_is_late_hears_answers_between_its_requests(door):
+    # All are due at once, and more than one connection is needed only while an answer is on its way.
+    outcomes = run(door, [target("/a")], [(0.0, 0)] * 200)
+    assert fates(outcomes)["answered"] == 200
+    assert door.connections < 200
+
+
+def test_patience_begins_when_the_last_request_is_sent(door):
+    # It was due long ago, as for a generator that was kept from its work.
+    outcomes = run(door, [target("/late")], [(-1.0, 0)], patience_s=0.5)
+    assert [each.fate for each in outcomes] == ["answered"]
 
 
 def test_who_never_answers_keeps_nobody_waiting(door):
