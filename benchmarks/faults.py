@@ -318,6 +318,7 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
         "unrecovered": unrecovered,
         "starts_refused": len(site.refused_starts),
         "faults": storm.faults.total(),
+        "found_after_s": max(storm.found_s),
     }
 
 
