@@ -16,9 +16,9 @@ def member(name, blobs=None, **settings):
     return spec(name, 1, blobs or (("trunk", 20), (f"head-of-{name}", 5)), family="one", **settings)
 
 
-def family(*members, **config) -> World:
+def family(*members, world=World, **config) -> World:
     """Functions of one family that are bound in one worker, each by a run of its own."""
-    world = World(**config)
+    world = world(**config)
     for each in members:
         world.deploy(each)
     for each in members:
@@ -205,6 +205,143 @@ def test_requests_that_wait_for_a_full_batch_count_those_of_their_siblings():
     assert len([each for each in world.log if isinstance(each, Run)]) > began
 
 
+def measured(batches=(1, 2, 4, 8), base=0.02, each=0.01):
+    points = tuple(Point(1, 9, batch, 1, base + each * batch) for batch in batches)
+    return Profile(weight_bytes=20, macs=1, points=points)
+
+
+def half_own(name, **settings):
+    """A function of which half of a run is its own."""
+    settings = {"max_batch": 8, "slo_ms": 1000.0, "profile": measured(base=0.08)} | settings
+    return member(name, (("trunk", 20), (f"own-of-{name}", 20)), **settings)
+
+
+def operation_of(world, run):
+    return world.state.workers[run.worker].runs[run.run]
+
+
+def test_a_run_of_several_is_expected_to_take_what_each_has_for_itself_function_by_function():
+    world = family(half_own("f"), half_own("g"))
+    busy(world)
+    for name in ("f", "g", "g"):
+        world.arrive(name)
+    world.finish()
+    [run] = world.running.values()
+    pace = world.state.families["one"].latency.pace
+    operation = operation_of(world, run)
+    together, apart = 0.11, 0.09 + 0.10
+    assert sorted(running(world)) == [("f@1", "g@1", "g@1")]
+    assert operation.ends - world.now == pytest.approx(pace * (together + apart) / 2)
+
+
+def hurried(*waited_s):
+    """A worker ends a run when requests of `f`, which refuses late ones, have waited so long, and one of each of the
+    others; what begins then.
+    """
+    first = half_own("f", slo_ms=200.0, late="refuse", profile=measured())
+    world = family(first, *(half_own(name, profile=measured()) for name in "ghk"))
+    busy(world, "g")
+    began, requests = world.now, []
+    for seconds in waited_s:
+        world.now = began + max(waited_s) - seconds
+        requests.append(world.arrive("f"))
+    others = [world.arrive(name) for name in "ghk"]
+    world.now = began + max(waited_s)
+    latency, [trunk] = world.state.families["one"].latency, world.state.families["one"].trunks.values()
+    # What it will be when the run that ends is counted.
+    latency.pace, trunk.own = 1.25 - 0.25 * max(waited_s) / 0.03, 0.5
+    run = next(each for each in world.finish() if isinstance(each, Run))
+    assert latency.pace == pytest.approx(1.0)
+    return world, run, requests, others
+
+
+def test_so_many_join_as_leave_who_leads_in_time():
+    world, run, [request], others = hurried(0.12)
+    # All four would take 90 ms, of the 80 that are left.
+    assert run.requests[0] == request
+    assert len(run.requests) == 3
+    latency = world.state.families["one"].latency
+    latency.pace = 1.0
+    world.calm()
+    assert all(isinstance(world.answers[each], Reply) for each in (request, *others))
+
+
+def test_nobody_is_refused_who_would_be_late_only_for_those_who_join():
+    world, run, [late, hurries], _ = hurried(0.195, 0.145)
+    # By itself it takes 40 ms, and a run of all 60 at least.
+    assert world.answers[late].error == "OverloadedError"
+    assert hurries in run.requests
+
+
+class Watched(World):
+    """Looks at each run of several when it begins."""
+
+    joint = 0
+
+    def send(self, event):
+        state = self.state
+        waited = {id_: len(function.queue) + 1 for id_, function in state.functions.items()}
+        actions = super().send(event)
+        for run in actions:
+            if isinstance(run, Run) and run.functions and run.run in self.running:
+                self.look(operation_of(self, run), waited)
+        return actions
+
+    def look(self, operation, waited):
+        self.joint += 1
+        function, state = operation.function, self.state
+        slo_ms, point = function.spec.settings.slo_ms, function.latency.usual
+        if slo_ms is None:
+            return
+        most = min(point.batch, waited[function.spec.id])
+        alone_s = function.latency.latency_s(point, most)
+        for id_ in operation.of(function):
+            due = state.requests[id_].arrived + slo_ms / 1000
+            assert self.now + alone_s > due or operation.ends <= due + 1e-9, "those who joined made it late"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    orders=st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "arrive", "urgent", "finish", "go on", "wait", "cancel"]),
+            st.sampled_from("fghk"),
+        ),
+        min_size=20,
+        max_size=60,
+    ),
+    slos=st.lists(st.sampled_from([None, 200.0, 250.0, 500.0]), min_size=4, max_size=4),
+    late=st.sampled_from(["serve", "refuse"]),
+    rule=st.sampled_from(["overwinter", "greedy", "adaptive", "timeout"]),
+)
+def test_who_leads_a_run_is_not_made_late_by_those_who_join_it(orders, slos, late, rule):
+    members = [
+        half_own(name, slo_ms=slo, late=late, profile=measured()) for name, slo in zip("fghk", slos, strict=True)
+    ]
+    world = family(*members, world=Watched, policy=Policy(batching=rule), bodies_max=1)
+    world.state.families["one"].latency.pace = 1.0
+    for order, name in orders:
+        happens(world, order, name)
+    world.calm()
+    assert not world.open
+
+
+def test_who_waits_for_a_full_batch_looks_again_when_a_siblings_request_is_gone():
+    settings = {"slo_ms": 1000.0, "profile": measured(base=0.08)}
+    world = family(*(member(name, max_batch=8, **settings) for name in "fghk"), policy=Policy(batching="adaptive"))
+    world.calm()
+    f = world.arrive("f")
+    alone = world.state.functions["f@1"].batch_at
+    others = [world.arrive(name) for name in "ghk"]
+    assert not world.running
+    assert world.state.functions["f@1"].batch_at > alone
+    for request in others:
+        world.send(Cancelled(request))
+    assert world.state.functions["f@1"].batch_at == alone
+    world.calm()
+    assert isinstance(world.answers[f], Reply)
+
+
 NAMES = ("f", "g", "h", "k")
 ORDERS = st.sampled_from(
     (
@@ -266,6 +403,8 @@ def happens(world, order, name):
     elif order == "go on":
         pass_time(world, 0.01)
         world.settle_processes()
+    elif order == "wait":
+        pass_time(world, 0.06)
     elif order == "ring" and world.alarm is not None:
         world.ring()
     elif order == "cancel" and world.open:

@@ -1,6 +1,7 @@
 """The mind in the modelled world: nothing is lost, the same seed gives the same journal, times are as told."""
 
 import io
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Refuse, Reply
-from overwinter.core.events import Arrived, BodyExited, Staged, StageFailed, ZygoteLost
+from overwinter.core.actions import Refuse, Reply, Run
+from overwinter.core.events import Arrived, BodyExited, RunEnded, Staged, StageFailed, ZygoteLost
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.scenario import MIB, read_scenario
@@ -84,6 +85,32 @@ def test_a_small_machine_is_slower_and_says_so():
     assert small.total.requests == large.total.requests
     assert small.total.attainment < 0.8 < 0.95 < large.total.attainment
     assert small.total.lost == 0
+
+
+def test_what_siblings_have_for_themselves_makes_their_runs_longer():
+    """Half of their bytes, here: half of a run is done together, half function by function."""
+    times = {1: 0.05, 2: 0.06, 3: 0.07, 4: 0.08}
+    half = function(
+        rate=8.0,
+        variants=4,
+        blocks=[{"mib": 20, "shared": "base"}, {"mib": 20}],
+        latency_ms={batch: seconds * 1000 for batch, seconds in times.items()},
+        settings={"slo_ms": 400, "max_batch": 4, "max_bodies": 1},
+    )
+    scenario = scene(half, mind={"bodies_max": 1}, duration_s=20)
+    _, entries = read_journal(io.BytesIO(journal_of(scenario)))
+    began, seen = {}, set()
+    for entry in entries:
+        for run in entry.actions:
+            if isinstance(run, Run):
+                began[run.run] = entry.now, sorted(Counter(run.functions or ("one",) * len(run.requests)).values())
+        if isinstance(entry.event, RunEnded) and entry.event.run in began:
+            at, counts = began.pop(entry.event.run)
+            together, apart = times[sum(counts)], sum(times[count] for count in counts)
+            assert entry.now - at == pytest.approx((together + apart) / 2 if len(counts) > 1 else together)
+            seen.add(tuple(counts))
+    assert {(1, 1), (1, 1, 1)} <= seen
+    assert World(scenario).run().total.attainment > 0.9
 
 
 def test_the_same_seed_gives_the_same_journal():

@@ -163,7 +163,8 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
-    latency = expected_s(state, function, worker.point, send.count) or 0.0
+    # By itself: what joins it makes nothing hopeless.
+    latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
     hopeless = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
     is_new = worker.is_idle and worker.since == worker.ready_at
     soonest = function.latency.wake_s + (expected_s(state, function, worker.point, 1) or 0.0)

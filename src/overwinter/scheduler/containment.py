@@ -5,7 +5,7 @@ it fails, and remembers the function. The tables are as they should be at any su
 the function is put away as if its owner had unloaded it, with the reason. Any other failure ends the node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from overwinter.core.ids import FunctionId
@@ -43,6 +43,13 @@ def expected_s(state: State, function: Function, point: Point, batch: int) -> fl
     except FAILURES as error:
         remember(state, function.spec.id, error)
         return None
+
+
+def joint_s(state: State, function: Function, point: Point, counts: Sequence[int]) -> float | None:
+    """The same of a run that the function leads, of so many requests of each of several."""
+    if len(counts) == 1:
+        return expected_s(state, function, point, counts[0])
+    return asked(state, function, None, function.latency.joint_s, point, counts, function.own)
 
 
 def remember(state: State, function: FunctionId, error: Exception) -> None:

@@ -136,7 +136,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     queueing.insert(function.queue, request, cycle.state.requests)
     cycle.timers.arm(spec.id, deadline)
     cycle.mark(function)
-    mates.came(cycle, function)
+    mates.changed(cycle, function)
 
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
@@ -157,6 +157,7 @@ def _cancelled(cycle: Cycle, id_: RequestId) -> None:
     if function is not None and id_ in function.queue:
         function.queue.remove(id_)
         cycle.mark(function)
+        mates.changed(cycle, function)
 
 
 def _run_ended(cycle: Cycle, event: RunEnded) -> None:
@@ -176,7 +177,8 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     served = [each for each in run.functions if not each.removed]
     if served:
         function, spent_s = served[0], cycle.now - run.began
-        asked(cycle.state, function, None, function.latency.observe, worker.point, len(run.requests), spent_s)
+        counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]
+        asked(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
         _prepare(cycle, function, spent_s)
     for function in served:
         function.failures = 0

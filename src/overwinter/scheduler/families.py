@@ -12,7 +12,7 @@ from overwinter.core.function import FunctionSpec, Settings
 from overwinter.core.ids import FamilyId, Seconds
 from overwinter.scheduler import containment
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.latency import LatencyModel, Trunk, own_part, sizes_of
 from overwinter.scheduler.state import Family, Function
 
 COMMON = 0.5
@@ -39,7 +39,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
         model_of = None
     else:
         model_of = spec if spec.profile is not None and not family.latency.points else family.lead.spec
-    function = Function(spec, family, on_trial, {blob.address: blob.nbytes for blob in spec.blobs}, cycle.now)
+    function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
     function.after = cycle.last_worker
     family.members[spec.id] = function
     _join_trunk(function)
@@ -83,13 +83,14 @@ def isolate(cycle: Cycle, function: Function) -> None:
 def _join_trunk(function: Function) -> None:
     """Find the member with which it has half of its blocks' bytes, and half of that one's, in common."""
     trunks, sizes = function.family.trunks, function.sizes
-    for id_, others in trunks.items():
-        common = sum(nbytes for address, nbytes in sizes.items() if address in others)
-        if common >= COMMON * max(sum(sizes.values()), sum(others.values())):
+    for id_, trunk in trunks.items():
+        own = own_part(sizes, trunk.sizes)
+        if own <= 1 - COMMON:
+            trunk.guess(own)
             function.trunk = id_
             return
     function.trunk = function.spec.id
-    trunks[function.trunk] = sizes
+    trunks[function.trunk] = Trunk(sizes)
 
 
 def note(function: Function) -> None:

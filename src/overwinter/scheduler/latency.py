@@ -1,11 +1,18 @@
-"""How long does a run of a function take, and in which configurations may its workers be made?
+"""How long does a run of a function or of several take, and in which configurations may their workers be made?
 
-From its profile, corrected by what was observed in service; without one, from its settings and its runs so far.
+From the profile, corrected by what was observed in service; without one, from settings and the runs so far.
+
+A run of several functions takes as long as one of a single function for what they share, at the whole batch, and for
+what is each one's own as long as runs of each by itself.
 """
 
+from collections.abc import Mapping, Sequence
 from math import inf
 
-from overwinter.core.function import FunctionSpec
+import msgspec
+
+from overwinter.core.function import BlobSize, FunctionSpec
+from overwinter.core.ids import Address
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Shape, between
 
@@ -15,6 +22,53 @@ WAKE_S = 0.03
 """What a wake takes while nothing better is known."""
 SMOOTHING = 0.2
 PACE_MAX = 8.0
+
+
+def joint_s(together: float, apart: float, own: float) -> float:
+    """Seconds of a run of several functions: `together` as a run of one function would take, `apart` as runs of each by
+    itself, and `own` the part of a run that is each function's own.
+    """
+    return together + own * max(0.0, apart - together)
+
+
+def own_part(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
+    """The part of a function's bytes that not all of the others have, by the size of the largest."""
+    common = sum(nbytes for address, nbytes in blocks.items() if all(address in each for each in others))
+    most = max(sum(each.values()) for each in (blocks, *others))
+    return 1 - common / most if most else 0.0
+
+
+def sizes_of(blobs: Sequence[BlobSize]) -> dict[Address, int]:
+    """Blocks, each once."""
+    return {blob.address: blob.nbytes for blob in blobs}
+
+
+class Trunk(msgspec.Struct, eq=False):
+    """Functions of a family that have most of their weights in common."""
+
+    sizes: Mapping[Address, int]
+    """Blocks of the one with which the others have most in common."""
+    own: float = 0.0
+    """The part of a run that is each function's own: by bytes, until the times of runs of several tell."""
+    _spread: float | None = None
+    """Smoothed square of what runs of several could have saved, by their time; None: there was none yet."""
+
+    def guess(self, own: float) -> None:
+        """One more function, of which this part is its own by bytes."""
+        if self._spread is None:
+            self.own = max(self.own, own)
+
+    def observe(self, together: float, apart: float, seconds: float) -> None:
+        """A run of several functions took so long: least squares, the last runs most."""
+        could_save = apart / together - 1
+        if could_save <= 0:
+            # It tells nothing.
+            return
+        spread = 1.0 if self._spread is None else self._spread
+        took = self.own * spread
+        more = min(max(seconds / together - 1, 0.0), could_save)
+        self._spread = spread + SMOOTHING * (could_save * could_save - spread)
+        self.own = (took + SMOOTHING * (more * could_save - took)) / self._spread
 
 
 class LatencyModel:
@@ -50,7 +104,7 @@ class LatencyModel:
                 self.too_large_bytes = min(point.memory_bytes for point in allowed)
         for point in sorted(self.points, key=lambda point: point.batch):
             self._known.setdefault((point.cores, point.concurrency), []).append((point.batch, point.latency_s))
-        self.weight_bytes = sum({blob.address: blob.nbytes for blob in spec.blobs}.values())
+        self.weight_bytes = sum(sizes_of(spec.blobs).values())
         self.macs = 0 if profile is None else profile.macs
         slo_s = inf if settings.slo_ms is None else settings.slo_ms / 1000
         # What was not measured is no reason to refuse it: alone it fits.
@@ -84,14 +138,30 @@ class LatencyModel:
             latency = self._latencies[key] = between(known, batch)
         return latency * self.pace
 
-    def observe(self, point: Point, batch: int, seconds: float) -> None:
-        """A run took so long."""
+    def joint_s(self, point: Point, counts: Sequence[int], own: float) -> float | None:
+        """The same of a run of so many requests of each of several functions."""
+        together = self.latency_s(point, sum(counts))
+        if together is None or len(counts) == 1:
+            return together
+        return joint_s(together, self._apart_s(point, counts), own)
+
+    def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
+        """Seconds of runs of each function by itself; 0 where nothing was measured."""
+        if (point.cores, point.concurrency) not in self._known:
+            return 0.0
+        return sum(self.latency_s(point, count) or 0.0 for count in counts)
+
+    def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:
+        """A run of so many requests of each of one or more functions took so long."""
         self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
         if point.latency_s > 0:
-            expected = self.latency_s(point, batch)
-            if expected:
-                ratio = seconds * self.pace / expected
-                self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
+            expected, together = self.joint_s(point, counts, trunk.own), self.latency_s(point, sum(counts))
+            if not expected or not together:
+                return
+            if len(counts) > 1:
+                trunk.observe(together, self._apart_s(point, counts), seconds)
+            ratio = seconds * self.pace / expected
+            self.pace = min(PACE_MAX, max(1 / PACE_MAX, self.pace + SMOOTHING * (ratio - self.pace)))
 
 
 def _plainness(point: Point) -> tuple[int, int, int]:

@@ -5,16 +5,19 @@ that was retrained runs by itself, all before it as one batch. A run is led by t
 the requests of its mates that are due next join it, up to the batch of the worker. Mates have half of their blocks'
 bytes or more in common with the same member; a function of which a worker died lately has none.
 
-How long such a run takes is taken from the profile of one function's batch.
+How long such a run takes is reckoned from the profile of one function's runs and the part of them that is each
+function's own (latency.py). Who leads is not made late by those who join.
 """
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from math import inf
 
 from overwinter.core.ids import RequestId
-from overwinter.scheduler import order
+from overwinter.scheduler import containment, order
 from overwinter.scheduler.answers import expire
-from overwinter.scheduler.containment import expected_s
+from overwinter.scheduler.containment import joint_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.policies import queueing
@@ -34,18 +37,37 @@ def is_suspect(function: Function) -> bool:
     return function.killed_at is not None and function.runs - function.killed_at <= FORGIVEN
 
 
-def waiting(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> int:
-    """How many requests of its mates could join a run of the function in one of these workers, as far as is counted."""
-    most, count = max(worker.point.batch for worker in slots), 0
+def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
+    """How many requests of its mates count as waiting beside the function's own: as many as could join it in one of
+    these workers, and would not make its first request late, each taken for another function's.
+    """
+    own, most, count = len(function.queue), max(worker.point.batch for worker in slots), 0
+    if own >= most:
+        return 0
     for mate in _mates(cycle, function, slots):
         count += len(mate.queue)
-        if count >= most:
+        if own + count >= most:
+            count = most - own
             break
+    left_s = slo_s - waited_s
+    if count and left_s < inf and _soonest_s(cycle, function, slots, own, 0) <= left_s:
+        while count and _soonest_s(cycle, function, slots, own, count) > left_s:
+            count -= 1
     return count
 
 
-def came(cycle: Cycle, function: Function) -> None:
-    """A request came: those that wait for more of them look again."""
+def expected_s(cycle: Cycle, function: Function, worker: Worker, count: int) -> float:
+    """Seconds of a run of so many requests of the function and its mates, its own first; 0 if nothing is known."""
+    own = min(count, len(function.queue))
+    return joint_s(cycle.state, function, worker.point, [own, *[1] * (count - own)]) or 0.0
+
+
+def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: int, count: int) -> float:
+    return min(expected_s(cycle, function, worker, min(own + count, worker.point.batch)) for worker in slots)
+
+
+def changed(cycle: Cycle, function: Function) -> None:
+    """A request came or went: those that wait for more of them look again."""
     if cycle.policy.joins:
         for id_ in function.family.waiting:
             mate = function.family.members[id_]
@@ -57,37 +79,96 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
     """What a run has: the function's first request, then its own and its mates' that are due next. Those apart whose
     deadline has come, which are refused.
     """
-    state, worker = cycle.state, send.worker
-    mates = list(_mates(cycle, function, [worker]))
-    run_s = expected_s(state, function, worker.point, send.count) or 0.0
-    line = [(FIRST, 0, function)]
-    for number, mate in enumerate(mates, 1):
+    joint = _Joint(cycle, function, send)
+    mates = list(_mates(cycle, function, [send.worker]))
+    if mates:
+        joint.protect()
+        _fill(cycle, joint, [function, *mates])
+    else:
+        joint.take(function, send.count)
+    for mate in joint.taken:
+        if mate is not function:
+            if not mate.queue:
+                order.leave(cycle, mate)
+            cycle.mark(mate)
+    changed(cycle, function)
+    return joint.parts()
+
+
+def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
+    """Take of these, the first of which leads, the requests that are due next."""
+    line = [(FIRST, 0)]
+    for number, mate in enumerate(functions[1:], 1):
         if cycle.policy.order == "deadline":
             order.arrange(cycle, mate)
-        rank = _rank(cycle, mate, run_s)
-        if not (rank[1] and mate.spec.settings.late == "refuse"):
-            line.append((rank, number, mate))
+        line.append((_rank(cycle, mate, joint.run_s), number))
     heapify(line)
-    taken: dict[int, list[RequestId]] = {}
-    left = send.count
-    while line and left:
-        _, number, each = line[0]
-        ids, expired = queueing.take(each.queue, 1, state.requests, cycle.now)
+    while line and joint.left:
+        _, number = line[0]
+        each = functions[number]
+        if each.queue and (not number or joint.may_join(each)):
+            joint.take(each, 1)
+            if each.queue:
+                heapreplace(line, (_rank(cycle, each, joint.run_s), number))
+                continue
+        heappop(line)
+
+
+class _Joint:
+    """A run while it is put together. A mate's request joins it unless that makes another in it late: of those that the
+    function that leads would have in a run of its own, and of mates that have joined before.
+    """
+
+    def __init__(self, cycle: Cycle, function: Function, send: Send) -> None:
+        self._cycle = cycle
+        self._leads = function
+        self._point = send.worker.point
+        self.left = send.count
+        self.taken: dict[Function, list[RequestId]] = {function: []}
+        self.run_s = containment.expected_s(cycle.state, function, self._point, send.count) or 0.0
+        """Of a run of one function."""
+        self._ends_by = inf
+        """If it ends later, it makes somebody late."""
+
+    def protect(self) -> None:
+        """Let it end in time for those requests that the function that leads could answer in time by itself."""
+        cycle, leads = self._cycle, self._leads
+        if leads.spec.settings.slo_ms is None:
+            return
+        alone = list(islice(leads.queue, self.left))
+        ends = cycle.now + (containment.expected_s(cycle.state, leads, self._point, len(alone)) or 0.0)
+        dues = (cycle.state.requests[id_].due for id_ in alone)
+        self._ends_by = min((due for due in dues if due >= ends), default=inf)
+
+    def may_join(self, mate: Function) -> bool:
+        """Whether the first request of a mate may join."""
+        ends, due = self._ends_with(mate), self._cycle.state.requests[mate.queue[0]].due
+        settings = mate.spec.settings
+        if ends > self._ends_by or (ends > due and settings.late == "refuse"):
+            return False
+        if ends <= due and settings.slo_ms is not None:
+            self._ends_by = min(self._ends_by, due)
+        return True
+
+    def _ends_with(self, mate: Function) -> float:
+        """When the run would end if the places that are left then were filled by the function that leads."""
+        counts = {each: len(ids) for each, ids in self.taken.items()}
+        counts[mate] = counts.get(mate, 0) + 1
+        counts[self._leads] += min(len(self._leads.queue), self.left - 1)
+        run_s = joint_s(self._cycle.state, self._leads, self._point, [count for count in counts.values() if count])
+        return self._cycle.now + (run_s or 0.0)
+
+    def take(self, function: Function, count: int) -> None:
+        """Take the function's first requests, and refuse those whose deadline has come."""
+        ids, expired = queueing.take(function.queue, count, self._cycle.state.requests, self._cycle.now)
         for id_ in expired:
-            expire(cycle, id_)
-        taken.setdefault(number, []).extend(ids)
-        left -= len(ids)
-        if each.queue:
-            heapreplace(line, (_rank(cycle, each, run_s), number, each))
-        else:
-            heappop(line)
-    for number in sorted(taken.keys() - {0}):
-        mate = mates[number - 1]
-        if not mate.queue:
-            order.leave(cycle, mate)
-        cycle.mark(mate)
-    everybody = [function, *mates]
-    return tuple(Part(everybody[number], tuple(ids)) for number, ids in sorted(taken.items()) if ids)
+            expire(self._cycle, id_)
+        self.taken.setdefault(function, []).extend(ids)
+        self.left -= len(ids)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Whose requests it has, the one that leads first."""
+        return tuple(Part(each, tuple(ids)) for each, ids in self.taken.items() if ids)
 
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:

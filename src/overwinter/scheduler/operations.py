@@ -11,7 +11,7 @@ from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import families
 from overwinter.scheduler.answers import forget_tenant
-from overwinter.scheduler.containment import expected_s
+from overwinter.scheduler.containment import joint_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.policies import keepalive
@@ -88,7 +88,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     slots_changed(cycle, worker)
     run = RunId(next(cycle.run_ids))
     taken = tuple(id_ for part in parts for id_ in part.requests)
-    expected = expected_s(cycle.state, function, worker.point, len(taken))
+    expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
     hangs_at = now + max(part.function.spec.settings.timeout_s for part in parts)

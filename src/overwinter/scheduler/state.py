@@ -23,7 +23,7 @@ from overwinter.core.ids import (
 )
 from overwinter.core.profile import Point
 from overwinter.scheduler.coreline import CoreLine
-from overwinter.scheduler.latency import LatencyModel
+from overwinter.scheduler.latency import LatencyModel, Trunk
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.residents import Residents
 
@@ -230,6 +230,11 @@ class Function(msgspec.Struct, eq=False):
         return self.family.latency
 
     @property
+    def own(self) -> float:
+        """The part of its runs that it shares with nobody."""
+        return self.family.trunks[self.trunk].own
+
+    @property
     def wants_wake(self) -> bool:
         """Whether somebody waits for it to be awake, without a request."""
         return self.on_trial or self.announce
@@ -290,8 +295,8 @@ class Family(msgspec.Struct, eq=False):
     """The shortest of its members'."""
     max_bodies: int = 0
     """As many as its members may have together."""
-    trunks: dict[FunctionId, Mapping[Address, int]] = msgspec.field(default_factory=dict)
-    """Blocks of the members that others have most of theirs in common with."""
+    trunks: dict[FunctionId, Trunk] = msgspec.field(default_factory=dict)
+    """By the member with which others have most of their weights in common."""
     bind_s: float = BIND_S
     """Smoothed seconds of a bind."""
     bind_bytes: float = 0.0

@@ -1,7 +1,9 @@
 """What does a function want next? At most one thing, computed anew from the facts; asking changes nothing."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
+from math import inf
 
 import msgspec
 
@@ -124,11 +126,18 @@ def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Ste
     slo_ms, latency, requests = function.spec.settings.slo_ms, function.latency, cycle.state.requests
     # One of priority may have come after those behind it.
     next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
+    waited_s = cycle.now - min(requests[id_].arrived for id_ in next_ones)
+    slo_s = inf if slo_ms is None else slo_ms / 1000
+    joined = mates.counted(cycle, function, slots, waited_s, slo_s)
     waiting = batching.Waiting(
-        count=len(function.queue) + mates.waiting(cycle, function, slots),
-        waited_s=cycle.now - min(requests[id_].arrived for id_ in next_ones),
-        slo_s=0.0 if slo_ms is None else slo_ms / 1000,
-        latency=lambda worker, count: latency.latency_s(worker.point, count) or 0.0,
+        count=len(function.queue) + joined,
+        waited_s=waited_s,
+        slo_s=slo_s,
+        latency=(
+            partial(mates.expected_s, cycle, function)
+            if joined
+            else lambda worker, count: latency.latency_s(worker.point, count) or 0.0
+        ),
         keeps_up=keeps_up(cycle, function),
     )
     if slo_ms is None or (latency.run_s is None and not latency.points):

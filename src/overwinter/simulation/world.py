@@ -5,7 +5,8 @@ machine: each takes its time on the timeline and comes back as an event. No deci
 from the scenario's seed, so the same scenario gives the same journal, byte for byte.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from heapq import merge
 from itertools import count
@@ -60,6 +61,7 @@ from overwinter.core.ids import (
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.invariants import check
+from overwinter.scheduler.latency import joint_s, own_part, sizes_of
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.faults import Chance
@@ -109,6 +111,8 @@ class World:
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
         self._run_s: dict[tuple[str, int, int, int], float] = {}
+        self._own: dict[str, float] = {}
+        """The part of a run that siblings do not share, by the model of which they are."""
         self._timeline = Timeline()
         self._cores = Cores(self._machine.cores, self._timeline)
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
@@ -330,6 +334,8 @@ class World:
             return
         model = body.function.model
         seconds = self._expected_s(body, len(action.requests))
+        if action.functions:
+            seconds = self._joint_s(body, seconds, Counter(action.functions))
         if model.jitter:
             seconds *= max(0.1, self._jitter.gauss(1.0, model.jitter))
         cores = max(1, body.cores // body.concurrency)
@@ -346,6 +352,13 @@ class World:
             seconds = next(each for each in known if each is not None)
             self._run_s[name, cores, runs, batch] = seconds
         return seconds
+
+    def _joint_s(self, body: ModelledBody, together: float, counts: Mapping[FunctionId, int]) -> float:
+        """The same of several functions: what is their own, function by function."""
+        model = body.function.model.name
+        if model not in self._own:
+            self._own[model] = own_part(*(sizes_of(self._by_id[id_].spec.blobs) for id_ in counts))
+        return joint_s(together, sum(self._expected_s(body, count) for count in counts.values()), self._own[model])
 
     def _work(self, body: ModelledBody, cores: int, seconds: float, crash: float | None, event: Event) -> None:
         """Keep cores busy; `event` follows, or the body's death after the share `crash` of the time."""

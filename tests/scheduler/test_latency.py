@@ -1,0 +1,76 @@
+"""How long does a run of several functions take, and what is learned of it from those that were seen?"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.policies import Policy
+from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.latency import SMOOTHING, LatencyModel, Trunk, own_part
+from tests.scheduler.world import spec
+
+POINTS = tuple(Point(1, 9, batch, 1, 0.02 + 0.01 * batch) for batch in (1, 2, 4, 8))
+
+
+def model(points=POINTS) -> LatencyModel:
+    return LatencyModel(spec(max_batch=8, profile=Profile(weight_bytes=1, macs=1, points=points)), Policy())
+
+
+@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=8), own=st.floats(0, 1))
+def test_a_run_of_several_lies_between_one_of_all_and_runs_of_each(counts, own):
+    latency, point = model(), POINTS[-1]
+    together = latency.latency_s(point, sum(counts))
+    apart = sum(latency.latency_s(point, count) for count in counts)
+    assert latency.joint_s(point, counts, 0.0) == together
+    assert together - 1e-9 <= latency.joint_s(point, counts, own) <= apart + 1e-9
+    if len(counts) > 1:
+        assert latency.joint_s(point, counts, 1.0) == pytest.approx(apart)
+
+
+def test_where_nothing_was_measured_a_run_of_several_takes_what_runs_took():
+    latency, point = LatencyModel(spec(max_batch=8), Policy()), POINTS[-1]
+    assert latency.joint_s(point, [1, 1], 0.5) is None
+    latency.observe(latency.usual, [1, 1], 0.2, Trunk({}, 0.5))
+    assert latency.joint_s(latency.usual, [1, 1], 0.5) == 0.2
+
+
+def test_what_functions_have_for_themselves_is_told_by_bytes():
+    assert own_part({"a": 6, "b": 2}, {"a": 6, "c": 2}) == 0.25
+    assert own_part({"a": 6, "b": 2}, {"a": 6, "b": 2}, {"b": 2}) == 0.75
+    assert own_part({"a": 6}, {"a": 6}) == own_part({}, {}) == 0.0
+
+
+@settings(max_examples=50)
+@given(
+    guessed=st.floats(0, 0.5),
+    own=st.floats(0, 1),
+    pace=st.sampled_from([0.5, 1.0, 3.0]),
+    runs=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=4),
+)
+def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(guessed, own, pace, runs):
+    """Also where the node is slower than its profile throughout."""
+    latency, trunk, point, truth = model(), Trunk({}, guessed), POINTS[-1], model()
+    # A run of one function tells the pace, one of several what they do not share.
+    for _ in range(60):
+        for counts in ([2], *runs):
+            latency.observe(point, counts, pace * truth.joint_s(point, counts, own), trunk)
+    for counts in runs:
+        expected = pace * truth.joint_s(point, counts, own)
+        assert latency.joint_s(point, counts, trunk.own) == pytest.approx(expected, rel=0.05)
+
+
+def test_one_slow_run_tells_little_and_what_bytes_say_no_more_once_times_tell():
+    trunk = Trunk({})
+    trunk.guess(0.4)
+    trunk.guess(0.1)
+    assert trunk.own == 0.4
+    trunk.observe(1.0, 2.0, 100.0)
+    assert trunk.own == pytest.approx(0.4 + SMOOTHING * 0.6)
+    for _ in range(50):
+        trunk.observe(1.0, 4.0, 1.0)
+    assert trunk.own < 0.01
+    trunk.guess(0.5)
+    assert trunk.own < 0.01
+    # Runs that nothing could have been saved by say nothing.
+    trunk.observe(1.0, 1.0, 9.0)
+    assert trunk.own < 0.01
