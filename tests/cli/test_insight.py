@@ -5,7 +5,7 @@ from rich.console import Console
 from overwinter.cli.insight_tables import activity_table, explained_tables, usage_table
 
 FUNCTION = {
-    "name": "f0", "tenant": "t", "state": "awake", "running": 2, "queued": 3, "rate": 4.25,
+    "name": "f0", "tenant": "t", "state": "awake", "running": 2, "queued": 3, "shared": 0.25, "rate": 4.25,
     "family": "f0@1", "members": 3, "bodies": 2, "workers": [3, 7],
     "p50_ms": 12.34, "p99_ms": 250.4, "attainment": 0.985, "slo_ms": 80, "host_bytes": 2048, "exclusive_bytes": 0,
     "private_bytes": 1 << 20, "wakes": 7, "requests": 9, "refused": 1,
@@ -24,13 +24,17 @@ EXPLAINED = {
     ],
     "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "pace": 1.5},
     "decisions": [{"at": 0.0, "what": "evict", "why": "30 bytes were needed"}],
+    "shared": {
+        "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "core_s": 0.0, "whole_core_s": 0.0, "own": 0.0,
+        "beside": {},
+    },
 }  # fmt: skip
 WORKER = {
     "worker": 9, "pid": 5, "state": "busy", "since_s": 1.0, "cores": 1, "batch": 1, "concurrency": 2, "runs": 1,
     "requests": 1, "private_bytes": None, "pss_bytes": None,
     "bound": [
-        {"function": "a@1", "doing": "running", "runs": 1, "private_bytes": 2048},
-        {"function": "f@2", "doing": "binding", "runs": 0, "private_bytes": None},
+        {"function": "a@1", "doing": "running", "runs": 1, "requests": 3, "private_bytes": 2048},
+        {"function": "f@2", "doing": "binding", "runs": 0, "requests": 0, "private_bytes": None},
     ],
 }  # fmt: skip
 USED = {
@@ -55,7 +59,7 @@ def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
     assert "and 1 more" in shown
     assert "more" not in text(activity_table(ACTIVITY, None))
     row = next(line.split() for line in shown.splitlines() if line.startswith("f0"))
-    assert row[1:10] == ["awake", "f0@1", "(3)", "3,7", "2", "3", "4.2", "-", "250"]
+    assert row[1:11] == ["awake", "f0@1", "(3)", "3,7", "2", "3", "25.0%", "4.2", "-", "250"]
     assert "98.5%" in row
 
 
@@ -82,9 +86,22 @@ def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
     assert "a@1, f@2" in shown
     assert "bound in 1 worker," in shown
     lines = [line.split() for line in shown.splitlines()]
-    assert ["9", "a@1", "running", "1", "2.0", "KiB"] in lines
-    assert ["9", "f@2", "binding", "0", "-"] in lines
-    assert ["8", "a@1", "running", "1", "2.0", "KiB"] in lines
+    assert ["9", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
+    assert ["9", "f@2", "binding", "0", "0", "-"] in lines
+    assert ["8", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
+
+
+def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> None:
+    assert next(line for line in text(*explained_tables(EXPLAINED)).splitlines() if "runs shared" in line).endswith(
+        "none"
+    )
+    shared = {
+        "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "core_s": 0.5, "whole_core_s": 2.0, "own": 0.25,
+        "beside": {f"g{number}": 7 - number for number in range(7)},
+    }  # fmt: skip
+    shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
+    assert "4 of 10, 5 of 20 requests; paid 0.5 of their 2 core seconds; 25.0%" in shown
+    assert "with g0, g1, g2, g3, g4 and 2 more" in shown
 
 
 def test_usage_is_told_in_units_that_people_read() -> None:

@@ -220,7 +220,10 @@ class World:
         return self.send(BindFailed(bind.worker, bind.function, bind.operation, "HandlerError", "bad", lost_blocks))
 
     def finish(self, failures=()) -> list:
-        run = self.running.pop(next(iter(self.running)))
+        return self.finish_run(next(iter(self.running.values())), failures)
+
+    def finish_run(self, run: Run, failures=()) -> list:
+        del self.running[run.run]
         return self.send(RunEnded(run.worker, run.run, tuple(RunFailure(r, "HandlerError", "bad") for r in failures)))
 
     def die(self, worker=None, reason="signal 9", lost_blocks=False) -> list:

@@ -152,23 +152,3 @@ def test_people_see_who_shares_workers_what_each_has_bound_and_why(make_node):
         shown = CliRunner().invoke(main, [*command, "--url", node.url])
         assert shown.exit_code == 0, shown.output
         assert "v1@1" in shown.stdout, command
-
-
-def test_requests_of_variants_that_wait_share_a_run_and_each_gets_its_own_answer(make_node):
-    node = make_node("--bodies-max", "1")
-    for number in (1, 2, 3):
-        put(node, number, handler=SLOW, keep_alive_s=30.0, max_batch=8)
-    assert all(near(node, number) for number in (1, 2, 3))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        slow = pool.submit(near, node, 1, 0.5)
-        wait_until(lambda: sum(each["running"] for each in node.client.activity()["functions"]) == 1)
-        answers = [pool.submit(near, node, number) for number in (1, 2, 3)]
-        assert all(answer.result() for answer in (slow, *answers))
-    assert any(len(set(run.get("functions", ()))) > 1 for run in actions(node, "Run"))
-
-
-def near(node: NodeProcess, number: int, wait_s: float = 0.0) -> bool:
-    x = torch.tensor([[1.0, wait_s, 2.0, 3.0]])
-    with torch.inference_mode():
-        expected = variant(number)(x)["y"]
-    return torch.allclose(torch.from_numpy(node.client.infer(f"v{number}", {"x": x})["y"].copy()), expected, atol=1e-5)

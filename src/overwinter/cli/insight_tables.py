@@ -19,6 +19,8 @@ from overwinter.cli.tables import (
     workers_text,
 )
 
+BESIDE = 5
+"""Functions that are named of those that share runs with one."""
 FRAME_LINES = 7
 """Lines of the table of activity that are no functions."""
 
@@ -35,6 +37,7 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
             workers_text(each["workers"]),
             str(each["running"]),
             str(each["queued"]),
+            _share_text(each["shared"]),
             f"{each['rate']:.1f}",
             _ms_text(each["p50_ms"]),
             _ms_text(each["p99_ms"]),
@@ -55,6 +58,7 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
 _ACTIVITY = (
     "RUN",
     "QUEUE",
+    "SHARED",
     "RATE/S",
     "P50",
     "P99",
@@ -121,8 +125,20 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "promise": promise,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
+        "runs shared": _shared_text(explained["shared"]),
         "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
     }
+
+
+def _shared_text(shared: Description) -> str:
+    """How often the function shared a run, what it paid for that, and with whom."""
+    if not shared["runs"]:
+        return "none"
+    names = list(shared["beside"])
+    others = ", ".join(names[:BESIDE]) + (f" and {len(names) - BESIDE} more" if len(names) > BESIDE else "")
+    counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
+    paid = f"paid {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
+    return f"{counts}; {paid}; {_share_text(shared['own'])} of one is each function's own; of late with {others}"
 
 
 def _workers_that_have(explained: Description) -> list[Description]:
@@ -165,11 +181,12 @@ def _bodies_table(bodies: Sequence[Description]) -> Table:
 
 def _bound_table(bodies: Sequence[Description]) -> Table:
     """A line for each function in each worker."""
-    table = _titled("WORKER", "HAS", "WHICH IS", numbers=("RUNS", "ITS PRIVATE"))
+    table = _titled("WORKER", "HAS", "WHICH IS", numbers=("RUNS", "REQUESTS", "ITS PRIVATE"))
     for body in bodies:
         for bound in body["bound"]:
             part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])
-            table.add_row(str(body["worker"]), bound["function"], bound["doing"], str(bound["runs"]), part)
+            counts = (str(bound[key]) for key in ("runs", "requests"))
+            table.add_row(str(body["worker"]), bound["function"], bound["doing"], *counts, part)
     return table
 
 

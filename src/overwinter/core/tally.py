@@ -35,6 +35,10 @@ class Tally:
         self.staged_bytes = 0
         self.runs = self.batched = 0
         """Runs that ended, and its own requests in them."""
+        self.shared_runs = self.shared_batched = 0
+        """Of these, runs of several functions, and its own requests in them."""
+        self.shared_core_s = self.shared_whole_core_s = 0.0
+        """What it paid of those, and what all in them paid together."""
         self.wait_s = 0.0
         """From arrivals until a body had the request, the first time."""
         self.run_s = self.core_s = 0.0

@@ -161,13 +161,19 @@ class Tracker(Generic[T]):
         # Of runs at once the last pays for the time in which others ran, too.
         busy_s = 0.0 if body.is_busy else now - body.busy_since
         body.busy_s += busy_s
+        core_s = seconds * body.run_cores
         for tally, count, share in ended.shares():
             tally.runs += 1
             tally.batched += count
             tally.run_s += seconds
-            tally.core_s += seconds * body.run_cores * share
+            tally.core_s += core_s * share
             tally.busy_s += busy_s * share
-        self._ran(next(iter(ended.requests)), seconds, ended.batch)
+            if len(ended.requests) > 1:
+                tally.shared_runs += 1
+                tally.shared_batched += count
+                tally.shared_core_s += core_s * share
+                tally.shared_whole_core_s += core_s
+        self._ran(ended, seconds)
 
     # Bodies
 
@@ -360,7 +366,7 @@ class Tracker(Generic[T]):
     def _handed(self, tally: T, seconds: float) -> None:
         """A body has a request that waited so long."""
 
-    def _ran(self, tally: T, seconds: float, batch: int) -> None:
+    def _ran(self, run: OpenRun[T], seconds: float) -> None:
         """A run ended."""
 
     def _began(self, body: LivingBody[T], now: Seconds) -> None:

@@ -111,7 +111,10 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
         _shed(cycle, function, send)
     parts = mates.take(cycle, function, send)
     if parts:
-        begin_run(cycle, send.worker, parts)
+        overdue_at = begin_run(cycle, send.worker, parts)
+        if mates.is_suspect(parts[0].function):
+            # Its siblings need not wait for it for longer.
+            cycle.timers.arm(send.worker.id, overdue_at)
     return True
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 from overwinter.core.actions import StopBody
 from overwinter.core.ids import FunctionId, WorkerId
-from overwinter.scheduler import functions
+from overwinter.scheduler import families, functions, mates
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
@@ -89,6 +89,8 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
         if binding.leaving and binding.until is not None and binding.until <= now:
             _refuse_runs(cycle, worker, binding.function)
             binding.until = None
+    if mates.is_stuck(cycle, worker):
+        families.mark(cycle, worker.family)
     at = _must_end_at(cycle, worker)
     if now < at:
         cycle.timers.arm(worker.id, at)
@@ -160,13 +162,19 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:
-    # The runs beside the one that hangs get their retry when the worker is gone.
+    # The runs beside the one that hangs get their retry when the worker is gone; so does one of several functions,
+    # for who hangs is found when each runs by itself.
     hung = [each.function for each in worker.binds.values() if cycle.now >= each.hangs_at]
     if worker.starts_for is not None:
         hung.append(worker.starts_for)
     for run in [run for run, operation in worker.runs.items() if cycle.now >= operation.hangs_at]:
-        operation = end_run(cycle, worker, run)
+        operation = worker.runs[run]
         hung += operation.functions
+        for function in operation.functions:
+            function.killed_at = function.runs
+        if len(operation.parts) > 1:
+            continue
+        end_run(cycle, worker, run)
         for id_, name in [(id_, part.function.spec.id) for part in operation.parts for id_ in part.requests]:
             if id_ in cycle.state.requests:
                 refuse(cycle, id_, "DeadlineError", f"function {name} hung and was stopped")

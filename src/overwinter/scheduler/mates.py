@@ -33,8 +33,18 @@ FIRST: Rank = (-1, False, 0.0)
 
 
 def is_suspect(function: Function) -> bool:
-    """Whether a worker died of a run of it not long ago."""
+    """Whether a worker died of a run of it, or hung, not long ago."""
     return function.killed_at is not None and function.runs - function.killed_at <= FORGIVEN
+
+
+def is_stuck(cycle: Cycle, worker: Worker) -> bool:
+    """Whether nothing is to be hoped of a worker soon: it has no slot, and runs what may have hung before for longer
+    than it should.
+    """
+    if worker.has_slot:
+        return False
+    runs = worker.runs.values()
+    return any(run.overdue_at <= cycle.now and is_suspect(run.function) for run in runs)
 
 
 def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:

@@ -77,8 +77,8 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
 # Runs
 
 
-def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
-    """Hand requests to a worker; the function of the first of them leads."""
+def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
+    """Hand requests to a worker; the function of the first of them leads. When the run is overdue."""
     now, function = cycle.now, parts[0].function
     for part in parts:
         part.function.runs += 1
@@ -91,13 +91,20 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
     expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
-    hangs_at = now + max(part.function.spec.settings.timeout_s for part in parts)
+    hangs_at = now + _hangs_s(parts, patience)
     operation = worker.runs[run] = Operation(function, now, ends, now + patience, hangs_at, parts)
     keep_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)
     whose = None if function.spec.id == worker.function else function.spec.id
     of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
     cycle.actions.append(Run(worker.id, run, taken, whose, of_each))
+    return Seconds(operation.overdue_at)
+
+
+def _hangs_s(parts: tuple[Part, ...], patience: float) -> float:
+    """For how long a run may go on. One of several is stopped early enough to try each by itself: one may hang."""
+    timeouts = [part.function.spec.settings.timeout_s for part in parts]
+    return timeouts[0] if len(parts) == 1 else min(max(timeouts), max(min(timeouts) / 2, patience))
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:

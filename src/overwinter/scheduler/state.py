@@ -200,7 +200,7 @@ class Function(msgspec.Struct, eq=False):
     failures: int = 0
     """Deaths in a row; the backoff grows with them."""
     killed_at: int | None = None
-    """How many runs of it had begun when a worker last died of one."""
+    """How many runs of it had begun when a worker last died of one, or hung."""
     trunk: FunctionId = FunctionId("")
     """The member of its family with which it has most of its blocks in common, perhaps itself: those that name the same
     may share runs."""

@@ -94,7 +94,7 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     workers = function.usable()
     if len(workers) >= family.max_bodies or function.is_starting or any(_comes(each) for each in workers):
         return False
-    ready = [worker for worker in workers if worker.is_ready]
+    ready = [worker for worker in workers if worker.is_ready and not mates.is_stuck(cycle, worker)]
     if not ready:
         return True
     if not cycle.policy.eager or _cores_in_use(cycle) >= cycle.cores:

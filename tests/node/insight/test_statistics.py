@@ -142,6 +142,14 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
     )
     paid = {name: (tally.runs, tally.batched, tally.run_s, tally.core_s) for name, tally in seen.tallies.items()}
     assert paid == {"f": (1, 1, 4.0, 2.0), "g": (1, 3, 4.0, 6.0)}
+    shared = {
+        name: (tally.shared_runs, tally.shared_batched, tally.shared_core_s, tally.shared_whole_core_s)
+        for name, tally in seen.tallies.items()
+    }
+    assert shared == {"f": (1, 1, 2.0, 8.0), "g": (1, 3, 6.0, 8.0)}
+    assert {name: list(tally.beside) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
+    # Whoever led: what is usual of a worker is told of each.
+    assert [tally.usual_run_s for tally in seen.tallies.values()] == [4.0, 4.0]
     assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
     assert (seen.batches.total, sum(seen.batches.counts)) == (4.0, 1)
 

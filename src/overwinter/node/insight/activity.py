@@ -32,6 +32,8 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     """Requests that bodies have."""
     queued: int
+    shared: float | None
+    """Share of the requests that ran together with those of other functions; None: nothing ran."""
     rate: float
     """Answers per second, of late."""
     p50_ms: float | None
@@ -128,6 +130,7 @@ def _function(
         workers=workers,
         running=running[tally.name],
         queued=sum(function.queued for function in versions),
+        shared=tally.shared_batched / tally.batched if tally.batched else None,
         rate=rate,
         p50_ms=None if p50 is None else p50 * 1000,
         p99_ms=None if p99 is None else p99 * 1000,

@@ -1,5 +1,6 @@
 """Why is a function as it is? Where its blocks are, how fast it is, what its bodies do, what was decided and why."""
 
+from collections import Counter
 from collections.abc import Iterable, KeysView, Mapping, Sequence
 from typing import Literal
 
@@ -57,13 +58,34 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was measured, or read at the start of the node."""
 
 
+class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a function's runs that ended, all its versions together, those that it shared with others of its family."""
+
+    runs: int
+    all_runs: int
+    """Those of its requests alone included."""
+    requests: int
+    """Its own in them."""
+    all_requests: int
+    core_s: float
+    """What it paid of them: of each by its part of the requests."""
+    whole_core_s: float
+    """What all that were in them paid together."""
+    own: float
+    """The part of such a run that takes as long for each function as if it ran by itself, as the scheduler expects."""
+    beside: Mapping[FunctionName, int]
+    """Of the last ones, how many it shared with whom; the most often first."""
+
+
 class BoundFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A function that a worker has."""
 
     function: FunctionId
     doing: Literal["binding", "running", "idle", "leaving"]
     runs: int
-    """Under way."""
+    """Under way, those that it shares with others included."""
+    requests: int
+    """Its own in them."""
     private_bytes: int | None
     """Its part of the worker's private memory; None: it has none of it yet."""
 
@@ -134,6 +156,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The first of the functions with which it may share workers; itself if it shares with nobody."""
     members: Sequence[FunctionId]
     """All of them."""
+    shared: SharedFacts
     bodies: Sequence[BodyFacts]
     """Workers of its family, also those that do not have it."""
     decisions: Sequence[Happened]
@@ -169,6 +192,7 @@ def explanation(
         profile=_profile(state, tally, times.now),
         family=family_name(state.family),
         members=list(state.family.members),
+        shared=_shared(state, tally),
         bodies=[_body(sources, worker, pids.get(worker.id), times.now) for worker in workers_of(state)],
         decisions=times.happened(list(tally.decisions)),
         refusals=times.happened(list(tally.refusals)),
@@ -237,6 +261,19 @@ def _profile(state: Function, tally: FunctionStatistics, now: Seconds) -> Profil
     )
 
 
+def _shared(state: Function, tally: FunctionStatistics) -> SharedFacts:
+    return SharedFacts(
+        runs=tally.shared_runs,
+        all_runs=tally.runs,
+        requests=tally.shared_batched,
+        all_requests=tally.batched,
+        core_s=tally.shared_core_s,
+        whole_core_s=tally.shared_whole_core_s,
+        own=state.own,
+        beside=dict(Counter(name for names in tally.beside for name in names).most_common()),
+    )
+
+
 def _body(sources: Sources, worker: Worker, pid: int | None, now: Seconds) -> BodyFacts:
     weighed = sources.accounting.bodies.get(worker.id)
     runs = worker.runs.values()
@@ -262,6 +299,7 @@ def _bound(worker: Worker, living: LivingBody[FunctionStatistics] | None) -> lis
             function=id_,
             doing="binding" if worker.start is not None or id_ in worker.binds else _doing(binding),
             runs=binding.runs,
+            requests=sum(len(run.of(binding.function)) for run in worker.runs.values()),
             private_bytes=living.part_bytes if living is not None and id_ in living.bound else None,
         )
         for id_, binding in worker.bound.items()

@@ -165,6 +165,10 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield gauge("requests_running", "Requests that bodies have.", ["function"], _by_name(running))
     yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
+    told = "Of these runs, those of several functions: each counts one."
+    yield counter("shared_runs", told, ["function"], _named(seen, "shared_runs"))
+    told = "Requests in runs of several functions, each its function's."
+    yield counter("shared_run_requests", told, ["function"], _named(seen, "shared_batched"))
     yield counter("run_seconds", "Time of these runs.", ["function"], _named(seen, "run_s"))
     yield counter(
         "run_core_seconds", "Time of these runs on each of their cores.", ["function"], _named(seen, "core_s")

@@ -15,7 +15,7 @@ from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
 from overwinter.core.tally import Tally
 from overwinter.core.tracking import Tracker
-from overwinter.core.underway import LivingBody
+from overwinter.core.underway import LivingBody, OpenRun
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
 
@@ -25,6 +25,8 @@ SMOOTHING = 0.2
 """Of the last in what is usual."""
 RECENT = 256
 """Answers of a function whose latencies are remembered one by one."""
+BESIDE = 64
+"""Runs of a function of which it is remembered who shared them."""
 TOLD = 32
 """Decisions and refusals of a function that are remembered."""
 
@@ -66,6 +68,8 @@ class FunctionStatistics(Tally):
         self.recent: deque[Answer] = deque(maxlen=RECENT)
         self.decisions: deque[Told] = deque(maxlen=TOLD)
         self.refusals: deque[Told] = deque(maxlen=TOLD)
+        self.beside: deque[tuple[FunctionName, ...]] = deque(maxlen=BESIDE)
+        """With whom it shared its last runs of several functions."""
         self.disk_byte_s = self.host_byte_s = 0.0
         """Owed for blocks that it holds no more."""
         self.usual_run_s = self.usual_wake_s = 0.0
@@ -125,10 +129,13 @@ class Statistics(Tracker[FunctionStatistics]):
     def _handed(self, tally: FunctionStatistics, seconds: float) -> None:
         self.waits.add(seconds)
 
-    def _ran(self, tally: FunctionStatistics, seconds: float, batch: int) -> None:
+    def _ran(self, run: OpenRun[FunctionStatistics], seconds: float) -> None:
         self.run_times.add(seconds)
-        tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
-        self.batches.add(batch)
+        self.batches.add(run.batch)
+        for tally in run.requests:
+            tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
+            if len(run.requests) > 1:
+                tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
 
     def _woken(self, body: LivingBody[FunctionStatistics], seconds: float) -> None:
         self.wake_times[body.start].add(seconds)

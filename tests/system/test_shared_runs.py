@@ -1,0 +1,139 @@
+"""Requests of variants of a model share runs: each gets its own answer, whatever another does in the same run."""
+
+import concurrent.futures
+import http.client
+import json
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from overwinter.cli.main import main
+from overwinter.core.errors import OverwinterError
+
+from .nodes import NodeProcess, wait_until
+from .test_families import actions, put, put_to_sleep, variant
+
+MOODY = """
+import os, time
+
+def preprocess(inputs, state):
+    mood = float(inputs["x"][0, 1])
+    if mood == -1:
+        raise ValueError("moody")
+    if mood == -2:
+        os._exit(7)
+    time.sleep(60 if mood == -3 else mood)
+    return inputs
+"""
+FAILS, KILLS, HANGS = -1.0, -2.0, -3.0
+
+Answers = Mapping[int, concurrent.futures.Future[bool]]
+
+
+def given(mood: float) -> torch.Tensor:
+    return torch.tensor([[1.0, mood, 2.0, 3.0]])
+
+
+def near(node: NodeProcess, number: int, mood: float = 0.0) -> bool:
+    x = given(mood)
+    with torch.inference_mode():
+        expected = variant(number)(x)["y"]
+    return torch.allclose(torch.from_numpy(node.client.infer(f"v{number}", {"x": x})["y"].copy()), expected, atol=1e-5)
+
+
+def state(node: NodeProcess, key: str) -> int:
+    return sum(each[key] for each in node.client.activity()["functions"])
+
+
+@pytest.fixture
+def node(make_node) -> NodeProcess:
+    """Three variants, awake in one worker; there is another only if that one is stuck."""
+    node = make_node("--bodies-max", "2", "--cores", "1")
+    for number in (1, 2, 3):
+        put(node, number, handler=MOODY, keep_alive_s=30.0, max_batch=8, timeout_s=6.0)
+    put_to_sleep(node)
+    assert all(near(node, number) for number in (1, 2, 3))
+    assert len(node.body_pids()) == 1
+    return node
+
+
+@contextmanager
+def together(node: NodeProcess, moods: Mapping[int, float]) -> Iterator[Answers]:
+    """Requests that come while the worker runs, and so share its next run."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        slow = pool.submit(near, node, 1, 0.7)
+        wait_until(lambda: state(node, "running") == 1)
+        yield (answers := {number: pool.submit(near, node, number, mood) for number, mood in moods.items()})
+        concurrent.futures.wait(answers.values())
+        assert slow.result()
+
+
+def shared(node: NodeProcess) -> list[dict]:
+    return [run for run in actions(node, "Run") if len(set(run.get("functions", ()))) > 1]
+
+
+def test_people_see_who_shares_runs_and_what_each_paid(node):
+    with together(node, {1: 0.0, 2: 0.6, 3: 0.0}) as answers:
+        wait_until(lambda: state(node, "running") == 3)
+        [body] = [each for each in node.client.explain("v3")["bodies"] if each["runs"]]
+        doing = {each["function"]: (each["doing"], each["runs"], each["requests"]) for each in body["bound"]}
+        assert doing == {f"v{number}@1": ("running", 1, 1) for number in (1, 2, 3)}
+        assert (body["runs"], body["requests"]) == (1, 3)
+    assert all(answer.result() for answer in answers.values())
+    told = {number: node.client.explain(f"v{number}")["shared"] for number in (1, 2, 3)}
+    assert [(each["runs"], each["requests"]) for each in told.values()] == [(1, 1)] * 3
+    assert [each["all_runs"] for each in told.values()] == [3, 2, 2]
+    assert told[2]["beside"] == {"v1": 1, "v3": 1}
+    assert sum(each["core_s"] for each in told.values()) == pytest.approx(told[1]["whole_core_s"]) > 0.6
+    assert told[1]["core_s"] == pytest.approx(told[2]["core_s"])
+    busy = {each["name"]: each["shared"] for each in node.client.activity()["functions"]}
+    assert busy == {"v1": pytest.approx(1 / 3), "v2": 0.5, "v3": 0.5}
+    assert 'overwinter_shared_runs_total{function="v2"} 1.0' in node.client.metrics()
+    shown = CliRunner().invoke(main, ["explain", "v2", "--url", node.url])
+    assert "1 of 2, 1 of 2 requests" in shown.stdout
+    # What was paid adds up to the time of the runs, whoever led them.
+    used = {each["function"]: each["core_ms"] for each in node.client.usage()}
+    assert used["v2"] >= told[2]["core_s"] * 1000 * 0.99
+
+
+@pytest.mark.parametrize("mood", [FAILS, KILLS, HANGS])
+def test_what_fails_kills_or_hangs_in_a_shared_run_costs_the_others_at_most_one_retry(node, mood):
+    with together(node, {2: mood, 1: 0.0, 3: 0.0}) as answers:
+        pass
+    assert (answers[1].result(), answers[3].result()) == (True, True)
+    assert isinstance(answers[2].exception(), OverwinterError)
+    assert [run for run in shared(node) if "v2@1" in run["functions"]]
+    tries = Counter(id_ for run in actions(node, "Run") for id_ in run["requests"])
+    assert max(tries.values()) <= 2
+    refused = [each["request"] for each in actions(node, "Refuse")]
+    assert len(refused) == 1
+    assert near(node, 1)
+    assert near(node, 3)
+
+
+def test_who_goes_while_a_shared_run_is_under_way_takes_nobody_with_it(node):
+    """One is removed, one updated, and one's caller hangs up: the others get their answers."""
+    with together(node, {1: 0.8, 3: 0.0, 2: 0.0}) as answers:
+        caller = http.client.HTTPConnection(node.url.removeprefix("http://"))
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 0.0, 2.0, 3.0]}
+        caller.request("POST", "/v2/models/v1/infer", json.dumps({"inputs": [tensor]}))
+        wait_until(lambda: shared(node) and state(node, "running") == 4)
+        # It says so at once, and not when it is collected.
+        caller.sock.shutdown(socket.SHUT_RDWR)
+        caller.close()
+        node.client.remove("v3")
+        put(node, 7, "v2", handler=MOODY, keep_alive_s=30.0, max_batch=8, timeout_s=6.0)
+    assert answers[1].result()
+    assert answers[2].result()
+    assert answers[3].result() or "removed" in str(answers[3].exception())
+    wait_until(lambda: state(node, "running") == 0)
+    x = given(0.0)
+    with torch.inference_mode():
+        expected = variant(7)(x)["y"]
+    assert torch.allclose(torch.from_numpy(node.client.infer("v2", {"x": x})["y"].copy()), expected, atol=1e-5)
+    assert near(node, 1)
