@@ -89,7 +89,8 @@ def test_people_see_who_shares_runs_and_what_each_paid(node):
     assert [(each["runs"], each["requests"]) for each in told.values()] == [(1, 1)] * 3
     assert [each["all_runs"] for each in told.values()] == [3, 2, 2]
     assert told[2]["beside"] == {"v1": 1, "v3": 1}
-    assert sum(each["core_s"] for each in told.values()) == pytest.approx(told[1]["whole_core_s"]) > 0.6
+    assert told[1]["whole_core_s"] > 0.6
+    assert sum(each["core_s"] for each in told.values()) == pytest.approx(told[1]["whole_core_s"])
     assert told[1]["core_s"] == pytest.approx(told[2]["core_s"])
     busy = {each["name"]: each["shared"] for each in node.client.activity()["functions"]}
     assert busy == {"v1": pytest.approx(1 / 3), "v2": 0.5, "v3": 0.5}
@@ -101,17 +102,17 @@ def test_people_see_who_shares_runs_and_what_each_paid(node):
     assert used["v2"] >= told[2]["core_s"] * 1000 * 0.99
 
 
-@pytest.mark.parametrize("mood", [FAILS, KILLS, HANGS])
-def test_what_fails_kills_or_hangs_in_a_shared_run_costs_the_others_at_most_one_retry(node, mood):
-    with together(node, {2: mood, 1: 0.0, 3: 0.0}) as answers:
-        pass
-    assert (answers[1].result(), answers[3].result()) == (True, True)
-    assert isinstance(answers[2].exception(), OverwinterError)
-    assert [run for run in shared(node) if "v2@1" in run["functions"]]
+@pytest.mark.parametrize("moods", [(FAILS, KILLS), (HANGS,)])
+def test_what_fails_kills_or_hangs_in_a_shared_run_costs_the_others_at_most_one_retry(node, moods):
+    for number, mood in enumerate(moods, 1):
+        with together(node, {2: mood, 1: 0.0, 3: 0.0}) as answers:
+            pass
+        assert (answers[1].result(), answers[3].result()) == (True, True)
+        assert isinstance(answers[2].exception(), OverwinterError)
+        assert len([run for run in shared(node) if "v2@1" in run["functions"]]) == number
+        assert len(actions(node, "Refuse")) == number
     tries = Counter(id_ for run in actions(node, "Run") for id_ in run["requests"])
     assert max(tries.values()) <= 2
-    refused = [each["request"] for each in actions(node, "Refuse")]
-    assert len(refused) == 1
     assert near(node, 1)
     assert near(node, 3)
 
