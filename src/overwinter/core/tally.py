@@ -53,6 +53,17 @@ class Tally:
         self.bodies = 0
         """Alive now."""
 
+    def pay(self, count: int, core_s: float, share: float) -> None:
+        """A run ended that had so many of its requests; it pays this share, the whole unless others were in it."""
+        self.runs += 1
+        self.batched += count
+        self.core_s += core_s * share
+        if share < 1:
+            self.shared_runs += 1
+            self.shared_batched += count
+            self.shared_core_s += core_s * share
+            self.shared_whole_core_s += core_s
+
     @property
     def ended(self) -> int:
         """Requests that were answered or refused."""

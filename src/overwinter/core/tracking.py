@@ -163,16 +163,9 @@ class Tracker(Generic[T]):
         body.busy_s += busy_s
         core_s = seconds * body.run_cores
         for tally, count, share in ended.shares():
-            tally.runs += 1
-            tally.batched += count
             tally.run_s += seconds
-            tally.core_s += core_s * share
             tally.busy_s += busy_s * share
-            if len(ended.requests) > 1:
-                tally.shared_runs += 1
-                tally.shared_batched += count
-                tally.shared_core_s += core_s * share
-                tally.shared_whole_core_s += core_s
+            tally.pay(count, core_s, share)
         self._ran(ended, seconds)
 
     # Bodies
