@@ -122,13 +122,15 @@ class Rig:
         concurrency: int = 1,
         members: Sequence[Function] = (),
         on_trial: bool = False,
+        ahead: WorkerId | None = None,
     ) -> BodyProcess:
-        """With room for `members`, which it may bind later."""
+        """With room for `members`, which it may bind later; perhaps in a process that was forked ahead."""
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
         room = mapped_bytes([deployed, *(member.deployed for member in members)])
         order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
-        self.processes.fork(deployed, order, deployed.load(cores, concurrency), deployed.bind(on_trial), fds)
+        load, bind = deployed.load(cores, concurrency), deployed.bind(on_trial)
+        self.processes.fork(deployed, order, load, bind, fds, ahead=ahead)
         close_all(fds)
         await until(lambda: BodyReady(worker) in self.events or self.exits(worker))
         assert not self.exits(worker), self.exits(worker)

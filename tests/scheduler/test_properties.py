@@ -26,6 +26,7 @@ from overwinter.core.events import (
 )
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler import ahead
 from tests.scheduler.world import World, spec
 
 NAMES = ("f", "g", "h")
@@ -236,6 +237,16 @@ def test_whatever_happens_nobody_is_forgotten(policy):
 def test_whatever_happens_in_families_nobody_is_forgotten(policy):
     machine = type("Families", (AnyOrder,), {"policy": policy, "families": ("one", "one", "two", "")})
     examples = settings(max_examples=30, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(machine, settings=examples)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_whatever_happens_with_workers_forked_ahead_nobody_is_forgotten(policy, monkeypatch):
+    # As large as a worker that is not measured: bounded memory has room for few.
+    monkeypatch.setattr(ahead, "AHEAD_BYTES", 3)
+    bounds = {"bounds": {"workers_ahead": 2}, "families": ("", "one")}
+    machine = type("Ahead", (AnyOrder,), {"policy": policy, **bounds})
+    examples = settings(max_examples=15, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 

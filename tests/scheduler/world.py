@@ -5,6 +5,7 @@ from overwinter.core.actions import (
     Bind,
     Decide,
     Drop,
+    ForkAhead,
     Prepare,
     Refuse,
     Reply,
@@ -85,6 +86,8 @@ class World:
         self.starting: dict[int, str] = {}
         self.alive: set[int] = set()
         self.stopping: set[int] = set()
+        self.ahead: dict[int, str] = {}
+        """Processes that wait for a start, and a function of their tenant."""
         self.running: dict[int, Run] = {}
         self.binding: list[Bind] = []
         """Under way."""
@@ -122,11 +125,17 @@ class World:
             case Cancelled(request):
                 self.open.pop(request, None)
 
-    def carry_out(self, action) -> None:  # noqa: C901
+    def carry_out(self, action) -> None:  # noqa: C901, PLR0912
         match action:
             case Stage():
                 self.staging.append(action)
+            case ForkAhead(worker, function):
+                assert worker not in self.alive
+                self.starting[worker] = self.ahead[worker] = function
+                self.alive.add(worker)
             case StartBody(worker, function):
+                if action.ahead is not None:
+                    self.go_on_in(action)
                 self.starting[worker] = function
                 self.alive.add(worker)
                 self.bound[worker], self.forked_for[worker] = {function}, function
@@ -157,6 +166,13 @@ class World:
                 self.hear(action)
             case Prepare() | Decide():
                 pass
+
+    def go_on_in(self, action: StartBody) -> None:
+        """A worker is the process that was forked ahead from now on."""
+        assert action.ahead in self.alive - set(self.starting) - self.stopping, "it cannot be taken over"
+        self.alive.remove(action.ahead)
+        of = self.ahead.pop(action.ahead)
+        assert self.families[of][0] == self.families[action.function][0], "it is another tenant's"
 
     def binds_in(self, worker) -> list[Bind]:
         return [bind for bind in self.binding if bind.worker == worker]
@@ -229,6 +245,7 @@ class World:
     def die(self, worker=None, reason="signal 9", lost_blocks=False) -> list:
         worker = min(self.alive) if worker is None else worker
         self.alive.discard(worker)
+        self.ahead.pop(worker, None)
         self.stopping.discard(worker)
         self.starting.pop(worker, None)
         self.binding = [bind for bind in self.binding if bind.worker != worker]

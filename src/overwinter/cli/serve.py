@@ -56,6 +56,7 @@ HELP = {
     "host_keep_alive_s": "Seconds after which the blocks of a function that nobody uses leave the host store.",
     "bodies_max": "Worker processes alive at once; without it, what the system's limits allow.",
     "tenant_bodies_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
+    "workers_ahead": "Processes forked before a request needs them, for the next wakes; without it, 2.",
     "requests_max": "Requests without an answer; one tenant may have as many as places are left.",
     "attempts_max": "Times a request may be tried when its worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
@@ -77,7 +78,7 @@ WITHIN: dict[str, type[msgspec.Struct]] = {"mind": MindConfig, "requests": Reque
 """Fields of the configuration that are structs of their own."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
 SHARES = ("profile_share", "client_share", "verify_share")
-MAY_BE_NONE = ("verify_share",)
+MAY_BE_NONE = ("verify_share", "workers_ahead")
 PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
 
@@ -118,7 +119,7 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     elif field.name == "port":
         kind, metavar = click.IntRange(0, LARGEST_PORT), "PORT"
     elif field.type in (int, int | None):
-        kind, metavar = click.IntRange(1), "NUMBER"
+        kind, metavar = click.IntRange(0 if field.name in MAY_BE_NONE else 1), "NUMBER"
     elif field.name in SHARES:
         kind, metavar = click.FloatRange(0, 1, min_open=field.name not in MAY_BE_NONE), "SHARE"
     elif field.type in (float, float | None):

@@ -10,7 +10,7 @@ Start = Literal["warm", "bound", "host", "disk"]
 """What a request's function needed: nothing, a bind in a worker of its family, or a worker, with blocks from disk."""
 
 Decision = Literal[
-    "scale-out", "scale-in", "bind", "unbind", "best-effort", "evict", "wait", "shed", "quarantine", "stop"
+    "scale-out", "scale-in", "bind", "unbind", "best-effort", "evict", "wait", "shed", "quarantine", "stop", "ahead"
 ]
 """Kinds of decisions that are explained."""
 
@@ -43,6 +43,17 @@ class StartBody(_Action, frozen=True):
     cores: int = 1
     concurrency: int = 1
     """Runs that it may be handed at once."""
+    ahead: WorkerId | None = None
+    """The process forked ahead in which it goes on, if that still lives; else one is forked."""
+
+
+class ForkAhead(_Action, frozen=True):
+    """Fork a process from the zygote of this function's tenant that waits for a start to go on in it, or for its end;
+    answer BodyReady or BodyExited.
+    """
+
+    worker: WorkerId
+    function: FunctionId
 
 
 class Prepare(_Action, frozen=True):
@@ -128,5 +139,18 @@ class SetAlarm(_Action, frozen=True):
 
 
 Action = (
-    Stage | Drop | StartBody | Prepare | Run | Bind | Unbind | StopBody | Reply | Refuse | Announce | Decide | SetAlarm
+    Stage
+    | Drop
+    | StartBody
+    | ForkAhead
+    | Prepare
+    | Run
+    | Bind
+    | Unbind
+    | StopBody
+    | Reply
+    | Refuse
+    | Announce
+    | Decide
+    | SetAlarm
 )

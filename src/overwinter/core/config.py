@@ -17,6 +17,7 @@ MIND_BOUNDS = {
     "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
     "bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
     "tenant_bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
+    "workers_ahead": Bound(0, 4096, "processes", "each takes memory, and waits"),
     "requests_max": Bound(2, 10_000_000, "requests", "each is kept in memory, and one must leave room for another"),
     "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
@@ -88,6 +89,9 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Worker processes alive at once on the node; None: as many as the system lets a node have."""
     tenant_bodies_max: int | None = None
     """Of these, what one tenant may have; None: all while no other tenant is here, and else all but a sixteenth."""
+    workers_ahead: int | None = None
+    """Processes forked ahead for the tenants that started functions lately, among the workers; None: on a node two,
+    else none."""
     requests_max: int = 100_000
     """Requests without an answer; a tenant may have as many as places are left then, so alone half of them."""
     attempts_max: int = 2

@@ -39,6 +39,12 @@ class BodyProcess:
         descriptors left.
         """
         self.worker = worker
+        self.forked_as = worker
+        """By which name its zygote knows it."""
+        self.is_ahead = False
+        """Whether it was forked ahead, and no function is known yet."""
+        self.waits = False
+        """Whether it has said then that it is contained."""
         self.function = function.id
         self.family = function.family
         self.bindings = Bindings()
@@ -82,6 +88,14 @@ class BodyProcess:
             undo.pop_all()
         here.setblocking(False)
         self.channel: Channel[FromBody] = Channel(here, FromBody, fds_max=0)  # type: ignore[arg-type]
+
+    def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
+        """It was forked ahead, and serves this function's family from now on, as this worker."""
+        self.worker, self.function, self.family = worker, function.id, function.family
+        self.answer_check = AnswerCheck(load.outputs)
+        self._handled = load.source_bytes is not None
+        self.is_ahead = False
+        self.words.rename(f"worker {function.id}")
 
     def tray_fds(self) -> list[int]:
         """The descriptors of its trays, slot by slot."""

@@ -14,6 +14,7 @@ from overwinter.core.actions import (
     Bind,
     Decide,
     Drop,
+    ForkAhead,
     Prepare,
     Refuse,
     Reply,
@@ -114,6 +115,8 @@ class NodeEffects:
                 self._hosts.store(store).drop(addresses)
             case StartBody():
                 self.placing.start_body(action)
+            case ForkAhead(worker, function):
+                self.placing.fork_ahead(worker, self.functions.get(function))
             case Bind():
                 self.placing.bind(action)
             case Unbind(worker, function):
@@ -194,6 +197,10 @@ class NodeEffects:
         function = self.functions.get(body.function)
         if function is not None and function.on_trial:
             function.doubts = ready.doubts[:TOLD_MOST]
+        self.post(BodyReady(body.worker))
+
+    def body_waits(self, body: BodyProcess) -> None:
+        """A body that was forked ahead can be taken over."""
         self.post(BodyReady(body.worker))
 
     def body_measured(self, body: BodyProcess, measured: Measured) -> None:

@@ -22,6 +22,8 @@ TASKS_PER_WORKER = 2
 """Of a worker that has one run at once; each more has a thread of its own."""
 DESCRIPTORS_PER_WORKER = 8
 """The same: a channel, four for its run, and some of the blocks that it is handed."""
+WORKERS_AHEAD = 2
+"""Processes forked ahead where nobody says how many."""
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
 

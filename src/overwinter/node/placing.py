@@ -56,6 +56,15 @@ class Placing:
         else:
             self._fork(action, function, host)
 
+    def fork_ahead(self, worker: WorkerId, function: DeployedFunction | None) -> None:
+        """Fork a body for the tenant of a function, which waits for a start to go on in it."""
+        try:
+            if function is None:
+                raise WorkerError("the function that it was forked for is gone")
+            self._staff.processes.ahead.fork(function, worker)
+        except WorkerError as error:
+            self._staff.post(BodyExited(worker, "WorkerError", str(error)))
+
     async def _verify(self, function: DeployedFunction, host: HostStore) -> None:
         """An earlier node left blocks of it in memory: they are hashed before they are used."""
         for address in host.unverified(function.files()):
@@ -107,7 +116,7 @@ class Placing:
             load = function.load(action.cores, action.concurrency)
             samples = function.samples()
             fds += [laid(samples)] if samples else []
-            self._staff.processes.fork(function, order, load, function.bind(action.on_trial), fds)
+            self._staff.processes.fork(function, order, load, function.bind(action.on_trial), fds, None, action.ahead)
         except (WorkerError, OSError) as error:
             self._staff.post(BodyExited(action.worker, "WorkerError", str(error)))
         finally:

@@ -54,6 +54,10 @@ class Preparing:
         _line_up(self._wanted.setdefault(tenant, {}), function)
         self.advance(tenant)
 
+    def wants(self, tenant: TenantId) -> bool:
+        """Whether the tenant's zygote is to prepare more than it works on."""
+        return bool(self._wanted.get(tenant))
+
     def look(self) -> None:
         """Let go of zygotes that nobody can use, or that are to be larger; begin what there is room for now."""
         tenants = self._source.tenants()

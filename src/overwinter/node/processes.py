@@ -9,19 +9,20 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
+from overwinter.node.ahead import UNASKABLE, Ahead
 from overwinter.node.answers import failed
 from overwinter.node.bindings import Told
 from overwinter.node.bodies import BodyProcess, ending
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import anonymous_bytes
-from overwinter.node.preparing import Preparing, Source
+from overwinter.node.preparing import Preparing
 from overwinter.node.proofs import wait_over
+from overwinter.node.staff import BodyStaff, Staff
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
@@ -42,42 +43,11 @@ from overwinter.worker.messages import (
     ToBody,
     Trying,
     Unbind,
+    Waiting,
 )
 
 GONE_S = 5.0
 LINGER_S = 1.0
-UNASKABLE = (ChannelClosedError, OSError, OverflowError)
-"""What asking for a body fails with."""
-
-
-class BodyStaff(Protocol):
-    """Who hears of a body: the effects, or whoever measures it."""
-
-    def body_ready(self, body: BodyProcess, ready: Ready) -> None:
-        """The body is loaded."""
-        ...
-
-    def body_answered(self, body: BodyProcess, answer: Answer) -> None:
-        """The body ran something; ValueError if the answer cannot be true."""
-        ...
-
-    def body_measured(self, body: BodyProcess, measured: Measured) -> None:
-        """The body told of itself; ValueError if nobody asked."""
-        ...
-
-    def body_exited(self, body: BodyProcess, error: str, reason: str) -> None:
-        """The body is gone."""
-        ...
-
-
-class Staff(BodyStaff, Source, Protocol):
-    """Who hears of all the processes: the effects."""
-
-    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
-        """What was prepared for a tenant is gone, with None for all; `culprit` was being rehearsed, for too long if it
-        overran.
-        """
-        ...
 
 
 class Processes:
@@ -98,6 +68,7 @@ class Processes:
         self.zygotes = Zygotes(self, environment, log, bounds or Bounds())
         self._preparing = Preparing(self.zygotes, staff)
         self.prepare = self._preparing.prepare
+        self.ahead = Ahead(self, self._preparing, log)
 
     def start(self) -> None:
         """Start the base zygote; `is_up` tells when it can fork. Bodies asked for before wait for it."""
@@ -135,7 +106,7 @@ class Processes:
     def _end_soon(self, zygote: ZygoteProcess, body: BodyProcess | None) -> None:
         """A body's process is over: its zygote should say so too, and knows how it ended."""
         if body is not None:
-            self._loop.call_later(LINGER_S, self._end_body, zygote, body.worker, "its process ended", body)
+            self._loop.call_later(LINGER_S, self._end_body, zygote, body.forked_as, "its process ended", body)
 
     def body_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
         """A body is gone, or never was."""
@@ -145,12 +116,13 @@ class Processes:
         """A zygote has come up, or has prepared what it was to."""
         if zygote.tenant is not None:
             self._preparing.advance(zygote.tenant)
+            self.ahead.advance(zygote.tenant)
             return
         for worker, order in list(self._held.items()):
             try:
                 self._order(self._bodies[worker], order)
             except UNASKABLE as error:
-                self._end(self._bodies[worker], f"it could not be forked: {error}")
+                self.end(self._bodies[worker], f"it could not be forked: {error}")
 
     def zygote_lost(self, zygote: ZygoteProcess, in_rehearsal: bool) -> None:
         """The zygote is gone, and what it held; its bodies are dead, and are told of here."""
@@ -160,6 +132,8 @@ class Processes:
         for worker, body in list(zygote.bodies.items()):
             body.trying = False
             self._end_body(zygote, worker, ending(-signal.SIGKILL))
+        if zygote.tenant is not None:
+            self.ahead.advance(zygote.tenant)
 
     def looked(self) -> None:
         """All zygotes were looked at: one may have become idle, and make room."""
@@ -183,14 +157,27 @@ class Processes:
         bind: Bind,
         fds: Sequence[int],
         measurer: BodyStaff | None = None,
+        ahead: WorkerId | None = None,
     ) -> None:
-        """Fork a body for a function's family, as soon as a zygote can, and hand it what to load, and the function to
-        bind first, with their descriptors; WorkerError when the system has no room. A measurer hears of the body in
-        place of the staff.
+        """Fork a body for a function's family, as soon as a zygote can, or go on in the one forked `ahead`, and hand it
+        what to load, and the function to bind first, with their descriptors; WorkerError when the system has no room. A
+        measurer hears of the body in place of the staff.
         """
-        worker = order.worker
+        body = self.ahead.take_over(ahead, function, order, load, bind, fds)
+        if body is None:
+            body = self._forked(function, order, load, bind, fds)
+        # That it is bound is told by the body's being ready.
+        body.bindings.begin(function, bind, lambda failure: None)
+        self._bodies[order.worker] = body
+        if measurer is not None:
+            self._measurers[order.worker] = measurer
+        self.hear(body)
+
+    def _forked(
+        self, function: DeployedFunction, order: ForkBody, load: Load, bind: Bind, fds: Sequence[int]
+    ) -> BodyProcess:
         try:
-            body = BodyProcess(worker, function, load, self._log)
+            body = BodyProcess(order.worker, function, load, self._log)
         except OSError as error:
             raise WorkerError(f"a body could not be forked: {error}") from error
         shared = 1 if load.source_bytes is None else 2
@@ -202,11 +189,10 @@ class Processes:
         except UNASKABLE as error:
             body.close()
             raise WorkerError(f"a body could not be forked: {error}") from error
-        # That it is bound is told by the body's being ready.
-        body.bindings.begin(function, bind, lambda failure: None)
-        self._bodies[worker] = body
-        if measurer is not None:
-            self._measurers[worker] = measurer
+        return body
+
+    def hear(self, body: BodyProcess) -> None:
+        """Hear a body from now on."""
         self._loop.add_reader(body.channel.fileno(), self._hear_body, body)
 
     def _order(self, body: BodyProcess, order: ForkBody) -> None:
@@ -217,6 +203,11 @@ class Processes:
             self._held[order.worker] = order
             return
         self._held.pop(order.worker, None)
+        self.ask(zygote, body, order)
+
+    def ask(self, zygote: ZygoteProcess, body: BodyProcess, order: ForkBody) -> None:
+        """Ask a zygote for a body; UNASKABLE errors."""
+        tenant = body.family.tenant
         # Only the base can give it a user of its own.
         its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
         # What a tenant's zygote forks is born in its group.
@@ -273,7 +264,7 @@ class Processes:
 
     def stop(self, worker: WorkerId, kill: bool) -> None:
         """End a body; its end is told when it is gone."""
-        body = self._bodies.get(worker)
+        body = self._bodies.get(worker) or self.ahead.bodies.get(worker)
         if body is not None and (kill or worker in self._held):
             self.kill(body)
         elif body is not None:
@@ -282,9 +273,9 @@ class Processes:
     def kill(self, body: BodyProcess) -> None:
         """Kill a body, if it still lives; nobody is asked."""
         body.trying = False
-        if body.worker in self._held:
-            self._end(body, "it was stopped before it was forked")
-        elif self._bodies.get(body.worker) is body:
+        if body.worker in self._held or self.ahead.is_unasked(body):
+            self.end(body, "it was stopped before it was forked")
+        elif not body.over:
             body.kill()
 
     def _staff_of(self, worker: WorkerId) -> BodyStaff:
@@ -311,6 +302,10 @@ class Processes:
             case Trying():
                 _require(not (body.ready or body.tried), "it was tried before")
                 body.trying = body.tried = True
+            case Waiting():
+                _require(body.is_ahead and not body.waits, "nobody asked it to wait")
+                body.waits = True
+                self._staff.body_waits(body)
             case Ready():
                 _require(not body.ready, "it was ready before")
                 body.bindings.answered(body.function)
@@ -342,13 +337,14 @@ class Processes:
         del zygote.bodies[worker]
         if this is not None:
             zygote.unheard.add(worker)
-        self._end(body, ending_)
+        self.end(body, ending_)
 
-    def _end(self, body: BodyProcess, ending_: str) -> None:
+    def end(self, body: BodyProcess, ending_: str) -> None:
         """Tell a body's end, of which no zygote knows any more."""
         worker = body.worker
         self._bodies.pop(worker, None)
         self._held.pop(worker, None)
+        self.ahead.gone(body)
         body.kill()
         body.over = True
         self._take_last_words(body)
@@ -377,14 +373,15 @@ class Processes:
     async def close(self) -> None:
         """Kill everything, and wait until it is gone."""
         self._closing = True
-        for body in self._bodies.values():
+        bodies = [*self._bodies.values(), *self.ahead.bodies.values()]
+        for body in bodies:
             body.kill()
         for zygote in self.zygotes.every():
             zygote.bodies.clear()
         await self.zygotes.close()
-        pidfds = [os.dup(body.pidfd) for body in self._bodies.values() if body.pidfd is not None]
+        pidfds = [os.dup(body.pidfd) for body in bodies if body.pidfd is not None]
         await asyncio.to_thread(wait_over, pidfds, GONE_S)
-        for body in self._bodies.values():
+        for body in bodies:
             self._loop.remove_reader(body.channel.fileno())
             if body.pidfd is not None:
                 self._loop.remove_reader(body.pidfd)

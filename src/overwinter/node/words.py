@@ -36,6 +36,10 @@ class Words:
         self._window: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._here, self._hear)
 
+    def rename(self, who: str) -> None:
+        """The process is somebody else's from now on."""
+        self._who = who
+
     def close_there(self) -> None:
         """The process has the writing end now."""
         if self.there >= 0:

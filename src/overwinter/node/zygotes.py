@@ -69,8 +69,8 @@ class ZygoteProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody would miss it but for its speed."""
-        return not self.bodies and not self.owed.keys() - {"pong"}
+        """Whether nobody would miss it, and what it forked ahead, but for their speed."""
+        return all(each.is_ahead for each in self.bodies.values()) and not self.owed.keys() - {"pong"}
 
     def kill(self) -> None:
         """End it and its bodies."""

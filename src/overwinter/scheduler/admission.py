@@ -15,7 +15,7 @@ from math import inf
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import mates, memory, order, retention, victims
+from overwinter.scheduler import ahead, mates, memory, order, retention, victims
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.binding import begin_bind
 from overwinter.scheduler.blocks import begin_load, missing_bytes
@@ -202,7 +202,9 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
     """Whether it is worth while to ask for configurations."""
-    if not cycle.resources.workers.fits(1) or order.is_behind(cycle, function):
+    if order.is_behind(cycle, function):
+        return False
+    if not cycle.resources.workers.fits(1) and ahead.fitting(cycle, function, function.latency.usual) is None:
         return False
     return has_core or cycle.resources.cores.fits(1) or not order.waits_for_cores(cycle, function)
 
@@ -215,7 +217,7 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
         if order.is_behind(cycle, function) or not _has_place(cycle, function, point):
             return started
         order.leave(cycle, function)
-        begin_start(cycle, function, point)
+        begin_start(cycle, function, point, ahead.take_over(cycle, function, point))
     return len(points)
 
 
@@ -235,9 +237,12 @@ def has_place(cycle: Cycle, function: Function) -> bool:
 
 def _has_place(cycle: Cycle, function: Function, point: Point) -> bool:
     resources = cycle.resources
-    if resources.workers.of(function.spec.tenant) >= order.workers_max(cycle):
+    # What the process that it would go on in has claimed is its own to claim.
+    own = {} if ahead.fitting(cycle, function, point) is None else ahead.claim(cycle)
+    if resources.workers.of(function.spec.tenant) - own.get(resources.workers, 0) >= order.workers_max(cycle):
         return False
-    return all(each.fits(amount) for each, amount in resources.of_worker(point, point.memory_bytes).items())
+    claim = resources.of_worker(point, point.memory_bytes)
+    return all(each.fits(amount, each.taken - own.get(each, 0)) for each, amount in claim.items())
 
 
 def _give_places(cycle: Cycle) -> None:
@@ -257,8 +262,9 @@ def _give_places(cycle: Cycle) -> None:
 
 def _make_room(cycle: Cycle) -> None:
     """Have workers leave for the first of those who wait, until there will be room for each."""
-    first = order.first_for_places(cycle)
-    excessive = None if first is None else memory.excessive_for(cycle, first, first.starts or first.latency.usual)
+    first, excessive = order.first_for_places(cycle), None
+    if first is not None and ahead.victim(cycle, first) is None:
+        excessive = memory.excessive_for(cycle, first, first.starts or first.latency.usual)
     if first is not None and excessive is not None:
         idle = victims.idle_for_place(cycle, first, (first.starts or first.latency.usual).memory_bytes)
         if idle.worker is None:
@@ -279,7 +285,9 @@ def _make_room(cycle: Cycle) -> None:
 
 
 def _drain_one(cycle: Cycle, function: Function, point: Point) -> bool:
-    """Have a worker leave for one that a function wants; False: none may be, now."""
+    """Have a worker leave for one that a function wants, those forked ahead first; False: none may be, now."""
+    if ahead.give_room(cycle, function):
+        return True
     victim = victims.for_place(cycle, function, point.memory_bytes)
     if victim.worker is None:
         if victim.at < inf:

@@ -44,6 +44,10 @@ class Cycle:
         """That was forked."""
         self.clock = 0.0
         """The value of the last idle worker that went for room."""
+        self.ahead_due = False
+        """Whether it is to be looked at what is forked ahead."""
+        self.ahead_after = Seconds(0.0)
+        """Nothing is forked ahead before."""
         self.now = Seconds(0.0)
         self.actions: list[Action] = []
         self.changed: dict[FunctionId, bool] = {}

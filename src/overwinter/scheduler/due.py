@@ -8,7 +8,7 @@ from typing import get_args
 
 from overwinter.core.actions import StopBody
 from overwinter.core.ids import FunctionId, WorkerId
-from overwinter.scheduler import families, functions, mates
+from overwinter.scheduler import ahead, families, functions, mates
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
@@ -28,6 +28,8 @@ def look(cycle: Cycle) -> None:
     for key in cycle.timers.pop_due(cycle.now):
         if key in LINES:
             _line(cycle, key)
+        elif key == ahead.KEY:
+            cycle.ahead_due = True
         elif isinstance(key, str):
             function = state.functions.get(FunctionId(key))
             if function is not None:
@@ -36,6 +38,7 @@ def look(cycle: Cycle) -> None:
             worker = state.workers.get(WorkerId(key))
             if worker is not None:
                 _worker(cycle, worker)
+            ahead.hung(cycle, WorkerId(key))
 
 
 def look_at_lines(cycle: Cycle) -> None:

@@ -36,7 +36,7 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
-from overwinter.scheduler import deaths, families, functions, mates, memory
+from overwinter.scheduler import ahead, deaths, families, functions, mates, memory
 from overwinter.scheduler.answers import (
     close_request,
     open_request,
@@ -65,13 +65,15 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
         case RunEnded():
             _run_ended(cycle, event)
         case BodyReady(worker):
+            ahead.ready(cycle, worker)
             _worker_ready(cycle, worker)
         case Bound():
             _bound(cycle, event)
         case BindFailed():
             _bind_failed(cycle, event)
         case BodyExited():
-            deaths.worker_exited(cycle, event)
+            if not ahead.exited(cycle, event):
+                deaths.worker_exited(cycle, event)
         case Cancelled(request):
             _cancelled(cycle, request)
         case Staged():
@@ -209,6 +211,7 @@ def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
         del prepared[forget]
     prepared[spec.program] = None
     cycle.actions.append(Prepare(spec.id, forget))
+    ahead.look_at(cycle, cycle.now + ahead.REFILL_S)
 
 
 # Workers
@@ -304,6 +307,7 @@ def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:
         cycle.state.prepared.clear()
     else:
         cycle.state.prepared.pop(tenant, None)
+    cycle.ahead_due = True
 
 
 # Blocks

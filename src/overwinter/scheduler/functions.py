@@ -90,7 +90,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     cycle.changed.pop(id_, None)
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
-    function.removed = True
+    function.removed = cycle.ahead_due = True
     families.leave(cycle, function)
     for worker in function.workers.values():
         watch_deadlines(cycle, worker)

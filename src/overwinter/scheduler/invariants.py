@@ -3,7 +3,7 @@
 from collections import Counter
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
-from overwinter.scheduler import order, victims
+from overwinter.scheduler import ahead, order, victims
 from overwinter.scheduler.admission import has_place
 from overwinter.scheduler.binding import worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
@@ -20,6 +20,7 @@ def check(cycle: Cycle) -> None:
     assert not cycle.changed, "somebody was not asked for his want"
     _check_requests(state)
     _check_workers(cycle)
+    _check_ahead(cycle)
     _check_ledger(cycle)
     _check_stores(cycle)
     _check_lines(cycle)
@@ -95,7 +96,8 @@ def _check_tenants(cycle: Cycle) -> None:
         own = [worker for worker in state.workers.values() if worker.tenant == id_]
         functions = {each.spec.id for each in state.functions.values() if each.spec.tenant == id_}
         assert functions == set(tenant.functions), f"the functions of tenant {id_} are wrong"
-        assert functions or own or cycle.resources.requests.of(id_), f"tenant {id_} has nothing"
+        own_ahead = any(each.tenant == id_ for each in state.ahead.values())
+        assert functions or own or own_ahead or cycle.resources.requests.of(id_), f"tenant {id_} has nothing"
         assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, f"spare workers of {id_}"
         draining = {worker.id for worker in own if not worker.stopping and worker.drain and worker.drain.until is None}
         assert set(tenant.draining) == draining, f"draining workers of tenant {id_}"
@@ -105,6 +107,19 @@ def _check_tenants(cycle: Cycle) -> None:
 
 def _is_spare(worker: Worker) -> bool:
     return worker.is_idle and not worker.family.wants_workers
+
+
+def _check_ahead(cycle: Cycle) -> None:
+    """What is forked ahead is some tenant's, is no worker, is looked at, and is no more than was asked for."""
+    state = cycle.state
+    assert len(state.ahead) <= (cycle.config.workers_ahead or 0), "more is forked ahead than was asked for"
+    for id_, each in state.ahead.items():
+        assert each.id == id_, f"process {id_} is called {each.id}"
+        assert id_ not in state.workers, f"worker {id_} is forked ahead, too"
+        assert each.tenant in state.tenants, f"process {id_} is forked ahead for nobody"
+        assert each.stopping or state.tenants[each.tenant].functions, f"process {id_} is of no use to anybody"
+        key = id_ if each.start is not None or each.stopping else ahead.KEY
+        assert cycle.timers.at(key) is not None, f"nobody looks at process {id_}"
 
 
 def _check_ledger(cycle: Cycle) -> None:
@@ -124,12 +139,16 @@ def _check_ledger(cycle: Cycle) -> None:
         for bind in worker.binds.values():
             assert bind.id is not None
             claims[bind_owner(bind.id)] = _of_operation(cycle, bind_owner(bind.id), 1)
+    for each in state.ahead.values():
+        claims[worker_owner(each.id)] = ahead.claim(cycle)
+        if each.start is not None:
+            claims[start_owner(each.id)] = _of_operation(cycle, start_owner(each.id), 1)
     claims |= {request_owner(id_): {resources.requests: 1} for id_ in state.requests}
     claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
     taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
     wanted = {owner: amounts for owner, claim in claims.items() if (amounts := _amounts(claim))}
     assert taken == wanted, "the ledger has other claims than there are operations"
-    stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping)
+    stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping) + ahead.leaving_bytes(cycle)
     assert resources.memory.fits(0, resources.memory.taken - stopping), "workers are left to take more than there is"
     for resource in (resources.workers, resources.requests):
         assert resource.capacity is None or resource.taken <= resource.capacity, f"too many {resource.name} are taken"
@@ -226,6 +245,7 @@ def _check_places(cycle: Cycle) -> None:
         return
     point = function.starts or function.latency.usual
     if not victims.Coming(cycle).has_place(function, point):
+        assert ahead.victim(cycle, function) is None, f"{id_} waits beside what is forked ahead"
         victim = victims.for_place(cycle, function, point.memory_bytes)
         stale = function.has_worker and not wants_worker(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits beside worker {victim.worker}"

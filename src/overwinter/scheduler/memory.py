@@ -19,7 +19,7 @@ from overwinter.core.actions import StopBody
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.core.profile import Point
-from overwinter.scheduler import functions, idle
+from overwinter.scheduler import ahead, functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
@@ -48,6 +48,8 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     # One that was asked to stop may go on to grow.
     cycle.actions += [StopBody(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
     over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
+    over -= ahead.leaving_bytes(cycle)
+    over -= ahead.give_back(cycle, over)
     over -= _stop_idle(cycle, over)
     while over > 0 and (excessive := next_to_stop(workers.values())) is not None:
         over -= excessive.nbytes
@@ -66,8 +68,11 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
 
 
 def give_back(cycle: Cycle, nbytes: int) -> None:
-    """The machine runs short: unheld blocks go first, then what is idle, then workers far beyond their need."""
-    won = give_back_blocks(cycle, nbytes)
+    """The machine runs short: what is forked ahead goes first, then unheld blocks, then what is idle, then workers far
+    beyond their need.
+    """
+    won = ahead.give_back(cycle, nbytes)
+    won += give_back_blocks(cycle, nbytes - won)
     won += give_back_idle(cycle, nbytes - won)
     while won < nbytes and (excessive := next_to_stop(cycle.state.workers.values())) is not None:
         if not is_far_beyond(excessive):
@@ -84,6 +89,7 @@ def excessive_for(cycle: Cycle, function: Function, point: Point) -> Worker | No
     if memory.capacity is None or len(cycle.state.tenants) <= 1:
         return None
     staying = memory.taken - sum(worker.nbytes for worker in workers if worker.stopping)
+    staying -= ahead.leaving_bytes(cycle)
     if staying + point.memory_bytes <= memory.capacity:
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))

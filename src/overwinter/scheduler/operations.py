@@ -41,8 +41,8 @@ def time_slice_s(function: Function) -> float:
     return SLICE_WAKES * function.latency.wake_s
 
 
-def begin_start(cycle: Cycle, function: Function, point: Point) -> None:
-    """Fork a worker."""
+def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId | None = None) -> None:
+    """Fork a worker, or let it go on in a process that was forked ahead."""
     state, now, spec = cycle.state, cycle.now, function.spec
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
     wake_s, hangs_at = function.latency.wake_s, now + cycle.config.start_timeout_s
@@ -64,7 +64,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point) -> None:
         prepared[spec.program] = None
     # Zeros through a program that has run before tell nothing new; what others have run is not told.
     rehearse = function.on_trial and not state.proven[spec.tenant, spec.program]
-    cycle.actions.append(StartBody(id_, spec.id, rehearse, point.cores, point.concurrency))
+    cycle.actions.append(StartBody(id_, spec.id, rehearse, point.cores, point.concurrency, ahead))
 
 
 def end_start(cycle: Cycle, worker: Worker) -> None:

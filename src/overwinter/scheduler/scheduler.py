@@ -10,7 +10,7 @@ from overwinter.core.actions import Action, SetAlarm
 from overwinter.core.config import MindConfig
 from overwinter.core.events import Alarm, Event
 from overwinter.core.ids import FunctionId, Seconds
-from overwinter.scheduler import due, facts
+from overwinter.scheduler import ahead, due, facts
 from overwinter.scheduler.admission import admit
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import contain
@@ -52,6 +52,7 @@ class Scheduler:
         while cycle.state.faults:
             contain(cycle)
             admit(cycle)
+        ahead.look(cycle)
         alarm = cycle.timers.next_alarm()
         if alarm is not None:
             cycle.actions.append(SetAlarm(alarm))

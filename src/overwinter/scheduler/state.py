@@ -23,6 +23,7 @@ from overwinter.core.ids import (
 )
 from overwinter.core.profile import Point
 from overwinter.scheduler.coreline import CoreLine
+from overwinter.scheduler.forked import ForkedAhead, Need
 from overwinter.scheduler.latency import LatencyModel, Trunk
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.residents import Residents
@@ -342,6 +343,8 @@ class Tenant(msgspec.Struct):
     """Its functions that wait for a place for their first worker, the longest waiting first."""
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Those that have one, and wait for a place for one more."""
+    need: Need = msgspec.field(default_factory=Need)
+    """Of processes forked ahead."""
 
     @property
     def waits(self) -> FunctionId | None:
@@ -359,6 +362,8 @@ class State(msgspec.Struct):
     tenants: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
     """Those that have functions, workers or requests here."""
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
+    ahead: dict[WorkerId, ForkedAhead] = msgspec.field(default_factory=dict)
+    """Processes that wait for a start to take them over, the oldest first."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
     stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)

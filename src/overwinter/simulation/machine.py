@@ -1,11 +1,13 @@
-"""What holds work up on a modelled node: cores, the disk, the zygote, the host store's size."""
+"""What holds work up on a modelled node: cores, bodies, the disk, the zygote, the host store's size."""
 
 from collections.abc import Iterable
 from functools import partial
 from heapq import heappop, heappush
 
+from overwinter.core.actions import StartBody
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
+from overwinter.simulation.scenario import Simulated
 from overwinter.simulation.timeline import Deed, Timeline
 
 SAME_S = 1e-6
@@ -89,6 +91,19 @@ class Cores:
             job.gone = True
             self._ask(-job.cores)
             job.done()
+
+
+class ModelledBody:
+    """A worker process that is none: whose it is, how it is made, and what keeps it busy."""
+
+    __slots__ = ("concurrency", "cores", "function", "jobs", "worker")
+
+    def __init__(self, action: StartBody, function: Simulated) -> None:
+        self.worker = action.worker
+        self.function = function
+        self.cores = action.cores
+        self.concurrency = action.concurrency
+        self.jobs: list[Job] = []
 
 
 class Queue:

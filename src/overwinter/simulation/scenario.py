@@ -45,6 +45,8 @@ class Machine(_Part, frozen=True, kw_only=True):
     disk_mib_per_s: float = 1000.0
     fork_s: float = 0.005
     """Time of the zygote for each fork: forks wait for each other."""
+    contain_s: float = 0.002
+    """Of the start of a body: what one that was forked ahead has done before."""
     stop_s: float = 0.002
     """From the wish that a body ends until it is gone."""
     zygote_start_s: float = 3.0
@@ -53,7 +55,7 @@ class Machine(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.check_above("cores", "host_mib", "disk_mib_per_s", "load_mib_per_s")
-        self.check_above("fork_s", "stop_s", "zygote_start_s", least=0)
+        self.check_above("fork_s", "contain_s", "stop_s", "zygote_start_s", least=0)
 
 
 class Blocks(_Part, frozen=True, kw_only=True):

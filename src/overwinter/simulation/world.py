@@ -23,6 +23,7 @@ from overwinter.core.actions import (
     Bind,
     Decide,
     Drop,
+    ForkAhead,
     Prepare,
     Refuse,
     Reply,
@@ -66,7 +67,7 @@ from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.faults import Chance
 from overwinter.simulation.foresight import rates_ahead
-from overwinter.simulation.machine import Cores, HostBlocks, Job, Queue
+from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledBody, Queue
 from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.scenario import MIB, Scenario, Simulated
 from overwinter.simulation.timeline import Timeline
@@ -79,19 +80,6 @@ DRAIN_TIMEOUTS = 10
 PROGRESS_EVERY = 1024
 CHECK_EVERY = 32
 """Steps between two checks of the mind's tables, when they are checked."""
-
-
-class ModelledBody:
-    """A worker process that is none: whose it is, how it is made, and what keeps it busy."""
-
-    __slots__ = ("concurrency", "cores", "function", "jobs", "worker")
-
-    def __init__(self, action: StartBody, function: Simulated) -> None:
-        self.worker = action.worker
-        self.function = function
-        self.cores = action.cores
-        self.concurrency = action.concurrency
-        self.jobs: list[Job] = []
 
 
 class World:
@@ -236,6 +224,8 @@ class World:
                 self._timeline.at(at, partial(self._ring, at))
             case StartBody():
                 self._start(action)
+            case ForkAhead(worker, id_):
+                self._fork_ahead(worker, self._by_id[id_])
             case Bind():
                 self._bind(action)
             case StopBody(worker):
@@ -301,17 +291,35 @@ class World:
         life = self._chance.body_life_s()
         if life is not None:
             self._timeline.after(life, partial(self._exit, body.worker, "WorkerError", "killed by a fault"))
+        ahead = None if action.ahead is None else self._bodies.pop(action.ahead, None)
+        if ahead is not None:
+            self._load(body, self._machine.contain_s)
+            return
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
         self._timeline.at(forked, partial(self._load, body))
 
-    def _load(self, body: ModelledBody) -> None:
+    def _fork_ahead(self, worker: WorkerId, function: Simulated) -> None:
+        """A body that waits for a start to take it over; what it does meanwhile is nothing."""
+        body = self._bodies[worker] = ModelledBody(StartBody(worker, function.spec.id), function)
+        life = self._chance.body_life_s()
+        if life is not None:
+            self._timeline.after(life, partial(self._exit, worker, "WorkerError", "killed by a fault"))
+        forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
+        seconds, crash = self._machine.contain_s * self._chance.slowness(), self._chance.start_crash()
+        self._timeline.at(forked, partial(self._contain, body, seconds, crash))
+
+    def _contain(self, body: ModelledBody, seconds: float, crash: float | None) -> None:
+        if body.worker in self._bodies:
+            self._work(body, 1, seconds, crash, BodyReady(body.worker))
+
+    def _load(self, body: ModelledBody, done_s: float = 0.0) -> None:
         if body.worker not in self._bodies:
             return
         model, spec = body.function.model, body.function.spec
         seconds = model.start_s + (0.0 if (spec.tenant, spec.program) in self._prepared else model.prepare_s)
         if not self._policy.shares and spec.profile is not None:
             seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
-        seconds *= self._chance.slowness()
+        seconds = max(0.0, seconds - done_s) * self._chance.slowness()
         self._work(body, 1, seconds, self._chance.start_crash(), BodyReady(body.worker))
 
     def _bind(self, action: Bind) -> None:

@@ -29,6 +29,8 @@ class ForkBody(_Message, frozen=True):
     """It is to be measured, bound to so many cores; None: it serves."""
     grouped: bool = False
     """Otherwise it is in the group of its zygote."""
+    ahead: bool = False
+    """No function is known yet: contained, it waits to be told what it may have (`TakeOver`)."""
 
 
 class Ping(_Message, frozen=True):
@@ -205,9 +207,20 @@ class Stop(_Message, frozen=True):
     """Nothing more will come."""
 
 
+class TakeOver(_Message, frozen=True):
+    """A body that was forked ahead is to serve: it may have no more than this, as in `ForkBody`. A load follows."""
+
+    memory_bytes: int
+    mapped_bytes: int
+
+
 ToBody = Load | Bind | Unbind | RunBatch | Measure | Stop
 
 # body -> node
+
+
+class Waiting(_Message, frozen=True):
+    """A body that was forked ahead is contained, and waits."""
 
 
 class Trying(_Message, frozen=True):
@@ -270,4 +283,4 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromBody = Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured
+FromBody = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured

@@ -80,7 +80,9 @@ class Shelter:
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._data_bytes = _held().data
+        self._held = _held()
+        """When it was made, or when the calling process was contained."""
+        self._data_bytes = self._held.data
         self._threads_max = threads_max
 
     def fds(self) -> list[int]:
@@ -101,6 +103,10 @@ class Shelter:
             os.close(fd)
         return missing
 
+    def lower(self, limits: Limits) -> None:
+        """The calling process, which is contained as a worker, may have no more than these from now on."""
+        self._limit(limits, self._held)
+
     def close_in_zygote(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
         """Contain the calling process, as a tenant's zygote. Its children may lower `limits`, not raise them."""
         return self._contain("zygote", uid, limits, keep)
@@ -111,7 +117,9 @@ class Shelter:
         for signal_ in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(signal_, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._limit(limits)
+        # What it had then is still what it has beside its limits when they are lowered: it cannot look any more.
+        self._held = _held()
+        self._limit(limits, self._held)
         missing = self._become(stage, uid)
         die_with_parent(parent)
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
@@ -148,8 +156,7 @@ class Shelter:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         return ["no user of its own: the node does not run as root"] if uid is None else []
 
-    def _limit(self, limits: Limits) -> None:
-        held = _held()
+    def _limit(self, limits: Limits, held: "_Held") -> None:
         # What a zygote holds ready is not its body's doing.
         memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)

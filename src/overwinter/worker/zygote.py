@@ -40,10 +40,12 @@ from overwinter.worker.messages import (
     Pong,
     Prepare,
     ProgramReady,
+    TakeOver,
     ToBase,
     ToZygote,
     Unforked,
     Up,
+    Waiting,
 )
 from overwinter.worker.places import python_places
 from overwinter.worker.programs import Programs
@@ -241,13 +243,13 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
         for stream in (sys.stdout, sys.stderr):
             os.dup2(said, stream.fileno())
         slots = [Slot(Tray.open(fd), Tray.open(other)) for fd, other in zip(trays[::2], trays[1::2], strict=True)]
-        memory_bytes = message.memory_bytes + (len(slots) - 1) * STACK_BYTES
-        tray_bytes = min(TRAY_BYTES_MAX, (memory_bytes + message.mapped_bytes) // 2) // len(slots)
-        limits = sandbox.Limits(memory_bytes, message.mapped_bytes, tray_bytes)
+        limits = _limits(message, len(slots))
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
         means.shelter.close_in(message.uid, limits, [end, *trays] if gauge is None else [end, *trays, gauge.fd])
         # A zygote that died before this was not there to be told from any other parent.
         sandbox.die_with_parent(parent)
+        if message.ahead:
+            means.shelter.lower(_limits(_taken_over(end), len(slots)))
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Body(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
@@ -259,6 +261,22 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def _limits(order: ForkBody | TakeOver, slots: int) -> sandbox.Limits:
+    """What a body with so many slots may have."""
+    memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
+    tray_bytes = min(TRAY_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
+    return sandbox.Limits(memory_bytes, order.mapped_bytes, tray_bytes)
+
+
+def _taken_over(end: int) -> TakeOver:
+    """Wait until a function is to be served; ChannelClosedError when none will be."""
+    with socket.socket(fileno=os.dup(end)) as own:
+        channel = Channel(own, TakeOver)
+        channel.send(Waiting())
+        message, _ = channel.receive()
+    return message
 
 
 def _be_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -> None:

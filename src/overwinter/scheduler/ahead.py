@@ -1,0 +1,279 @@
+"""Which processes are forked before a request asks for them, who takes them over, and when do they go?
+
+A process forked ahead belongs to one tenant, whose zygote forks it: contained, with the programs that the zygote holds,
+and nothing of a function. The next start of a function of that tenant whose program is among them goes on in it, in
+place of a fork. It takes a place for a worker and private memory, and a core while it starts, and is nobody's
+operation: they are forked while cores are idle, some time after the last start, and are the first to go when anybody
+needs a place or memory.
+"""
+
+from overwinter.core.actions import ForkAhead, StopBody
+from overwinter.core.events import BodyExited
+from overwinter.core.ids import Seconds, TenantId, WorkerId
+from overwinter.core.profile import Point
+from overwinter.scheduler.answers import forget_tenant
+from overwinter.scheduler.backoff import backoff_s
+from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.forked import AHEAD_BYTES, ForkedAhead
+from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.operations import OVERDUE_LEAST_S, end
+from overwinter.scheduler.order import workers_max
+from overwinter.scheduler.resources import start_owner, worker_owner
+from overwinter.scheduler.state import Function, Tenant
+
+KEY = "ahead"
+"""Of the timer."""
+REFILL_S = 0.25
+"""After a tenant's last start, or while cores are busy: a burst of wakes has the cores to itself."""
+KEEP_S = 600.0
+"""A tenant that started nothing for so long needs no process ahead."""
+OTHERS_S = 60.0
+"""One that started nothing for so long makes room for a tenant that did."""
+FULL_S = 10.0
+"""Until it is looked again whether there is room."""
+CALM_S = 60.0
+"""After the machine ran short of memory."""
+START_S = 0.01
+"""What a fork ahead takes, about."""
+
+
+# What a start takes over
+
+
+def fitting(cycle: Cycle, function: Function, point: Point) -> ForkedAhead | None:
+    """The process in which a start of the function would go on, the one that waits longest."""
+    if point.concurrency != 1 or function.on_trial:
+        return None
+    spec = function.spec
+    for each in cycle.state.ahead.values():
+        waits = each.start is None and not each.stopping
+        if waits and each.tenant == spec.tenant and spec.program in each.programs:
+            return each
+    return None
+
+
+def claim(cycle: Cycle) -> Claim:
+    """What a process forked ahead keeps until its exit."""
+    return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES}
+
+
+def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
+    """A worker of the function starts: in this process, if there is one; what it claimed is the worker's to claim."""
+    found, need = fitting(cycle, function, point), cycle.state.tenants[function.spec.tenant].need
+    need.function, need.started = function.spec.id, cycle.now
+    look_at(cycle, cycle.now + REFILL_S)
+    if found is None:
+        return None
+    need.failures = 0
+    del cycle.state.ahead[found.id]
+    cycle.ledger.give_back(worker_owner(found.id))
+    cycle.timers.disarm(found.id)
+    told = f"its worker goes on in a process that was forked ahead and waited for {cycle.now - found.since:.1f} s"
+    cycle.decide(function, "ahead", told)
+    return found.id
+
+
+# What is forked, and what goes without need
+
+
+def look_at(cycle: Cycle, at: float) -> None:
+    """Look at what is forked ahead then, if anything is to be."""
+    if cycle.config.workers_ahead:
+        cycle.timers.arm(KEY, at)
+
+
+def look(cycle: Cycle) -> None:
+    """End what nobody needs, and fork one more if that keeps nobody waiting."""
+    if not cycle.ahead_due:
+        return
+    cycle.ahead_due = False
+    _end_unneeded(cycle)
+    tenant = _next_tenant(cycle)
+    if tenant is not None and _has_room(cycle, tenant) and _is_calm(cycle):
+        _fork(cycle, tenant)
+    for each in cycle.state.ahead.values():
+        if each.start is None and not each.stopping:
+            look_at(cycle, cycle.state.tenants[each.tenant].need.started + KEEP_S)
+
+
+def _end_unneeded(cycle: Cycle) -> None:
+    for each in list(cycle.state.ahead.values()):
+        if not each.stopping and each.start is None and not _is_needed(cycle, each):
+            _stop(cycle, each)
+
+
+def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
+    """Its tenant starts functions, and it holds the program that was the last to be used."""
+    tenant, prepared = cycle.state.tenants[each.tenant], cycle.state.prepared.get(each.tenant, {})
+    is_fresh = bool(prepared) and next(reversed(prepared)) in each.programs
+    return is_fresh and bool(tenant.functions) and tenant.need.started + KEEP_S > cycle.now
+
+
+def _next_tenant(cycle: Cycle) -> Tenant | None:
+    """The one for which a process is forked next: of those with less than their part the one that started last."""
+    state, now, most = cycle.state, cycle.now, cycle.config.workers_ahead or 0
+    able = [
+        each
+        for each in state.tenants.values()
+        if each.need.function and each.functions and state.prepared.get(each.id) and each.need.started + KEEP_S > now
+    ]
+    able.sort(key=lambda each: (-each.need.started, each.id))
+    part = max(1, most // max(1, len(able)))
+    for tenant in able:
+        rests_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
+        if _count(cycle, tenant.id) >= part:
+            continue
+        if rests_until > now:
+            look_at(cycle, rests_until)
+        elif len(state.ahead) < most:
+            return tenant
+        else:
+            _end_for(cycle, tenant, part)
+            return None
+    return None
+
+
+def _end_for(cycle: Cycle, tenant: Tenant, part: int) -> None:
+    """End one of a tenant that has more than its part, or started nothing for some time; its exit makes room."""
+    for each in cycle.state.ahead.values():
+        need = cycle.state.tenants[each.tenant].need
+        is_old = need.started + OTHERS_S <= min(cycle.now, tenant.need.started)
+        if not each.stopping and each.start is None and (is_old or _count(cycle, each.tenant) > part):
+            _stop(cycle, each)
+            return
+
+
+def _count(cycle: Cycle, tenant: TenantId) -> int:
+    return sum(each.tenant == tenant for each in cycle.state.ahead.values())
+
+
+def _has_room(cycle: Cycle, tenant: Tenant) -> bool:
+    fits = all(resource.fits(amount) for resource, amount in claim(cycle).items())
+    fits = fits and cycle.resources.workers.of(tenant.id) < workers_max(cycle)
+    if not fits:
+        look_at(cycle, cycle.now + FULL_S)
+    return fits
+
+
+def _is_calm(cycle: Cycle) -> bool:
+    """Whether nobody waits, and a core is left beside the one that a fork takes; one fork at a time."""
+    state, busy = cycle.state, cycle.resources.load.taken
+    calm = not (state.waiting or state.cores.waits) and (not busy or busy + 1 < cycle.cores)
+    calm = calm and all(each.start is None for each in state.ahead.values())
+    if not calm:
+        look_at(cycle, cycle.now + REFILL_S)
+    return calm
+
+
+def _fork(cycle: Cycle, tenant: Tenant) -> None:
+    state, now, config = cycle.state, cycle.now, cycle.config
+    function = state.functions.get(tenant.need.function) or state.functions[next(iter(tenant.functions))]
+    id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
+    hangs_at = now + config.start_timeout_s
+    start = Operation(function, now, now + START_S, now + OVERDUE_LEAST_S, hangs_at)
+    state.ahead[id_] = ForkedAhead(id_, tenant.id, frozenset(state.prepared[tenant.id]), now, start)
+    cycle.ledger.take(worker_owner(id_), tenant.id, claim(cycle))
+    cycle.ledger.take(start_owner(id_), None, cycle.resources.of_cores(1, cycle.orders_cores))
+    if cycle.orders_cores:
+        state.holding[start_owner(id_)] = start
+    cycle.timers.arm(id_, hangs_at)
+    cycle.actions.append(ForkAhead(id_, function.spec.id))
+
+
+# What becomes of them
+
+
+def ready(cycle: Cycle, id_: WorkerId) -> None:
+    """It is forked, and waits."""
+    found = cycle.state.ahead.get(id_)
+    if found is not None and found.start is not None:
+        _end_start(cycle, found)
+        found.since = cycle.now
+        cycle.timers.disarm(id_)
+        cycle.ahead_due = True
+
+
+def exited(cycle: Cycle, event: BodyExited) -> bool:
+    """It is gone, and no function is to blame; False: it is none of these."""
+    found = cycle.state.ahead.pop(event.worker, None)
+    if found is None:
+        return False
+    _end_start(cycle, found)
+    if not found.stopping:
+        _fail(cycle, found)
+    cycle.ledger.give_back(worker_owner(found.id))
+    cycle.timers.disarm(found.id)
+    cycle.places_changed = cycle.ahead_due = True
+    forget_tenant(cycle, found.tenant)
+    return True
+
+
+def hung(cycle: Cycle, id_: WorkerId) -> None:
+    """It takes too long to start, or to stop."""
+    found = cycle.state.ahead.get(id_)
+    if found is not None:
+        if not found.stopping:
+            _fail(cycle, found)
+        _stop(cycle, found)
+
+
+def _fail(cycle: Cycle, found: ForkedAhead) -> None:
+    need = cycle.state.tenants[found.tenant].need
+    need.failures += 1
+    need.backoff_until = Seconds(cycle.now + backoff_s(need.failures, cycle.config))
+
+
+def _end_start(cycle: Cycle, found: ForkedAhead) -> None:
+    if found.start is not None:
+        found.start = None
+        end(cycle, start_owner(found.id))
+
+
+def _stop(cycle: Cycle, found: ForkedAhead) -> None:
+    """Nothing in it is worth asking it first."""
+    found.stopping, found.since = True, cycle.now
+    _end_start(cycle, found)
+    cycle.ledger.drain(worker_owner(found.id))
+    cycle.places_changed = True
+    cycle.timers.disarm(found.id)
+    cycle.timers.arm(found.id, cycle.now + cycle.config.stop_timeout_s)
+    cycle.actions.append(StopBody(found.id, kill=True))
+
+
+# Who needs their room
+
+
+def victim(cycle: Cycle, function: Function) -> ForkedAhead | None:
+    """The process that goes first for a worker that a function wants: one of its own tenant's before others'."""
+    mine, workers = function.spec.tenant, cycle.resources.workers
+    found = [each for each in cycle.state.ahead.values() if not each.stopping]
+    own = next((each for each in found if each.tenant == mine), None)
+    if own is not None or workers.of(mine) >= workers_max(cycle):
+        return own
+    return next(iter(found), None)
+
+
+def give_room(cycle: Cycle, function: Function) -> bool:
+    """End one for a worker that a function wants; False: none would help."""
+    found = victim(cycle, function)
+    if found is not None:
+        _stop(cycle, found)
+    return found is not None
+
+
+def give_back(cycle: Cycle, nbytes: float) -> int:
+    """End them until so many bytes are won, or none is left; how many were. None is forked for a while."""
+    won = 0
+    for each in [each for each in cycle.state.ahead.values() if not each.stopping]:
+        if won < nbytes:
+            won += AHEAD_BYTES
+            _stop(cycle, each)
+    if nbytes > 0:
+        cycle.ahead_after = Seconds(cycle.now + CALM_S)
+    return won
+
+
+def leaving_bytes(cycle: Cycle) -> int:
+    """What those give back that were told to stop."""
+    return sum(AHEAD_BYTES for each in cycle.state.ahead.values() if each.stopping)

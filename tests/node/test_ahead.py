@@ -1,0 +1,144 @@
+"""Bodies that are forked before a function needs them: real processes, the node's real hands."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from benchmarks.nodes import parents_of_all
+from overwinter.core.actions import ForkAhead, Prepare, StopBody
+from overwinter.core.events import BodyReady
+from overwinter.core.ids import WorkerId
+from overwinter.node.proofs import wait_over
+from overwinter.node.zygotes import ZygoteProcess
+
+from .rig import Function, Rig, Same, until
+
+MIB = 1 << 20
+HANDLER = "def preprocess(inputs, state):\n    print('handled', flush=True)\n    return inputs\n"
+
+
+def function(name: str, handler: str | None = None, tenant="ada", memory_mib=512) -> Function:
+    return Function(Same(), {"x": torch.zeros(2, 4)}, handler, memory_mib, name=name, tenant=tenant)
+
+
+async def answers(rig: Rig, body) -> None:
+    run = rig.begin(body, x=torch.ones(1, 4))
+    await rig.ended(run)
+    assert rig.failures(run) == []
+    assert rig.output(run).tolist() == [[2.0] * 4]
+
+
+async def zygote_of(rig: Rig, which: Function) -> ZygoteProcess:
+    """The one of its tenant, which holds its program or is about to."""
+    tenant = which.deployed.manifest.tenant
+    rig.deploy(which)
+    rig.effects.carry_out(Prepare(which.deployed.id))
+    await until(lambda: tenant in rig.processes.zygotes.tenants)
+    return rig.processes.zygotes.tenants[tenant]
+
+
+async def forked_ahead(rig: Rig, which: Function) -> WorkerId:
+    """One that waits."""
+    worker = WorkerId(rig.number())
+    rig.effects.carry_out(ForkAhead(worker, which.deployed.id))
+    await until(lambda: BodyReady(worker) in rig.events or rig.exits(worker))
+    assert not rig.exits(worker), rig.exits(worker)
+    return worker
+
+
+def data_most(pid: int) -> int:
+    with open(f"/proc/{pid}/limits") as limits:
+        [line] = [line for line in limits if line.startswith("Max data size")]
+    return int(line.split()[3])
+
+
+@pytest.mark.parametrize("handler", [None, HANDLER])
+def test_a_body_goes_on_in_the_process_that_was_forked_ahead_and_may_have_no_more_than_others(rig, handler):
+    asked = function("f", handler)
+
+    async def scene():
+        # It is forked after the program is prepared, though both are asked for at once.
+        zygote = await zygote_of(rig, asked)
+        worker = await forked_ahead(rig, asked)
+        pid = rig.processes.ahead.bodies[worker].pid
+        before = data_most(pid)
+        assert parents_of_all()[pid] == zygote.pid
+        body, other = await rig.start_body(asked, ahead=worker), await rig.start_body(asked)
+        assert (body.pid, body.worker) == (pid, body.worker)
+        assert body.worker != worker
+        assert other.pid != pid
+        for each in (body, other):
+            await answers(rig, each)
+        assert abs(data_most(body.pid) - data_most(other.pid)) < MIB
+        assert data_most(body.pid) < before
+        assert rig.processes.ahead.bodies == {}
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: rig.exits(body.worker))
+        assert not rig.exits(worker)
+        rig.processes.stop(other.worker, kill=True)
+        await until(lambda: rig.exits(other.worker))
+
+    rig.run(scene())
+    assert ("worker f@1: handled" in rig.said) == (handler is not None)
+    rig.said.clear()
+
+
+def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_another(rig):
+    asked = function("f")
+
+    async def scene():
+        await zygote_of(rig, asked)
+        worker = await forked_ahead(rig, asked)
+        waiting = rig.processes.ahead.bodies[worker]
+        os.kill(waiting.pid, signal.SIGKILL)
+        # The start is on its way before anybody hears of the end.
+        wait_over([os.dup(waiting.pidfd)], 10.0)
+        body = await rig.start_body(asked, ahead=worker)
+        await answers(rig, body)
+        await until(lambda: rig.exits(worker))
+        assert rig.processes.ahead.bodies == {}
+        rig.processes.stop(body.worker, kill=True)
+        await until(lambda: rig.exits(body.worker))
+
+    rig.run(scene())
+
+
+@pytest.mark.parametrize("more", [{"concurrency": 2}, {"memory_mib": 6 << 10}])
+def test_one_that_is_too_small_for_a_body_ends_and_the_body_is_forked(rig, more):
+    small = function("f")
+    large = function("g", memory_mib=more.get("memory_mib", 512))
+
+    async def scene():
+        await zygote_of(rig, small)
+        worker = await forked_ahead(rig, small)
+        body = await rig.start_body(large, concurrency=more.get("concurrency", 1), ahead=worker)
+        await answers(rig, body)
+        await until(lambda: rig.exits(worker))
+        rig.processes.stop(body.worker, kill=True)
+        await until(lambda: rig.exits(body.worker))
+
+    rig.run(scene())
+
+
+def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
+    asked = function("f", tenant="eve")
+
+    async def scene():
+        zygote = await zygote_of(rig, asked)
+        first, second = await forked_ahead(rig, asked), await forked_ahead(rig, asked)
+        pid = rig.processes.ahead.bodies[first].pid
+        rig.effects.carry_out(StopBody(first, kill=True))
+        await until(lambda: rig.exits(first))
+        assert pid not in parents_of_all()
+        await until(lambda: zygote.is_idle)
+        rig.processes.zygotes.end(zygote)
+        await until(lambda: rig.exits(second))
+        # There is nobody to fork one now.
+        third = WorkerId(rig.number())
+        rig.effects.carry_out(ForkAhead(third, asked.deployed.id))
+        assert rig.exits(third)
+        assert rig.processes.ahead.bodies == {}
+
+    rig.run(scene())

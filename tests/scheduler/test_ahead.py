@@ -1,0 +1,249 @@
+"""Workers forked ahead: for whom, when, who takes them over, and who goes first."""
+
+import pytest
+
+from overwinter.core.actions import Decide, ForkAhead, StartBody, StopBody
+from overwinter.core.events import Pressed, Removed, ZygoteLost
+from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.ahead import CALM_S, KEEP_S, REFILL_S
+from tests.scheduler.world import World, spec
+
+
+def of(kind, actions) -> list:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def node(*functions, **config) -> World:
+    world = World(**{"workers_ahead": 1, "cores": 4, **config})
+    for function in functions:
+        world.deploy(function)
+    return world
+
+
+def use(world, name="f") -> StartBody | None:
+    """One request, answered; the start that it took, if any."""
+    before = len(world.log)
+    request = world.arrive(name)
+    world.settle()
+    assert type(world.answers[request]).__name__ == "Reply"
+    return next(iter(of(StartBody, world.log[before:])), None)
+
+
+def ring_until(world, at) -> None:
+    while world.alarm is not None and world.alarm <= at:
+        world.ring()
+        world.settle()
+    world.now = at
+
+
+def refill(world) -> None:
+    ring_until(world, world.now + 2 * REFILL_S)
+
+
+def idle_ends(world) -> None:
+    """Let the idle workers' keep-alive end, but not what is forked ahead."""
+    ring_until(world, world.now + 10)
+
+
+def waiting(world) -> list[str]:
+    """Functions for whose tenants a process waits."""
+    return list(world.ahead.values())
+
+
+def test_a_start_goes_on_in_the_process_that_was_forked_ahead_for_its_tenant():
+    world = node(spec("f", keep_alive_s=1), spec("g", tenant="u", keep_alive_s=1))
+    assert use(world).ahead is None
+    refill(world)
+    [forked] = world.ahead
+    idle_ends(world)
+    claimed = dict(world.scheduler.cycle.ledger.claims())
+    assert claimed["worker", forked] == {world.resources.workers: 1, world.resources.memory: 4 << 20}
+    before = len(world.log)
+    start = use(world)
+    assert start.ahead == forked
+    assert start.worker != forked
+    assert [each.function for each in of(Decide, world.log[before:]) if each.what == "ahead"] == ["f@1"]
+    # Another tenant's start does not get the next one.
+    refill(world)
+    assert waiting(world) == ["f@1"]
+    assert use(world, "g").ahead is None
+
+
+def test_nothing_is_forked_ahead_unless_that_is_asked_for():
+    for wanted in (None, 0):
+        world = node(spec("f"), workers_ahead=wanted)
+        use(world)
+        world.calm()
+        assert not of(ForkAhead, world.log)
+
+
+def test_a_program_that_the_process_does_not_hold_is_forked_and_the_process_replaced():
+    world = node(spec("f", keep_alive_s=1), spec("g"))
+    use(world)
+    refill(world)
+    [first] = world.ahead
+    assert use(world, "g").ahead is None
+    refill(world)
+    assert waiting(world) == ["g@1"]
+    assert first not in world.alive
+    idle_ends(world)
+    assert use(world, "f").ahead is not None
+
+
+def test_functions_with_several_runs_at_once_are_forked():
+    world = node(spec("f", keep_alive_s=1, concurrency=2))
+    use(world)
+    refill(world)
+    idle_ends(world)
+    assert waiting(world)
+    # What it was forked with has room for one run at a time.
+    point = next(iter(of(StartBody, world.log))).concurrency
+    assert (use(world).ahead is None) == (point > 1)
+
+
+def test_it_is_not_forked_while_cores_are_busy_or_right_after_a_start():
+    world = node(spec("f"), spec("g"), cores=1)
+    world.arrive("f")
+    world.settle_processes()
+    assert world.running
+    world.arrive("g")
+    world.settle_processes()
+    for _ in range(4):
+        world.ring()
+    assert not world.ahead
+    world.settle()
+    assert not world.ahead
+    refill(world)
+    assert world.ahead
+
+
+def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
+    world = node(spec("f", keep_alive_s=0), cores=2)
+    use(world)
+    while not world.starting:
+        world.ring()
+        if world.stopping:
+            world.die(min(world.stopping))
+    [forked] = world.starting
+    assert world.resources.cores.taken == 1
+    world.arrive("f")
+    [start] = of(StartBody, world.log)[1:]
+    assert start.ahead is None
+    world.settle()
+    assert not world.resources.cores.taken
+    assert forked in world.ahead
+
+
+@pytest.mark.parametrize("bound", [{"bodies_max": 2}, {"memory_bytes": 13 << 20}])
+def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
+    """The others' program is not among those that it holds."""
+    profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
+    world = node(spec("f", profile=profile), spec("g", tenant="u", profile=profile), **bound)
+    use(world)
+    refill(world)
+    assert waiting(world)
+    before = len(world.log)
+    [forked] = world.ahead
+    use(world, "g")
+    assert [each.worker for each in of(StopBody, world.log[before:])] == [forked]
+    assert {worker.function for worker in world.state.workers.values()} == {"f@1", "g@1"}
+
+
+def test_the_only_place_is_taken_over_with_what_has_it():
+    world = node(spec("f", keep_alive_s=1), bodies_max=1)
+    use(world)
+    idle_ends(world)
+    refill(world)
+    ring_until(world, world.now + 20)
+    assert waiting(world)
+    assert use(world).ahead is not None
+
+
+def test_one_that_dies_is_replaced_later_each_time_and_no_function_is_blamed():
+    world = node(spec("f", keep_alive_s=1))
+    use(world)
+    refill(world)
+    pauses = []
+    for _ in range(3):
+        [forked] = world.ahead
+        died_at = world.now
+        world.die(forked)
+        assert not world.ahead
+        while not world.ahead:
+            world.ring()
+        pauses.append(world.now - died_at)
+        world.settle()
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > pauses[0] > 0
+    function = world.state.functions["f@1"]
+    assert (function.failures, function.backoff_until) == (0, 0)
+    assert use(world) is not None or world.state.workers
+
+
+def test_one_that_dies_while_it_is_taken_over_costs_nothing():
+    """Its exit is on the way when a start names it: the node forks then, and the exit is nobody's."""
+    world = node(spec("f", keep_alive_s=1))
+    use(world)
+    refill(world)
+    [forked] = world.ahead
+    idle_ends(world)
+    request = world.arrive("f")
+    [*_, start] = of(StartBody, world.log)
+    assert start.ahead == forked
+    world.die(forked)
+    world.settle()
+    assert type(world.answers[request]).__name__ == "Reply"
+    assert world.state.functions["f@1"].failures == 0
+
+
+@pytest.mark.parametrize("why", ["removed", "zygote", "unused"])
+def test_one_that_nobody_needs_goes(why):
+    world = node(spec("f", keep_alive_s=1))
+    use(world)
+    refill(world)
+    [forked] = world.ahead
+    if why == "removed":
+        world.send(Removed("f@1"))
+    elif why == "zygote":
+        world.send(ZygoteLost("t"))
+    else:
+        ring_until(world, world.now + KEEP_S + 1)
+    world.calm()
+    assert forked not in world.alive
+    assert not world.ahead
+    assert not world.resources.workers.taken
+    assert not world.resources.memory.taken
+
+
+def test_a_machine_that_runs_short_gets_it_back_first_and_has_peace_for_a_while():
+    world = node(spec("f"))
+    use(world)
+    refill(world)
+    assert waiting(world)
+    world.send(Pressed(1))
+    world.settle()
+    assert not world.ahead
+    assert [worker.is_idle for worker in world.state.workers.values()] == [True]
+    ring_until(world, world.now + CALM_S / 2)
+    assert not world.ahead
+    ring_until(world, world.now + CALM_S)
+    assert world.ahead
+
+
+def test_tenants_share_what_is_forked_ahead():
+    functions = [spec(name, tenant=f"of-{name}") for name in ("f", "g", "h")]
+    world = node(*functions, workers_ahead=2)
+    use(world, "f")
+    refill(world)
+    ring_until(world, world.now + 1)
+    # Alone it may have all.
+    assert waiting(world) == ["f@1", "f@1"]
+    use(world, "g")
+    refill(world)
+    ring_until(world, world.now + 1)
+    assert sorted(waiting(world)) == ["f@1", "g@1"]
+    # Whoever started something just now keeps his.
+    use(world, "h")
+    refill(world)
+    ring_until(world, world.now + 1)
+    assert sorted(waiting(world)) == ["f@1", "g@1"]
