@@ -58,6 +58,10 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+def test_a_node_may_fork_nothing_ahead() -> None:
+    assert config("--data", "/srv/data", "--workers-ahead", "0").mind.workers_ahead == 0
+
+
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
@@ -101,7 +105,8 @@ def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: 
     assert recorded.host_bytes
     assert recorded.memory_bytes
     assert recorded.bodies_max
-    theirs = {"cores": None, "host_bytes": None, "memory_bytes": None, "bodies_max": None}
+    assert recorded.workers_ahead
+    theirs = {"cores": None, "host_bytes": None, "memory_bytes": None, "bodies_max": None, "workers_ahead": None}
     assert msgspec.structs.replace(recorded, **theirs) == MindConfig()
 
 

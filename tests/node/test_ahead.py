@@ -1,5 +1,6 @@
 """Bodies that are forked before a function needs them: real processes, the node's real hands."""
 
+import asyncio
 import os
 import signal
 
@@ -7,11 +8,19 @@ import pytest
 import torch
 
 from benchmarks.nodes import parents_of_all
+from overwinter.api.deployer import package
 from overwinter.core.actions import ForkAhead, Prepare, StopBody
+from overwinter.core.config import MindConfig, NodeConfig
 from overwinter.core.events import BodyReady
+from overwinter.core.function import Settings
 from overwinter.core.ids import WorkerId
+from overwinter.core.tensor import Tensor
+from overwinter.model.export import export
 from overwinter.node.proofs import wait_over
+from overwinter.node.running import running
 from overwinter.node.zygotes import ZygoteProcess
+from overwinter.store.repository import Repository
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 from .rig import Function, Rig, Same, until
 
@@ -142,3 +151,34 @@ def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
         assert rig.processes.ahead.bodies == {}
 
     rig.run(scene())
+
+
+def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(tmp_path):
+    one = torch.ones(1, 4)
+    made = export(Same(), {"x": one}, {})
+    packed = package("f", made.program, made.weights, settings=Settings(keep_alive_s=0.01))
+    repository = Repository(tmp_path / "data")
+    for address, content in packed.contents.items():
+        repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
+    repository.register(packed.manifest, 0.0)
+    repository.close()
+    mind = MindConfig(workers_ahead=1)
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False, mind=mind)
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+            state = node._scheduler.state
+            asked = [Tensor("x", "FP32", (1, 4), one.numpy().tobytes())]
+            starts = []
+            for _ in range(3):
+                reply = await node.infer("f", None, asked, None, 0)
+                assert reply.outputs[0].data == (one + 1).numpy().tobytes()
+                starts.append(reply.start)
+                await until(lambda: state.ahead and not state.workers)
+                await until(lambda: all(each.start is None for each in state.ahead.values()))
+            assert starts[1:] == ["host", "host"]
+            explained = await node.insight.explain("f", None)
+            assert "ahead" in [decision.what for decision in explained.decisions]
+            await node.unload("f", None)
+
+    asyncio.run(scene())

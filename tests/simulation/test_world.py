@@ -46,6 +46,27 @@ def test_times_are_those_of_the_scenario():
     assert report.total.busy_seconds == pytest.approx(0.04)
 
 
+def test_a_wake_in_a_process_forked_ahead_saves_the_fork_and_the_containment():
+    alone = function(rate=0.1, start_s=0.02, prepare_s=0.03, latency_ms={"1": 40}, settings={"keep_alive_s": 0.01})
+    node = {"fork_s": 0.005, "contain_s": 0.004}
+    made = [scene(alone, node=node, seed=4, duration_s=300, mind={"workers_ahead": each}) for each in (0, 1)]
+    without, ahead = (World(each, checked=True).run().total for each in made)
+    assert without.wakes == ahead.wakes
+    assert without.requests == ahead.requests > 10
+    assert without.p50_ms == pytest.approx(5 + 20 + 40, rel=0.01)
+    assert ahead.p50_ms == pytest.approx(20 - 4 + 40, rel=0.01)
+
+
+def test_what_is_forked_ahead_and_dies_costs_no_request():
+    alone = function(rate=0.5, settings={"keep_alive_s": 0.01})
+    faults = {"body_life_s": 3.0, "zygote_life_s": 60.0}
+    made = scene(alone, duration_s=600, mind={"workers_ahead": 2}, faults=faults)
+    report = World(made, checked=True).run()
+    assert report.total.answered > 200
+    assert report.total.lost == 0
+    assert journal_of(made) == journal_of(made)
+
+
 def test_shared_blocks_are_read_and_kept_once():
     report = World(scene(function(variants=4))).run()
     assert report.total.staged_bytes == report.memory.blocks_peak == (3 * 10 + 4 * 1) * MIB
