@@ -93,15 +93,18 @@ class Node:
         return found
 
     def own_pids(self) -> list[int]:
-        """The daemon and its zygotes, without the bodies."""
+        """The daemon, its zygotes and what these forked ahead, without the bodies."""
         bodies = set(self.body_pids())
         return [pid for pid in self.pids() if pid not in bodies]
 
     def body_pids(self) -> list[int]:
-        """The bodies alone: they lead process groups of their own, as does only the daemon's child beside them."""
+        """The bodies alone: they lead process groups of their own, as do only the daemon's child and what is forked
+        ahead beside them.
+        """
         parents = parents_of_all()
         daemon, *below = self.pids() or [0]
-        return [pid for pid in below if group_of(pid) == pid and parents.get(pid) != daemon]
+        leading = (pid for pid in below if group_of(pid) == pid and parents.get(pid) != daemon)
+        return [pid for pid in leading if not is_ahead(pid)]
 
     def wait_bodies(self, function: str, count: int) -> None:
         """Wait until the function has this many bodies."""
@@ -160,6 +163,14 @@ def parents_of_all() -> dict[int, int]:
             if state != "Z":
                 parents[int(entry)] = int(parent)
     return parents
+
+
+def is_ahead(pid: int) -> bool:
+    """Whether a process was forked ahead, and waits for a function."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "ow-ahead\n"
+    except OSError:
+        return False
 
 
 def group_of(pid: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.nodes import group_of, parents_of_all
+from benchmarks.nodes import group_of, is_ahead, parents_of_all
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
 from overwinter.model.agreement import agree
@@ -81,13 +81,14 @@ class NodeProcess:
     def zygotes(self) -> list[int]:
         """The base zygote, then the tenants'. In namespaces of its own the base has a parent that waits for it."""
         members = set(self.body_pids())
-        found = [pid for pid in self.children() if pid not in members]
+        found = [pid for pid in self.children() if pid not in members and not is_ahead(pid)]
         return [pid for pid in found if is_nested(pid)] or found
 
     def body_pids(self) -> list[int]:
         """Bodies lead process groups of their own, as does the base zygote; they are no children of the daemon."""
         table = parents_of_all()
-        return [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
+        leading = [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
+        return [pid for pid in leading if not is_ahead(pid)]
 
     def steps(self) -> list[list]:
         """The journal so far: [now, event, actions]."""

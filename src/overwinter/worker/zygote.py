@@ -234,7 +234,7 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
         # Its user may change, which forgets this, and it is contained once more: until then it must not stay either.
         sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        _call_itself("ow-worker")
+        _call_itself("ow-ahead" if message.ahead else "ow-worker")
         if message.grouped:
             _enter(fds.pop())
         smaps = _own_smaps()
@@ -250,6 +250,7 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
         sandbox.die_with_parent(parent)
         if message.ahead:
             means.shelter.lower(_limits(_taken_over(end), len(slots)))
+            _call_itself("ow-worker")
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Body(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
