@@ -215,6 +215,21 @@ def test_one_that_nobody_needs_goes(why):
     assert not world.resources.memory.taken
 
 
+def test_one_that_still_starts_goes_with_its_tenants_last_function():
+    world = node(spec("f", keep_alive_s=0))
+    use(world)
+    while not world.starting:
+        world.ring()
+        while world.stopping:
+            world.die(min(world.stopping))
+    [forked] = world.ahead
+    world.send(Removed("f@1"))
+    assert forked in world.stopping
+    world.die(forked)
+    assert not world.resources.cores.taken
+    assert not world.state.tenants
+
+
 def test_a_machine_that_runs_short_gets_it_back_first_and_has_peace_for_a_while():
     world = node(spec("f"))
     use(world)

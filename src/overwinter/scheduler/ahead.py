@@ -99,7 +99,7 @@ def look(cycle: Cycle) -> None:
 
 def _end_unneeded(cycle: Cycle) -> None:
     for each in list(cycle.state.ahead.values()):
-        if not each.stopping and each.start is None and not _is_needed(cycle, each):
+        if not each.stopping and not _is_needed(cycle, each):
             _stop(cycle, each)
 
 
