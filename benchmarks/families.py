@@ -72,12 +72,14 @@ class Family:
         """Deploy what `packaged` makes."""
         return self.packaged(name, handler, program, **settings).upload(client)
 
-    def answer(self, row: int = 0, factor: int | None = None) -> bytes:
-        """What plain PyTorch answers to `one`: the bytes of all outputs in order, each multiplied if a factor is
-        given.
+    def answer(
+        self, row: int = 0, factor: int | None = None, inputs: Mapping[str, torch.Tensor] | None = None
+    ) -> bytes:
+        """What plain PyTorch answers to `one`, or to other inputs if given: the bytes of all outputs in order, each
+        multiplied if a factor is given.
         """
         with torch.inference_mode():
-            outputs = flatten(self.module(**self.one(row)))
+            outputs = flatten(self.module(**(self.one(row) if inputs is None else inputs)))
             outputs = outputs if factor is None else [output * factor for output in outputs]
         return b"".join(bytes(tensor.data) for tensor in as_tensors({str(at): t for at, t in enumerate(outputs)}))
 

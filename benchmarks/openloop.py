@@ -43,6 +43,8 @@ class Target(msgspec.Struct, frozen=True):
     payload: int
     """Which of the plan's payloads follows."""
     digest: bytes
+    keep: bool = False
+    """Whether its answers are wanted whole, for who knows only how near they must be."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -72,6 +74,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """Whether the tensors are those that they must be."""
     digest: bytes = b""
     """SHA-256 of the tensors that were answered, for who knows more than one right answer."""
+    tensors: bytes = b""
+    """They themselves, where the target says so."""
 
     @property
     def fate(self) -> Literal["answered", "refused", "lost"]:
@@ -125,8 +129,9 @@ def outcome(line: Line, began: float, answer: Answer | str, target: Target) -> O
     if isinstance(answer, str):
         return Outcome(line.target, at, late, latency, 0, answer, False)
     if answer.status == 200:
-        digest = hashlib.sha256(answer.tensors).digest()
-        return Outcome(line.target, at, late, latency, 200, answer.start, digest == target.digest, digest)
+        tensors = answer.tensors
+        digest, kept = hashlib.sha256(tensors).digest(), tensors if target.keep else b""
+        return Outcome(line.target, at, late, latency, 200, answer.start, digest == target.digest, digest, kept)
     try:
         said = str(json.loads(answer.body)["error"])
     except (ValueError, KeyError, TypeError):

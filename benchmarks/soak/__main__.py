@@ -1,22 +1,31 @@
 """Does a node that goes on for long answer right, lose nothing and keep nothing, whatever its authors do meanwhile?
 
-`python -m benchmarks.soak [--minutes 10] [--seed N]`: 200 functions, variants of eight models of the zoo at full size,
-three of them with a handler that has state, of two tenants. They are asked at random rates, each with two inputs.
-Meanwhile workers and zygotes are killed, and functions deployed, updated, removed, unloaded and loaded. Every answer is
-compared with plain PyTorch's, bit for bit, for the versions that could have answered between the request and the
-answer: once an update or a removal is confirmed, no later request may be answered by the version before.
+`python -m benchmarks.soak [--minutes 10] [--seed N]`: 200 functions, variants with retrained heads of eight models of
+the zoo at full size, of three tenants. Three of the models have a handler with state, one of these a tokenizer; four
+allow batches, so that their variants share runs; of each, some have workers of their own, and some refuse requests that
+would be late. They are asked at random rates, now and then many of a family at once, each with two inputs. Meanwhile
+workers and zygotes are killed, and functions deployed, updated, removed, unloaded and loaded.
+
+Every answer is compared with plain PyTorch's for the versions that could have answered between the request and the
+answer: once an update or a removal is confirmed, no later request may be answered by the version before. It is equal
+bit for bit, or within NEAR where batches are allowed.
 
 The time is divided into rounds. A round deploys all functions, asks them under changes and kills, brings all back,
-asks each of them while nothing else happens, where no refusal is explained, and removes all. The first round is the
-warm-up, which fills what is bounded and kept. The start line is the node at rest after it, with no function deployed:
-the daemon and its base zygote. After each round the node is read again.
+asks each of them while nothing else happens, and removes all. The first round is the warm-up, which fills what is
+bounded and kept. The start line is the node at rest after it, with no function deployed, so that no idle worker is
+kept: the daemon and its base zygote. After each round the node is read again.
 
-A refusal is explained by a removal or an update of its function (404), by a kill (500, 503, 504), by its function being
-unloaded (503), or by a machine whose cores were all busy (503, 504). Any other counts as lost, as does a request
-without an answer, and a change that the node refuses without a kill or overload.
+A refusal is explained if what it says was so: its function was removed or updated (404) or unloaded (503), its worker
+was killed and that of its retry too (500), it could not be answered within its SLO, where its function wants late
+requests refused (503), or it had no answer within its timeout, and the node's cores were all taken for that long (504).
+Any other counts as lost, as does a request without an answer, and a change that the node refuses without a kill.
+
+At the end the node's journal is read: what its scheduler did, when it had a core to give, and that a fresh one does the
+same again.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 import threading
@@ -25,17 +34,17 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from os import cpu_count
 from pathlib import Path
 from random import Random
 
 import torch
 
 from benchmarks.harm import Span, kill
-from benchmarks.measure import machine_seconds, print_result
+from benchmarks.measure import print_result
 from benchmarks.nodes import Node, running_node
 from benchmarks.openloop import Outcome, Plan, Sender
 from benchmarks.soak.members import CHANGES, MODELS, ROWS, Member, arrivals, made
+from benchmarks.soak.steps import Steps
 from benchmarks.soak.verdicts import Weather, verdict
 from benchmarks.standing import HEADER, Standing, at_rest, growth, row
 from overwinter.core.errors import OverwinterError
@@ -48,9 +57,8 @@ ZYGOTES = 0.2
 """Share of the kills."""
 RETURNS = 0.5
 """Share of the changes that bring back a function that is absent or unloaded, while there is one."""
-LOOK_S = 1.0
-BUSY = 0.9
-"""Of all cores, from which on the machine is overloaded."""
+VARYING = re.compile(r"(?<=@)\d+|\d+\.\d+")
+"""In what is told: versions and times."""
 ROLL_CALL_RATE = 20.0
 RETRIES = 20
 UNNEEDED_S = "5"
@@ -66,11 +74,15 @@ class Soak:
     def __init__(self, node: Node, options: argparse.Namespace) -> None:
         self.node = node
         self.rate = options.rate
-        self.members, self.targets, self.payloads = made(options.functions, tuple(options.models), options.small)
+        families, self.targets, self.payloads = made(options.functions, tuple(options.models), options.small)
+        self.sizes = [len(family) for family in families]
+        self.members = [member for family in families for member in family]
         self.counts: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
         self._weather = Weather()
+        self._expired: list[tuple[Span, str]] = []
+        """Requests that timed out, and what to say of one that need not have."""
         self._random = Random(options.seed)
         self._seed = options.seed
         self._variants = 0
@@ -81,7 +93,7 @@ class Soak:
         self._rounds += 1
         for member in self.members:
             self._surely(member, "deploy")
-        plan = arrivals(seconds, self.rate, len(self.members), self._random)
+        plan = arrivals(seconds, self.rate, self.sizes, self._random)
         with self._trouble():
             self._send(plan)
         for member in self.members:
@@ -115,22 +127,34 @@ class Soak:
     def _judge(self, outcome: Outcome, began: float) -> None:
         place, input_ = divmod(outcome.target, ROWS)
         member = self.members[place]
-        found = verdict(outcome, began, input_, member.history, self._weather)
-        self.counts[found] += 1
-        told = outcome.start.replace(member.name, "NAME")[:120]
+        found, span = verdict(outcome, began, input_, member.history, self._weather)
+        told = VARYING.sub("N", outcome.start.replace(member.name, "NAME"))[:120]
         if outcome.status != 200:
             self.told[f"{outcome.status} {found}: {told}"] += 1
+        at = f"round {self._rounds}, {span.begin:.3f} to {span.until:.3f}"
+        line = f"{found}: {member.name}, {at}: {outcome.status} {told}"
+        if found == "expired":
+            self._expired.append((span, line))
+            return
+        self.counts[found] += 1
         if found in ("wrong", "lost"):
-            at = f"round {self._rounds}, due {began + outcome.due_s:.3f}, after {outcome.latency_s:.3f} s"
-            self._say(f"{found}: {member.name}, {at}: {outcome.status} {told}")
+            self._say(line)
+
+    def judge_expired(self, steps: Steps) -> None:
+        """Once it is known when the node had a core to give."""
+        for span, line in self._expired:
+            explained = steps.overloaded(span)
+            self.counts["refused" if explained else "lost"] += 1
+            if not explained:
+                self._say(line)
 
     # What happens meanwhile
 
     @contextmanager
     def _trouble(self) -> Iterator[None]:
-        """Changes, kills and looks at the machine, until the block ends."""
+        """Changes and kills, until the block ends."""
         over = threading.Event()
-        jobs = (self._changing, self._killing, self._watching)
+        jobs = (self._changing, self._killing)
         with ThreadPoolExecutor(len(jobs)) as pool:
             ends = [pool.submit(job, over) for job in jobs]
             try:
@@ -155,14 +179,6 @@ class Soak:
                 self._weather.killed()
                 self.done[f"kill {kind}"] += 1
 
-    def _watching(self, over: threading.Event) -> None:
-        at, used = time.monotonic(), machine_seconds()
-        while not over.wait(LOOK_S):
-            now, then = time.monotonic(), machine_seconds()
-            if then - used >= BUSY * (now - at) * (cpu_count() or 1):
-                self._weather.overload.add(Span(at, now))
-            at, used = now, then
-
     def _change(self, member: Member, what: str) -> bool:
         """Do it, and whether the node did it."""
         began = time.monotonic()
@@ -170,8 +186,7 @@ class Soak:
         try:
             member.change(what, self.node.client, self._variants)
         except OverwinterError as error:
-            span = Span(began, time.monotonic())
-            explained = self._weather.kills.meet(span) or self._weather.overload.meet(span)
+            explained = self._weather.kills.meet(Span(began, time.monotonic()))
             self.counts["refused" if explained else "lost"] += 1
             self.told[f"{what} {'refused' if explained else 'lost'}: {error}".replace(member.name, "NAME")[:120]] += 1
             if not explained:
@@ -189,8 +204,10 @@ class Soak:
         print(f"  {line}", file=sys.stderr, flush=True)
 
 
-def measure(soak: Soak, seconds: float, rounds: int) -> dict[str, float]:
-    """The warm-up and so many rounds in the given time, and the table; what came of all requests and is left."""
+def measure(soak: Soak, seconds: float, rounds: int, journal: Path) -> dict[str, float]:
+    """The warm-up and so many rounds in the given time, and the table; what came of all requests and is left.
+    `journal`: the node's.
+    """
     print(HEADER)
     readings: list[Standing] = []
     for number in range(rounds + 1):
@@ -199,12 +216,20 @@ def measure(soak: Soak, seconds: float, rounds: int) -> dict[str, float]:
         readings.append(soak.rest())
         title = f"after round {number}" if number else "start line"
         print(row(title, readings[-1], time.monotonic() - began), flush=True)
-    for title, counts in (("done", soak.done), ("what was told in refusals", soak.told)):
-        print(f"{title}:")
-        for what, count in counts.most_common():
-            print(f"{count:8} {what}")
+    steps = Steps(journal)
+    soak.judge_expired(steps)
+    list_counts("done", soak.done)
+    list_counts("what was told in refusals", soak.told)
+    list_counts("what the scheduler did, and does again", steps.counts)
     counted = {kind: soak.counts[kind] for kind in ("wrong", "lost", "refused")}
     return {"requests": soak.counts.total(), **counted, **growth(readings[0], readings[-1])}
+
+
+def list_counts(title: str, counts: Counter[str]) -> None:
+    """A part of the table, the most first."""
+    print(f"{title}:")
+    for what, count in counts.most_common():
+        print(f"{count:8} {what}")
 
 
 def main() -> None:
@@ -216,10 +241,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second of all functions; default 20")
     parser.add_argument("--small", action="store_true", help="small models")
     parser.add_argument("--seed", type=int, default=0, help="of requests, changes and kills; default 0")
+    parser.add_argument("--journal", type=Path, help="where the node's journal is kept; by default it is not")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with running_node("--unneeded-keep-s", UNNEEDED_S) as node:
-        figures = measure(Soak(node, options), 60 * options.minutes, options.rounds)
+    with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
+        journal = options.journal or Path(root) / "journal"
+        with running_node("--unneeded-keep-s", UNNEEDED_S, "--journal", str(journal)) as node:
+            figures = measure(Soak(node, options), 60 * options.minutes, options.rounds, journal)
     print_result(figures)
 
 

@@ -1,27 +1,42 @@
 """The functions: members of eight families of real models, and what their authors do to them."""
 
-import hashlib
+from collections.abc import Sequence
 from random import Random
 from typing import Literal
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import ones_like, tensor
 
 from benchmarks.families import Family, as_tensors
 from benchmarks.openloop import Target
 from benchmarks.soak.verdicts import History, Version
 from benchmarks.wire import END, binary_request
 from overwinter.api.client import Client
+from overwinter.core.tensor import BYTES, pack_bytes
+from overwinter.core.tensor import Tensor as Named
 
 MODELS = ("mlp", "textcnn", "dssm", "lstm", "mobilenet-v2", "minilm", "distilbert", "resnet50")
-HANDLED = ("textcnn", "lstm", "minilm")
-TENANTS = ("north", "south")
+BATCHED = {"mlp", "lstm", "minilm", "resnet50"}
+"""Whose members allow batches, so that they share runs; the others' answers are bit-equal to those of plain PyTorch."""
+MAX_BATCH = 4
+TENANTS = ("north", "south", "east")
 TOKENS = 16
 ROWS = 2
 """Different inputs of each function, so that an answer to another request is seen."""
-KEEP_ALIVE_S = (0.0, 2.0, 60.0)
+KEEP_ALIVE_S = (None, 0.0, None, 2.0)
+OWN = 6
+"""One in so many members has workers of its own (`isolation = "function"`), and another refuses what is late."""
+SLO_MS = 1000.0
 TIMEOUT_S = 30.0
 STEEPNESS = 3
 """The share of a function among the requests is a random number to this power."""
 WHILE_S = 20.0
-HANDLER = """
+BURST = 0.03
+"""Of the moments at which somebody asks, those at which this many members of one family are asked at once."""
+BURST_SIZE = 8
+FACTOR = """
 def setup(assets):
     return int(assets["factor"])
 
@@ -31,7 +46,23 @@ def preprocess(inputs, state):
 def postprocess(outputs, inputs, state):
     return {name: tensor * state for name, tensor in outputs.items()}
 """
-"""Its answer is wrong with another member's state."""
+TOKENIZER = """
+import torch
+from tokenizers import Tokenizer
+
+INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
+
+def setup(assets):
+    return Tokenizer.from_str(assets["tokenizer.json"].decode())
+
+def preprocess(inputs, state):
+    ids = torch.tensor([state.encode(text.decode()).ids for text in inputs["text"]])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+"""
+HANDLERS = {"textcnn": FACTOR, "lstm": FACTOR, "minilm": TOKENIZER}
+"""Their answers are wrong with another member's state."""
+IDS = 97
+"""Of a member's tokenizer; the smallest vocabulary has more."""
 CHANGES: dict[str, tuple[str, ...]] = {
     "absent": ("deploy",),
     "unloaded": ("load", "load", "deploy", "remove"),
@@ -41,24 +72,39 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 
 class Member:
-    """One function, whose versions have different heads, and one with a handler a factor of its own."""
+    """One function, whose versions have different heads, and one with a handler a factor or a tokenizer of its own."""
 
-    def __init__(self, family: Family, number: int, tenant: str) -> None:
-        self.name = f"{family.name}-{number:03}"
+    def __init__(self, family: Family, order: int, tenant: str) -> None:
+        """`order`: among those of its family."""
+        self.name = f"{family.name}-{order:03}"
         self.tenant = tenant
         self.state: Literal["absent", "present", "unloaded"] = "absent"
-        self.history = History()
+        late = order % OWN == 1
+        self.history = History(may_be_late=not late)
         self.history.gone.begin()
         self._family = family
-        self._handler = HANDLER if family.name in HANDLED else None
-        self._factor = number + 2 if self._handler else None
-        self._keep_alive_s = KEEP_ALIVE_S[number % len(KEEP_ALIVE_S)]
+        self._handler = HANDLERS.get(family.name)
+        self._words = {f"w{word}": 1 + (word + order) % IDS for word in range(ROWS * TOKENS)}
+        self._factor = order + 2 if self._handler == FACTOR else None
+        self._settings = {
+            "keep_alive_s": KEEP_ALIVE_S[order % len(KEEP_ALIVE_S)],
+            "timeout_s": TIMEOUT_S,
+            "max_batch": MAX_BATCH if family.name in BATCHED else 1,
+            "isolation": "function" if order % OWN == 0 else "family",
+        }
+        if late:
+            self._settings |= {"slo_ms": SLO_MS, "late": "refuse"}
         self._version = 0
+
+    def requests(self) -> list[bytes]:
+        """One with each input."""
+        return [binary_request(self.name, self._input(row)) for row in range(ROWS)]
 
     def targets(self, payload: int) -> list[Target]:
         """How to ask it, with each input; that of the first row is the plan's payload of this number."""
-        request = binary_request(self.name, as_tensors(self._family.one()))
-        return [Target(request.partition(END)[0] + END, payload + row, b"") for row in range(ROWS)]
+        keep = self._family.name in BATCHED
+        heads = [request.partition(END)[0] + END for request in self.requests()]
+        return [Target(head, payload + row, b"", keep) for row, head in enumerate(heads)]
 
     def change(self, what: str, client: Client, variant: int) -> None:
         """Do one of CHANGES; OverwinterError when the node refuses."""
@@ -79,11 +125,8 @@ class Member:
         """Deploy a new version; the one before is removed once it answers."""
         family = self._family
         family.vary(family.head(), variant)
-        assets = None if self._factor is None else {"factor": str(self._factor).encode()}
-        settings = {"keep_alive_s": self._keep_alive_s, "timeout_s": TIMEOUT_S}
-        made = family.packaged(self.name, self._handler, assets=assets, tenant=self.tenant, **settings)
-        answers = [family.answer(row, self._factor) for row in range(ROWS)]
-        version = Version(tuple(hashlib.sha256(answer).digest() for answer in answers))
+        made = family.packaged(self.name, self._handler, assets=self._assets(), tenant=self.tenant, **self._settings)
+        version = Version([self._answer(row) for row in range(ROWS)], exact=family.name not in BATCHED)
         older = list(self.history.versions)
         self.history.versions.append(version)
         version.served.begin()
@@ -112,39 +155,68 @@ class Member:
         self.state = "absent"
         self._loaded()
 
+    def _text(self, row: int) -> list[str]:
+        return list(self._words)[row * TOKENS : (row + 1) * TOKENS]
+
+    def _input(self, row: int) -> list[Named]:
+        if self._handler == TOKENIZER:
+            return [Named("text", BYTES, (1,), pack_bytes([" ".join(self._text(row)).encode()]))]
+        return as_tensors(self._family.one(row))
+
+    def _answer(self, row: int) -> bytes:
+        """What plain PyTorch answers, without a tokenizer's or a handler's code."""
+        if self._handler != TOKENIZER:
+            return self._family.answer(row, self._factor)
+        ids = tensor([[self._words[word] for word in self._text(row)]])
+        return self._family.answer(inputs={"input_ids": ids, "attention_mask": ones_like(ids)})
+
+    def _assets(self) -> dict[str, bytes] | None:
+        if self._handler == TOKENIZER:
+            tokenizer = Tokenizer(WordLevel(self._words, unk_token="w0"))
+            tokenizer.pre_tokenizer = WhitespaceSplit()
+            return {"tokenizer.json": tokenizer.to_str().encode()}
+        return None if self._factor is None else {"factor": str(self._factor).encode()}
+
     def _loaded(self) -> None:
         self.state = "present" if self.state == "unloaded" else self.state
         self.history.unloaded.end()
 
 
-def made(count: int, models: tuple[str, ...], small: bool) -> tuple[list[Member], list[Target], list[bytes]]:
-    """The members, of each family as many, and what a plan needs to ask them: ROWS targets each, and the payloads."""
-    members: list[Member] = []
+def made(count: int, models: tuple[str, ...], small: bool) -> tuple[list[list[Member]], list[Target], list[bytes]]:
+    """The members by family, of each as many, and what a plan needs to ask them in this order: ROWS targets each, and
+    the payloads.
+    """
+    families: list[list[Member]] = []
     targets: list[Target] = []
     payloads: list[bytes] = []
     for place, model in enumerate(models):
         family = Family(model, tokens=TOKENS, small=small)
-        for number in range(place, count, len(models)):
-            member = Member(family, number, TENANTS[place % len(TENANTS)])
-            members.append(member)
+        wanted = range(place, count, len(models))
+        families.append([Member(family, order, TENANTS[place % len(TENANTS)]) for order in range(len(wanted))])
+        for member in families[-1]:
             targets += member.targets(len(payloads))
-        requests = [binary_request(model, as_tensors(family.one(row))) for row in range(ROWS)]
-        payloads += [request.partition(END)[2] for request in requests]
-    return members, targets, payloads
+        payloads += [request.partition(END)[2] for request in families[-1][0].requests()]
+    return families, targets, payloads
 
 
-def arrivals(seconds: float, rate: float, members: int, random: Random) -> list[tuple[float, int]]:
+def arrivals(seconds: float, rate: float, families: Sequence[int], random: Random) -> list[tuple[float, int]]:
     """When which target is asked: `rate` a second altogether, each function at a rate that is drawn anew every while.
 
-    Some are asked often, most seldom, so that some sleep.
+    Some are asked often, most seldom, so that some sleep; now and then many of a family at once. `families`: how many
+    members each has.
     """
     found: list[tuple[float, int]] = []
-    at, redraw, weights = random.expovariate(rate), 0.0, [1.0]
+    moments = rate / (1 + BURST * (BURST_SIZE - 1))
+    members = [range(sum(families[:at]), sum(families[: at + 1])) for at in range(len(families))]
+    at, redraw, weights = random.expovariate(moments), 0.0, [1.0]
     while at < seconds:
         if at >= redraw:
-            weights = [random.expovariate(1.0) ** STEEPNESS for _ in range(members)]
+            weights = [random.expovariate(1.0) ** STEEPNESS for _ in range(sum(families))]
             redraw = at + WHILE_S
-        member = random.choices(range(members), weights)[0]
-        found.append((at, ROWS * member + random.randrange(ROWS)))
-        at += random.expovariate(rate)
+        asked = random.choices(range(sum(families)), weights)
+        if random.random() < BURST:
+            [siblings] = [each for each in members if asked[0] in each]
+            asked = random.choices(siblings, k=BURST_SIZE)
+        found += [(at, ROWS * member + random.randrange(ROWS)) for member in asked]
+        at += random.expovariate(moments)
     return found

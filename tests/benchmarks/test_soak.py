@@ -1,24 +1,32 @@
 """The soak knows which version could answer when, and which refusal something explains."""
 
+import hashlib
 from random import Random
 from time import monotonic
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks.harm import Span
 from benchmarks.nodes import running_node
 from benchmarks.openloop import Outcome
 from benchmarks.soak.__main__ import Soak, measure
-from benchmarks.soak.members import ROWS, arrivals
-from benchmarks.soak.verdicts import History, Spans, Version, Weather, verdict
+from benchmarks.soak.members import BURST_SIZE, ROWS, arrivals
+from benchmarks.soak.steps import Steps
+from benchmarks.soak.verdicts import NEAR, History, Spans, Version, Weather, verdict
+from overwinter.core.actions import SetAlarm
+from overwinter.core.config import MindConfig
+from overwinter.core.events import Alarm
+from overwinter.core.journal import Journal
+from tests.scheduler.world import World, spec
 
 OLD, NEW = b"old", b"new"
-"""Digests of the answers of two versions; those to the second input are twice as long."""
+"""Answers of two versions; those to the second input are twice as long."""
 
 
-def version(digest, began, until):
-    made = Version((digest, 2 * digest))
+def version(answer, began, until):
+    made = Version((answer, 2 * answer), exact=True)
     made.served.add(Span(began, until))
     return made
 
@@ -31,16 +39,20 @@ def updated():
     return history
 
 
-def answered(sent, until, digest):
-    return Outcome(0, sent, 0.0, until - sent, 200, "warm", False, digest)
+def answered(sent, until, answer):
+    return Outcome(0, sent, 0.0, until - sent, 200, "warm", False, hashlib.sha256(answer).digest(), answer)
 
 
-def refused(status, sent=20.0, until=21.0, why="no"):
+def told(outcome, began, row, history, weather):
+    return verdict(outcome, began, row, history, weather)[0]
+
+
+def refused(status, why="no", sent=20.0, until=21.0):
     return Outcome(0, sent, 0.0, until - sent, status, why, False)
 
 
 @pytest.mark.parametrize(
-    ("sent", "until", "digest", "wanted"),
+    ("sent", "until", "answer", "wanted"),
     [
         (5, 6, OLD, "right"),
         (5, 6, NEW, "wrong"),
@@ -52,41 +64,101 @@ def refused(status, sent=20.0, until=21.0, why="no"):
         (5, 6, 2 * OLD, "wrong"),
     ],
 )
-def test_an_answer_is_that_of_a_version_that_could_have_given_it(sent, until, digest, wanted):
-    assert verdict(answered(sent, until, digest), 0.0, 0, updated(), Weather()) == wanted
+def test_an_answer_is_that_of_a_version_that_could_have_given_it(sent, until, answer, wanted):
+    assert told(answered(sent, until, answer), 0.0, 0, updated(), Weather()) == wanted
 
 
 def test_an_answer_to_another_input_is_wrong():
-    assert verdict(answered(5, 6, 2 * OLD), 0.0, 1, updated(), Weather()) == "right"
-    assert verdict(answered(5, 6, OLD), 0.0, 1, updated(), Weather()) == "wrong"
+    assert told(answered(5, 6, 2 * OLD), 0.0, 1, updated(), Weather()) == "right"
+    assert told(answered(5, 6, OLD), 0.0, 1, updated(), Weather()) == "wrong"
 
 
 def test_a_request_that_was_sent_late_counts_from_when_it_was_sent():
-    late = Outcome(0, 11.0, 1.5, 2.0, 200, "warm", False, OLD)
-    assert verdict(late, 0.0, 0, updated(), Weather()) == "wrong"
+    late = Outcome(0, 11.0, 1.5, 2.0, 200, "warm", False, hashlib.sha256(OLD).digest())
+    assert told(late, 0.0, 0, updated(), Weather()) == "wrong"
 
 
-@pytest.mark.parametrize(
-    ("reason", "statuses"),
-    [("gone", {404}), ("unloaded", {503}), ("kills", {500, 503, 504}), ("overload", {503, 504})],
-)
-def test_a_refusal_is_explained_by_what_was_under_way_and_by_nothing_else(reason, statuses):
+@pytest.mark.parametrize(("off", "wanted"), [(0.0, "right"), (0.9 * NEAR, "right"), (1.1 * NEAR, "wrong")])
+def test_an_answer_of_a_shared_run_is_near(off, wanted):
+    right = np.array([1.0, -4.0], np.float32)
+    history = History()
+    history.versions = [Version((right.tobytes(), b""), exact=False)]
+    history.versions[0].served.add(Span(0, 10))
+    given = (right + np.array([4.0 * off, 0.0], np.float32)).astype(np.float32)
+    assert told(answered(5, 6, given.tobytes()), 0.0, 0, history, Weather()) == wanted
+    assert told(answered(5, 6, given[:1].tobytes()), 0.0, 0, history, Weather()) == "wrong"
+
+
+TOLD = {
+    "gone": (404, "no function 'f' is deployed here"),
+    "kills": (500, "function f@1 failed twice: killed"),
+    "unloaded": (503, "function f@1 is unloaded; load it first"),
+}
+
+
+@pytest.mark.parametrize("reason", TOLD)
+def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_else(reason):
     for begin, until, there in ((20.5, 30.0, True), (1.0, 19.0, False), (22.0, 30.0, False)):
         history, weather = History(), Weather()
         getattr(history if hasattr(history, reason) else weather, reason).add(Span(begin, until))
-        found = {
-            status: verdict(refused(status), 0.0, 0, history, weather) for status in (400, 404, 500, 503, 504, 507)
-        }
-        assert {status for status, said in found.items() if said == "refused"} == (statuses if there else set())
+        found = {why: told(refused(*why), 0.0, 0, history, weather) for why in TOLD.values()}
+        assert {why for why, said in found.items() if said == "refused"} == ({TOLD[reason]} if there else set())
         assert set(found.values()) <= {"refused", "lost"}
 
 
-def test_a_refusal_without_a_word_and_no_answer_are_lost():
-    weather = Weather()
-    weather.kills.add(Span(0, 100))
-    assert verdict(refused(500), 0.0, 0, History(), weather) == "refused"
-    assert verdict(refused(500, why=""), 0.0, 0, History(), weather) == "lost"
-    assert verdict(refused(0, why=""), 0.0, 0, History(), weather) == "lost"
+def test_who_wants_late_requests_refused_is_refused_and_nobody_else():
+    late = refused(503, "function f@1 can no longer answer this request within 50 ms")
+    assert told(late, 0.0, 0, History(may_be_late=False), Weather()) == "refused"
+    assert told(late, 0.0, 0, History(), Weather()) == "lost"
+
+
+@pytest.mark.parametrize("status", [0, 400, 404, 500, 503, 504, 507])
+def test_no_answer_and_a_refusal_that_tells_nothing_known_are_lost_whatever_was_so(status):
+    history, weather = History(may_be_late=False), Weather()
+    for spans in (history.unloaded, weather.kills):
+        spans.add(Span(0, 100))
+    for why in ("", "no"):
+        assert told(refused(status, why), 0.0, 0, history, weather) == "lost"
+
+
+class Recorded(World):
+    """Whose steps are in a journal."""
+
+    def __init__(self, journal, **config):
+        super().__init__(**config)
+        self.journal = journal
+
+    def send(self, event):
+        actions = super().send(event)
+        self.journal.record(self.now, event, actions)
+        return actions
+
+
+def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_give(tmp_path):
+    late = refused(504, "function f@1 had no answer after 1.000 s")
+    assert verdict(late, 100.0, 0, History(), Weather()) == ("expired", Span(120.0, 121.0))
+    path = tmp_path / "journal"
+    with path.open("wb") as file:
+        world = Recorded(Journal(MindConfig(cores=1), 1, file), cores=1)
+        world.deploy(spec())
+        world.arrive()
+        world.settle_processes()
+        world.now = 9.0
+        world.finish()
+    steps = Steps(path)
+    assert steps.counts["runs"] == 1
+    assert steps.overloaded(Span(0.0, 9.0))
+    assert steps.overloaded(Span(0.0, 9.5))
+    assert not steps.overloaded(Span(0.0, 11.0))
+    assert not steps.overloaded(Span(20.0, 50.0))
+
+
+def test_a_journal_that_is_not_done_again_is_told(tmp_path):
+    journal = tmp_path / "journal"
+    with journal.open("wb") as file:
+        Journal(MindConfig(), 1, file).record(1.0, Alarm(), [SetAlarm(2.0)])
+    with pytest.raises(RuntimeError, match="Alarm"):
+        Steps(journal)
 
 
 def test_what_is_under_way_lasts_until_it_is_ended():
@@ -100,17 +172,29 @@ def test_what_is_under_way_lasts_until_it_is_ended():
 
 
 def test_requests_are_the_same_again_with_a_seed_and_reach_every_function():
-    plan = arrivals(200.0, 50.0, 20, Random(3))
-    assert plan == arrivals(200.0, 50.0, 20, Random(3)) == sorted(plan)
+    families = [12, 8]
+    plan = arrivals(200.0, 50.0, families, Random(3))
+    assert plan == arrivals(200.0, 50.0, families, Random(3)) == sorted(plan, key=lambda each: each[0])
     assert {target for _, target in plan} == set(range(20 * ROWS))
     assert 8000 < len(plan) < 12000
 
 
-def test_a_short_soak_finds_nothing_wrong_lost_or_left():
-    options = SimpleNamespace(functions=4, models=["mlp", "textcnn"], small=True, rate=20.0, seed=1)
-    with running_node() as node:
+def test_now_and_then_many_of_one_family_are_asked_at_once():
+    at_once: dict[float, list[int]] = {}
+    for at, target in arrivals(50.0, 50.0, [12, 8], Random(3)):
+        at_once.setdefault(at, []).append(target // ROWS)
+    bursts = [members for members in at_once.values() if len(members) > 1]
+    assert bursts
+    for members in bursts:
+        assert len(members) == BURST_SIZE
+        assert len({member < 12 for member in members}) == 1
+
+
+def test_a_short_soak_finds_nothing_wrong_lost_or_left(tmp_path):
+    options = SimpleNamespace(functions=8, models=["mlp", "minilm"], small=True, rate=40.0, seed=1)
+    with running_node("--journal", str(tmp_path / "journal")) as node:
         soak = Soak(node, options)
-        figures = measure(soak, 4.0, 1)
+        figures = measure(soak, 4.0, 1, tmp_path / "journal")
     assert figures["requests"] > 50
     assert [figures[key] for key in ("wrong", "lost", "descriptors", "processes", "shm_files")] == [0] * 5
-    assert soak.done["deploy"] >= 8
+    assert soak.done["deploy"] >= 16
