@@ -1,6 +1,6 @@
 """One long random sequence of events, the same for the same seed; as a program it prints every action of a scheduler.
 
-For comparison between processes, and between schedulers (benchmarks/decisions.py).
+For comparison between processes, between bounds, and between schedulers (benchmarks/decisions.py).
 """
 
 import sys
@@ -8,59 +8,114 @@ from random import Random
 
 import msgspec
 
-from overwinter.core.events import Cancelled, LoadAsked, MemoryMeasured, Pressed, Profiled, Removed, UnloadAsked
+from overwinter.core.events import (
+    Cancelled,
+    Demoted,
+    LoadAsked,
+    MemoryMeasured,
+    Pressed,
+    Profiled,
+    Removed,
+    UnloadAsked,
+    ZygoteLost,
+)
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
 STEPS = 1500
 NAMES = tuple("abcdefgh")
+FAMILIES = {"a": "one", "b": "one", "c": "one", "f": "two", "g": "two"}
+"""The others share with nobody."""
+TOGETHER = "abcabc"
+"""Who is asked at once now and then."""
+TIMEOUT_S = 500.0
 POINTS = tuple(Point(cores, 4 * batch, batch, 1, 0.1 * batch / cores) for cores in (1, 2) for batch in (1, 2, 4))
+PROFILE = Profile(weight_bytes=15, macs=100, points=POINTS)
+LEAST_MEMORY = 4
+"""Of a worker that was profiled."""
+BOUNDS: dict[str, dict[str, int]] = {
+    "nothing": {},
+    "memory": {"memory_bytes": 40},
+    "host bytes": {"host_bytes": 40},
+    "workers": {"bodies_max": 4},
+    "cores": {"cores": 2},
+}
+BOUNDS["all"] = {name: value for bounds in BOUNDS.values() for name, value in bounds.items()}
 
 
 def deploy(world: World, chance: Random, number: int) -> None:
     name = NAMES[number] if number < len(NAMES) else chance.choice(NAMES)
+    family = FAMILIES.get(name, "")
     blobs = [(f"shared{chance.randrange(4)}", 5), (f"{name}-x", 7), (f"{name}-y", 3)]
     own: dict = dict(chance.choice([{}, {}, {"dedicated": True}, {"pinned": True}]))
-    profile = chance.choice([None, Profile(weight_bytes=15, macs=100, points=POINTS)])
-    slo_ms = chance.choice([None, 500.0])
+    profile, most = chance.choice([None, PROFILE]), 2
+    if family:
+        # Retrained heads of one trunk, all made alike.
+        blobs, own, profile, most = [(f"trunk-of-{family}", 12), (f"{name}{number}", 3)], {}, PROFILE, 1
+    own |= {"slo_ms": chance.choice([None, 500.0]), "late": chance.choice(["serve", "serve", "refuse"])}
+    own["keep_alive_s"] = chance.choice([None, None, 0.0, 5.0])
     own["tenant"] = "t" if name in "abcde" else "u"
-    world.deploy(spec(name, number, blobs, profile=profile, max_batch=4, max_bodies=2, slo_ms=slo_ms, **own))
+    made = spec(
+        name, number, blobs, profile=profile, family=family, max_batch=4, max_bodies=most, timeout_s=TIMEOUT_S, **own
+    )
+    world.deploy(made, on_trial=chance.random() < 0.2)
 
 
 def manage(world: World, chance: Random, kind: float) -> None:
     """What happens seldom: somebody changes what is there, goes away, or something fails."""
-    if kind < 0.06 or not world.deployed:
+    if kind < 0.04 or not world.deployed:
         event = chance.choice([LoadAsked, UnloadAsked, LoadAsked, Removed])
         world.send(event(chance.choice(sorted(world.deployed))) if world.deployed else Pressed(5))
-    elif kind < 0.08 and world.open:
+    elif kind < 0.06 and world.open:
         request = chance.choice(sorted(world.open))
         del world.open[request]
         world.send(Cancelled(request))
-    elif kind < 0.09 and world.staging:
+    elif kind < 0.08 and world.staging:
         world.fail_stage(came=world.blobs[world.staging[0].function][:1])
+    elif kind < 0.085 and world.binding:
+        world.fail_bind(lost_blocks=chance.random() < 0.5)
+    elif kind < 0.09 and (awake := sorted(world.alive - set(world.starting))):
+        world.send(Demoted(chance.choice(awake)))
+    elif kind < 0.092:
+        world.send(ZygoteLost())
     else:
-        world.send(Profiled(chance.choice(sorted(world.deployed)), Profile(weight_bytes=15, macs=100, points=POINTS)))
+        world.send(Profiled(chance.choice(sorted(world.deployed)), PROFILE))
 
 
 def step(world: World, chance: Random, number: int) -> None:
     kind = chance.random()
-    if kind < 0.02 or number < len(NAMES):
+    if kind < 0.015 or number < len(NAMES):
         deploy(world, chance, number)
     elif kind < 0.1:
         manage(world, chance, kind)
-    elif kind < 0.5:
-        world.arrive(chance.choice(NAMES))
-    elif kind < 0.52:
+    elif kind < 0.4:
+        world.arrive(chance.choice(NAMES), priority=chance.choice([0, 0, 0, 1]))
+    elif kind < 0.45:
+        for name in TOGETHER:
+            world.arrive(name)
+    elif kind < 0.47:
         world.send(Pressed(chance.randrange(40)))
         world.send(MemoryMeasured(tuple((worker, chance.randrange(40)) for worker in sorted(world.alive))))
     elif world.running and kind < 0.65:
-        world.finish()
-    elif world.alive and kind < 0.67:
-        world.die(chance.choice(sorted(world.alive)), lost_blocks=kind < 0.655)
+        world.finish(() if chance.random() < 0.95 else next(iter(world.running.values())).requests[:1])
+    elif world.alive and kind < 0.656:
+        world.die(chance.choice(sorted(world.alive)), lost_blocks=kind < 0.652)
     elif world.alarm is not None and kind < 0.8:
         world.ring()
     else:
-        world.settle_processes()
+        advance(world, chance)
+
+
+def advance(world: World, chance: Random) -> None:
+    """One of those that are under way goes well, or all of them."""
+    ways = [
+        *([world.stage] if world.staging else []),
+        *([world.ready] if world.starting else []),
+        *([world.bind] if world.binding else []),
+        *([lambda: world.die(min(world.stopping))] if world.stopping else []),
+        world.settle_processes,
+    ]
+    chance.choice(ways)()
 
 
 def play(world: World, chance: Random, steps: int) -> None:
@@ -70,9 +125,12 @@ def play(world: World, chance: Random, steps: int) -> None:
 
 
 def main(policy: str) -> None:
-    world = World(policy=policy, cores=2, bodies_max=4, host_bytes=60, memory_bytes=40)
-    play(world, Random(1), STEPS)
-    sys.stdout.buffer.write(msgspec.json.encode(world.log))
+    log = []
+    for bound in ("all", "workers"):
+        world = World(policy=policy, **BOUNDS[bound])
+        play(world, Random(1), STEPS // 2)
+        log += world.log
+    sys.stdout.buffer.write(msgspec.json.encode(log))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import ClassVar
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from overwinter.core.actions import Reply
+from overwinter.core.actions import Decide, Run
 from overwinter.core.events import (
     Cancelled,
     Demoted,
@@ -24,9 +26,10 @@ from overwinter.core.events import (
     UnloadAsked,
     ZygoteLost,
 )
-from overwinter.core.policies import POLICIES
+from overwinter.core.policies import POLICIES, policy_named
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import ahead
+from tests.scheduler import replayed
 from tests.scheduler.world import World, spec
 
 NAMES = ("f", "g", "h")
@@ -205,25 +208,7 @@ class AnyOrder(RuleBasedStateMachine):
         world = getattr(self, "world", None)
         if world is None or sys.exc_info()[0] is not None:
             return
-        for name in NAMES:
-            for version in range(1, self.versions[name] + 1):
-                world.send(Foretold(f"{name}@{version}", 0.0))
-        patient = {id_ for id_, deadline in world.open.items() if deadline > world.now + SOON_S}
-        patient |= {world.arrive(name) for name in NAMES}
-        world.calm()
-        assert not world.open, "requests without an answer"
-        assert not world.loading, "loads without an answer"
-        assert all(worker.is_idle for worker in world.state.workers.values()), "workers that are not idle"
-        # What is idle may stay for ever, until others need its room.
-        world.send(Pressed(1 << 40))
-        world.calm()
-        assert not world.alive, "workers that nobody needs"
-        assert not world.resources.memory.taken, "memory of workers that are gone"
-        for id_ in patient:
-            answer = world.answers[id_]
-            assert isinstance(answer, Reply) or answer.error != "DeadlineError", f"request {id_} was forgotten"
-        needed = {(f.store, blob.address) for f in world.deployed.values() for blob in f.blobs}
-        assert world.resident <= needed, "blocks are kept that no function needs"
+        world.end_well(NAMES, SOON_S)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -246,12 +231,52 @@ def test_whatever_happens_with_workers_forked_ahead_nobody_is_forgotten(policy, 
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 3)
     bounds = {"bounds": {"workers_ahead": 2}, "families": ("", "one")}
     machine = type("Ahead", (AnyOrder,), {"policy": policy, **bounds})
-    examples = settings(max_examples=15, stateful_step_count=40, deadline=None)
+    examples = settings(max_examples=8, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 
-@pytest.mark.parametrize("policy", ["overwinter", "infless"])
-def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy):
+class Seen(World):
+    """Notes what comes of random events, by name."""
+
+    def __init__(self, **config):
+        super().__init__(**config)
+        self.seen: set[str] = set()
+
+    def send(self, event):
+        actions = super().send(event)
+        self.seen |= {type(action).__name__ for action in actions}
+        self.seen |= {"shared Run" for action in actions if isinstance(action, Run) and action.functions}
+        self.seen |= {action.what for action in actions if isinstance(action, Decide)}
+        self.seen |= {f"waits for {function.line}" for function in self.state.functions.values() if function.line}
+        if self.resources.memory.free < replayed.LEAST_MEMORY:
+            self.seen.add("memory is full")
+        return actions
+
+
+WAITS = {
+    "nothing": set(),
+    "memory": {"waits for places", "memory is full", "evict"},
+    "host bytes": {"waits for bytes", "Drop"},
+    "workers": {"waits for places"},
+    "cores": {"waits for cores"},
+}
+"""What must be seen under which bound, so that it is one."""
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_whatever_happens_under_each_bound_nobody_is_forgotten(policy):
+    rules, seen = policy_named(policy), set()
+    for bound, bounds in replayed.BOUNDS.items():
+        world = Seen(policy=policy, **bounds)
+        replayed.play(world, Random(f"{policy} {bound}"), 300 if rules.joins else 150)
+        world.end_well(replayed.NAMES, SOON_S)
+        assert WAITS.get(bound, set()) - ({"waits for cores"} if rules.order == "any" else set()) <= world.seen
+        seen |= world.seen
+    assert ("Bind" in seen, "Unbind" in seen, "shared Run" in seen) == (rules.binds, rules.binds, rules.joins)
+
+
+@pytest.mark.parametrize(("policy", "binds"), [("overwinter", True), ("infless", False)])
+def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, binds):
     """In processes of their own: within one, sets and dicts of strings keep their order."""
     told = {
         subprocess.run(
@@ -264,6 +289,7 @@ def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy):
         for seed in ("0", "1", "2", "3")
     }
     [actions] = told
-    assert {name for name in (b"Run", b"Drop", b"Prepare", b"Announce", b"Refuse", b"Decide") if name in actions} == {
-        b"Run", b"Drop", b"Prepare", b"Announce", b"Refuse", b"Decide",
-    }  # fmt: skip
+    told = msgspec.json.decode(actions)
+    wanted = {"Run", "Drop", "Prepare", "Announce", "Refuse", "Decide"} | ({"Bind", "Unbind"} if binds else set())
+    assert wanted <= {action["type"] for action in told}
+    assert binds == any(action.get("functions") for action in told)

@@ -26,7 +26,9 @@ from overwinter.core.events import (
     Bound,
     Cancelled,
     Deployed,
+    Foretold,
     LoadAsked,
+    Pressed,
     Removed,
     RunEnded,
     RunFailure,
@@ -275,6 +277,30 @@ class World:
                 return
             self.ring()
         raise AssertionError("it never comes to rest")
+
+    def end_well(self, names, soon_s) -> None:
+        """From any point on, if all goes well, everyone is answered and served, everyone is idle, and goes for room.
+
+        Whoever has longer than `soon_s` until his deadline now is answered.
+        """
+        for function in list(self.deployed):
+            self.send(Foretold(function, 0.0))
+        patient = {id_ for id_, deadline in self.open.items() if deadline > self.now + soon_s}
+        patient |= {self.arrive(name) for name in names}
+        self.calm()
+        assert not self.open, "requests without an answer"
+        assert not self.loading, "loads without an answer"
+        assert all(worker.is_idle for worker in self.state.workers.values()), "workers that are not idle"
+        # What is idle may stay for ever, until others need its room.
+        self.send(Pressed(1 << 40))
+        self.calm()
+        assert not self.alive, "workers that nobody needs"
+        assert not self.resources.memory.taken, "memory of workers that are gone"
+        for id_ in patient:
+            answer = self.answers[id_]
+            assert isinstance(answer, Reply) or answer.error != "DeadlineError", f"request {id_} was forgotten"
+        needed = {(f.store, blob.address) for f in self.deployed.values() for blob in f.blobs}
+        assert self.resident <= needed, "blocks are kept that no function needs"
 
     def settle_processes(self) -> None:
         """As `settle`, but runs go on."""

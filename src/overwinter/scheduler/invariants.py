@@ -206,8 +206,9 @@ def _check_lines(cycle: Cycle) -> None:
         function = state.functions[id_]
         assert function.queue or function.wants_wake, f"{id_} waits in line and wants nothing"
         assert not function.unloaded, f"{id_} waits in line and is unloaded"
-        # One whose blocks were lost comes again, and may run meanwhile where it is bound.
-        runs_on = function.line == "cores" and function.slots()
+        # One whose blocks were lost comes again, and may run meanwhile where it is bound. If another one took its slot
+        # there, it leaves the line when its turn comes.
+        runs_on = function.line == "cores" and any(each.is_serving for each in function.workers.values())
         assert function.loading is None or runs_on, f"{id_} waits in line while its blocks come"
         assert id_ != state.giving_back, f"{id_} waits in line and gives its bytes back"
         assert function.line == "cores" or function.loaded == (function.line == "places"), (
