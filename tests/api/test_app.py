@@ -1,9 +1,11 @@
 """The door as any HTTP client sees it: statuses, headers, bounds, and what happens when a client leaves."""
 
+import gc
 import gzip
 import logging
 import socket
 import threading
+import weakref
 import zlib
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,7 +14,9 @@ import httpx
 import msgspec
 import pytest
 
-from tests.api.door import LIMITS, REQUEST_BYTES_MAX, Served, serving
+from overwinter.core.errors import OverloadedError
+from overwinter.core.tensor import Tensor
+from tests.api.door import FUNCTIONS, LIMITS, REQUEST_BYTES_MAX, Served, serving
 
 ADD = {
     "inputs": [
@@ -210,6 +214,28 @@ def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Pa
             pass
         again = httpx.post(url, content=bytes(REQUEST_BYTES_MAX), headers={HEAD: "0"}, timeout=20, trust_env=False)
         assert again.status_code == 200
+
+
+def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the collector of cycles, which knows nothing of how much they hold."""
+    sent: list[weakref.ref[memoryview]] = []
+
+    def refuse(inputs: dict[str, Tensor]) -> list[Tensor]:
+        data = inputs["x"].data
+        assert isinstance(data, memoryview)
+        sent.append(weakref.ref(data))
+        raise OverloadedError("later")
+
+    monkeypatch.setitem(FUNCTIONS, "busy", (refuse, *FUNCTIONS["busy"][1:]))
+    url, body = f"{served.url}/v2/models/busy/infer", bytes(1 << 18)
+    gc.disable()
+    try:
+        assert httpx.post(url, content=body, headers={HEAD: "0"}, trust_env=False).status_code == 503
+        # The door's thread ends its task after the answer.
+        assert httpx.get(f"{served.url}/v2/health/live", trust_env=False).status_code == 200
+        assert [each() for each in sent] == [None]
+    finally:
+        gc.enable()
 
 
 def test_an_answer_is_held_until_it_is_read_and_its_reader_is_cut_off(tmp_path: Path) -> None:

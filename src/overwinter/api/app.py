@@ -57,6 +57,8 @@ def create_app(front: Front, limits: RequestLimits, budget: Budget) -> App:
                 response = await handler(Request(headers, values, receive, hold, turns))
             except Exception as error:  # noqa: BLE001 - the outer border: whatever failed, the caller gets an answer
                 response = error_response(error)
+                # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
+                error.__traceback__ = None
             except asyncio.CancelledError:
                 # Only the end of a drain cancels; the task is over with this answer, so nothing is swallowed.
                 response = error_response(
