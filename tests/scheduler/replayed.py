@@ -22,16 +22,18 @@ from overwinter.core.events import (
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
-STEPS = 1500
+STEPS = 800
 NAMES = tuple("abcdefgh")
 FAMILIES = {"a": "one", "b": "one", "c": "one", "f": "two", "g": "two"}
 """The others share with nobody."""
 TOGETHER = "abcabc"
 """Who is asked at once now and then."""
 TIMEOUT_S = 500.0
-POINTS = tuple(Point(cores, 4 * batch, batch, 1, 0.1 * batch / cores) for cores in (1, 2) for batch in (1, 2, 4))
+POINTS = tuple(
+    Point(cores, 4 + batch, batch, 1, 0.1 * (1 + 0.1 * batch) / cores) for cores in (1, 2) for batch in (1, 2, 4)
+)
 PROFILE = Profile(weight_bytes=15, macs=100, points=POINTS)
-LEAST_MEMORY = 4
+LEAST_MEMORY = 5
 """Of a worker that was profiled."""
 BOUNDS: dict[str, dict[str, int]] = {
     "nothing": {},

@@ -48,3 +48,19 @@ def test_it_is_told_of_one_that_is_gone_or_goes_without_harm():
     world.settle()
     world.send(Demoted(worker))
     assert len(stops(world)) == 1
+
+
+def test_who_has_only_a_worker_at_the_slower_pace_gets_another_although_that_one_computes():
+    world = World(cores=1)
+    world.deploy(spec(max_bodies=2))
+    world.arrive()
+    world.settle_processes()
+    [slow] = world.alive
+    world.send(Demoted(slow))
+    waits = world.arrive()
+    # Until the run is overdue, and its core another one's.
+    while not world.starting and world.now < 30.0:
+        world.ring()
+    world.settle_processes()
+    [run] = [run for run in world.running.values() if run.worker != slow]
+    assert run.requests == (waits,)

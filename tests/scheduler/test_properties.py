@@ -214,7 +214,7 @@ class AnyOrder(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_whatever_happens_nobody_is_forgotten(policy):
     machine = type("AnyOrder", (AnyOrder,), {"policy": policy})
-    examples = settings(max_examples=15, stateful_step_count=40, deadline=None)
+    examples = settings(max_examples=8, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
 
 
@@ -268,7 +268,7 @@ def test_whatever_happens_under_each_bound_nobody_is_forgotten(policy):
     rules, seen = policy_named(policy), set()
     for bound, bounds in replayed.BOUNDS.items():
         world = Seen(policy=policy, **bounds)
-        replayed.play(world, Random(f"{policy} {bound}"), 300 if rules.joins else 150)
+        replayed.play(world, Random(f"{policy} {bound}"), 400 if rules.joins else 150)
         world.end_well(replayed.NAMES, SOON_S)
         assert WAITS.get(bound, set()) - ({"waits for cores"} if rules.order == "any" else set()) <= world.seen
         seen |= world.seen

@@ -94,7 +94,7 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     workers = function.usable()
     if len(workers) >= family.max_bodies or function.is_starting or any(_comes(each) for each in workers):
         return False
-    ready = [worker for worker in workers if worker.is_ready and not mates.is_stuck(cycle, worker)]
+    ready = [worker for worker in workers if worker.is_ready and not _is_lost(cycle, worker)]
     if not ready:
         return True
     if not cycle.policy.eager or _cores_in_use(cycle) >= cycle.cores:
@@ -115,6 +115,14 @@ def _comes(worker: Worker) -> bool:
     """Whether a worker will be there for all its family. One whose function is on trial may never be."""
     function = worker.starts_for
     return function is not None and not worker.stopping and not function.on_trial
+
+
+def _is_lost(cycle: Cycle, worker: Worker) -> bool:
+    """Whether nothing is to be hoped of a worker soon. One that drains takes no more work, and its run may last: at the
+    slower pace for as long as others compute.
+    """
+    drains_for_long = worker.drain is not None and worker.drain.until is None
+    return drains_for_long or mates.is_stuck(cycle, worker)
 
 
 def _cores_in_use(cycle: Cycle) -> int:
