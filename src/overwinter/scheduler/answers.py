@@ -3,8 +3,9 @@
 from overwinter.core.actions import Refuse
 from overwinter.core.ids import RequestId, TenantId
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import request_owner
-from overwinter.scheduler.state import Function, Request
+from overwinter.scheduler.state import Function
 
 
 def open_request(cycle: Cycle, request: Request) -> None:

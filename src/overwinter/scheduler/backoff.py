@@ -1,7 +1,7 @@
 """What follows a death: how long its function is not started again, and which requests are tried once more."""
 
 from overwinter.core.config import MindConfig
-from overwinter.scheduler.state import Request
+from overwinter.scheduler.request import Request
 
 
 def backoff_s(failures: int, config: MindConfig) -> float:

@@ -51,9 +51,10 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.operations import drain, end_run, end_start, mark_all, smoothed, stop, time_slice_s
 from overwinter.scheduler.policies import queueing
+from overwinter.scheduler.request import Request
 from overwinter.scheduler.retention import evict
 from overwinter.scheduler.sizing import count_arrival
-from overwinter.scheduler.state import Function, Request, Worker
+from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.victims import winnable_bytes
 
 

@@ -21,7 +21,8 @@ from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, late_last
-from overwinter.scheduler.state import Function, Line, Request, Tenant
+from overwinter.scheduler.request import Request
+from overwinter.scheduler.state import Function, Line, Tenant
 
 LATE_EVERY = 10
 HURRIED = 16

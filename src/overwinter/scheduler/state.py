@@ -6,7 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from overwinter.core.actions import Start
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import (
     Address,
@@ -26,6 +25,7 @@ from overwinter.scheduler.coreline import CoreLine
 from overwinter.scheduler.forked import ForkedAhead, Need
 from overwinter.scheduler.latency import LatencyModel, Trunk
 from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents
 
 BIND_S = 0.002
@@ -33,23 +33,6 @@ BIND_S = 0.002
 
 Line = Literal["cores", "places", "bytes"]
 """For what functions wait: cores, places for workers (a slot of the node, private memory), bytes of a host store."""
-
-
-class Request(msgspec.Struct):
-    """One request between its arrival and its answer."""
-
-    id: RequestId
-    function: FunctionId
-    tenant: TenantId
-    arrived: Seconds
-    deadline: Seconds
-    level: int
-    """Lower ones go first."""
-    due: float
-    """When it is late."""
-    start: Start = "warm"
-    failures: int = 0
-    """Times that a worker died under it, or could not start for it."""
 
 
 class Drain(msgspec.Struct, frozen=True):

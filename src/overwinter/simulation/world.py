@@ -5,8 +5,7 @@ machine: each takes its time on the timeline and comes back as an event. No deci
 from the scenario's seed, so the same scenario gives the same journal, byte for byte.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import merge
 from itertools import count
@@ -62,9 +61,9 @@ from overwinter.core.ids import (
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.invariants import check
-from overwinter.scheduler.latency import joint_s, own_part, sizes_of
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
+from overwinter.simulation.durations import Durations
 from overwinter.simulation.faults import Chance
 from overwinter.simulation.foresight import rates_ahead
 from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledBody, Queue
@@ -98,8 +97,7 @@ class World:
         self._turns = 0
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
-        self._run_s: dict[tuple[str, int, int, int], float] = {}
-        self._own: dict[str, float] = {}
+        self._durations = Durations(self._by_id)
         """The part of a run that siblings do not share, by the model of which they are."""
         self._timeline = Timeline()
         self._cores = Cores(self._machine.cores, self._timeline)
@@ -341,32 +339,11 @@ class World:
             # Its end is on the way to the scheduler.
             return
         model = body.function.model
-        seconds = self._expected_s(body, len(action.requests))
-        if action.functions:
-            seconds = self._joint_s(body, seconds, Counter(action.functions))
+        seconds = self._durations.run_s(body, len(action.requests), action.functions)
         if model.jitter:
             seconds *= max(0.1, self._jitter.gauss(1.0, model.jitter))
         cores = max(1, body.cores // body.concurrency)
         self._work(body, cores, seconds, self._chance.run_crash(), RunEnded(body.worker, action.run))
-
-    def _expected_s(self, body: ModelledBody, batch: int) -> float:
-        """Of a run beside those that the body has under way."""
-        name, cores, runs = body.function.model.name, body.cores, len(body.jobs) + 1
-        seconds = self._run_s.get((name, cores, runs, batch))
-        if seconds is None:
-            profile = body.function.spec.profile
-            measured = range(runs, body.concurrency + 1)
-            known = [] if profile is None else [profile.latency_s(cores, batch, at) for at in measured]
-            seconds = next(each for each in known if each is not None)
-            self._run_s[name, cores, runs, batch] = seconds
-        return seconds
-
-    def _joint_s(self, body: ModelledBody, together: float, counts: Mapping[FunctionId, int]) -> float:
-        """The same of several functions: what is their own, function by function."""
-        model = body.function.model.name
-        if model not in self._own:
-            self._own[model] = own_part(*(sizes_of(self._by_id[id_].spec.blobs) for id_ in counts))
-        return joint_s(together, sum(self._expected_s(body, count) for count in counts.values()), self._own[model])
 
     def _work(self, body: ModelledBody, cores: int, seconds: float, crash: float | None, event: Event) -> None:
         """Keep cores busy; `event` follows, or the body's death after the share `crash` of the time."""

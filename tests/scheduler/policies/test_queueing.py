@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.scheduler.policies.queueing import late_last
-from overwinter.scheduler.state import Request
+from overwinter.scheduler.request import Request
 
 
 @given(

@@ -6,7 +6,8 @@ from itertools import takewhile
 
 from overwinter.core.ids import RequestId, Seconds
 from overwinter.scheduler.ledger import Resource
-from overwinter.scheduler.state import Function, Request
+from overwinter.scheduler.request import Request
+from overwinter.scheduler.state import Function
 
 ORDINARY = 100
 """The level of a request without a priority: 1 to 99 go before it, larger numbers after it."""
