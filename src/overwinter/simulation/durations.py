@@ -18,7 +18,7 @@ class Durations:
         self._own: dict[str, float] = {}
 
     def run_s(self, body: ModelledBody, batch: int, functions: Sequence[FunctionId]) -> float:
-        """Of a run of so many requests, beside those that the body has under way. `functions`: whose each request is, in
+        """Of a run of so many requests, beside those that the body has under way. `functions`: whose each is, in
         a run of several.
         """
         together = self._one_s(body, batch)
