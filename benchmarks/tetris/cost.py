@@ -47,7 +47,7 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
         duration_s=END_S,
         settle_s=SETTLE_S,
         node=msgspec.structs.replace(first.node, cores=CORES, fork_s=FORK_S),
-        mind=msgspec.structs.replace(first.mind, bodies_max=CORES),
+        mind=msgspec.structs.replace(first.mind, bodies_max=None),
         functions=tuple(functions),
         applications=tuple(applications),
     )
