@@ -4,8 +4,11 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
-from overwinter.core.actions import Stage
-from overwinter.core.events import Event, Staged
+import pytest
+
+from overwinter.core.actions import Stage, StartBody, StopBody
+from overwinter.core.errors import StoreError
+from overwinter.core.events import BodyExited, Event, Staged
 from overwinter.node.effects import NodeEffects
 
 from .rig import until
@@ -34,5 +37,37 @@ def test_a_wake_does_not_wait_for_threads_that_others_hold():
             finally:
                 held.set()
         assert heard == [Staged("f@1", 1, 7, ("a",), "")]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["its blocks are gone", "it is stopped before"])
+def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_stopped):
+    go_on = threading.Event()
+
+    def gone(addresses):
+        raise StoreError("they are gone")
+
+    host = SimpleNamespace(
+        holds=lambda address: False,
+        unverified=lambda addresses: addresses if is_stopped else [],
+        verify=lambda address: go_on.wait(),
+        open=gone,
+    )
+    function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")], files=lambda: ["a"])
+    heard: list[Event] = []
+    ended: list[tuple[int, bool]] = []
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            effects = NodeEffects(SimpleNamespace(store=lambda name: host), tasks, lambda text: None)
+            effects.post, effects.functions = heard.append, {"f@1": function}
+            effects.processes = SimpleNamespace(stop=lambda worker, kill: ended.append((worker, kill)))
+            effects.carry_out(StartBody(2, "f@1", False, ahead=1))
+            if is_stopped:
+                effects.carry_out(StopBody(2))
+            go_on.set()
+        assert [event.worker for event in heard if isinstance(event, BodyExited)] == [2]
+        assert ended == [(1, True)]
 
     asyncio.run(scene())

@@ -43,15 +43,15 @@ class Placing:
         self._threads = threads
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._verified_for: set[WorkerId] = set()
-        """Bodies that are forked as soon as their blocks are verified."""
+        self._verified_for: dict[WorkerId, StartBody] = {}
+        """Starts of bodies that are forked as soon as their blocks are verified."""
 
     def start_body(self, action: StartBody) -> None:
         """Fork a body for a function's family, and bind the function in it first."""
         function = self._staff.functions[action.function]
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
-            self._verified_for.add(action.worker)
+            self._verified_for[action.worker] = action
             self._tasks.create_task(self._verify_and_fork(action, function, host))
         else:
             self._fork(action, function, host)
@@ -78,16 +78,22 @@ class Placing:
     async def _verify_and_fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
         await self._verify(function, host)
         if action.worker in self._verified_for:
-            self._verified_for.remove(action.worker)
+            del self._verified_for[action.worker]
             self._fork(action, function, host)
 
     def stop_body(self, worker: WorkerId, kill: bool) -> None:
         """End a body, be it forked or not yet."""
-        if worker in self._verified_for:
-            self._verified_for.remove(worker)
-            self._staff.post(BodyExited(worker, "WorkerError", "it was stopped before it was forked"))
+        action = self._verified_for.pop(worker, None)
+        if action is not None:
+            self._give_up(action, "WorkerError", "it was stopped before it was forked")
         else:
             self._staff.processes.stop(worker, kill)
+
+    def _give_up(self, action: StartBody, error: str, reason: str, lost_blocks: bool = False) -> None:
+        """A body never comes to be; nobody else knows of the process forked ahead in which it was to go on."""
+        if action.ahead is not None:
+            self._staff.processes.stop(action.ahead, kill=True)
+        self._staff.post(BodyExited(action.worker, error, reason, lost_blocks))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
         """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
@@ -106,9 +112,7 @@ class Placing:
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
             lost = not all(host.holds(blob.address) for blob in function.blobs)
-            self._staff.post(
-                BodyExited(action.worker, "StoreError", self._staff.told(function, error), lost_blocks=lost)
-            )
+            self._give_up(action, "StoreError", self._staff.told(function, error), lost)
             return
         try:
             room = mapped_bytes(self._family(function))
@@ -118,7 +122,7 @@ class Placing:
             fds += [laid(samples)] if samples else []
             self._staff.processes.fork(function, order, load, function.bind(action.on_trial), fds, None, action.ahead)
         except (WorkerError, OSError) as error:
-            self._staff.post(BodyExited(action.worker, "WorkerError", str(error)))
+            self._give_up(action, "WorkerError", str(error))
         finally:
             for fd in fds:
                 os.close(fd)

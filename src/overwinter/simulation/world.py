@@ -98,7 +98,6 @@ class World:
         self._functions = scenario.simulated()
         self._by_id: dict[FunctionId, Simulated] = {each.spec.id: each for each in self._functions}
         self._durations = Durations(self._by_id)
-        """The part of a run that siblings do not share, by the model of which they are."""
         self._timeline = Timeline()
         self._cores = Cores(self._machine.cores, self._timeline)
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
@@ -283,13 +282,13 @@ class World:
     def _start(self, action: StartBody) -> None:
         function = self._by_id[action.function]
         body = self._bodies[action.worker] = ModelledBody(action, function)
+        ahead = None if action.ahead is None else self._bodies.pop(action.ahead, None)
         if not self._host.holds(function.spec, self._timeline.now):
             self._exit(body.worker, "StoreError", "a block is not in the host store", lost_blocks=True)
             return
         life = self._chance.body_life_s()
         if life is not None:
             self._timeline.after(life, partial(self._exit, body.worker, "WorkerError", "killed by a fault"))
-        ahead = None if action.ahead is None else self._bodies.pop(action.ahead, None)
         if ahead is not None:
             self._load(body, self._machine.contain_s)
             return
