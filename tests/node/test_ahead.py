@@ -153,6 +153,26 @@ def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
     rig.run(scene())
 
 
+def test_one_is_forked_once_its_zygote_listens_again_and_is_not_held_for_one_that_cannot_fork(rig):
+    asked = function("f")
+
+    async def scene():
+        zygote = await zygote_of(rig, asked)
+        await until(lambda: zygote.can_fork and not zygote.owed)
+        first, second = WorkerId(rig.number()), WorkerId(rig.number())
+        zygote.owed["pong"] = 2
+        rig.effects.carry_out(ForkAhead(first, asked.deployed.id))
+        assert first not in zygote.bodies
+        del zygote.owed["pong"]
+        rig.processes.looked()
+        await until(lambda: BodyReady(first) in rig.events)
+        zygote.full = True
+        rig.effects.carry_out(ForkAhead(second, asked.deployed.id))
+        assert rig.exits(second)
+
+    rig.run(scene())
+
+
 def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(tmp_path):
     one = torch.ones(1, 4)
     made = export(Same(), {"x": one}, {})

@@ -71,12 +71,19 @@ class Ahead:
         self._forker.hear(body)
         self.advance(tenant)
 
+    def look(self) -> None:
+        """Ask zygotes again that could not fork when they were to be asked."""
+        for tenant in {body.family.tenant for worker, body in self.bodies.items() if self._rooms[worker] is None}:
+            self.advance(tenant)
+
     def advance(self, tenant: TenantId) -> None:
-        """Ask the tenant's zygote for those that it can fork now, with all its programs."""
+        """Ask the tenant's zygote for those that it can fork now, with all its programs. What waits for that counts as
+        starting: it does not wait for a zygote that is gone, or could not fork when it was asked last.
+        """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for body in self._unasked(tenant):
-            if zygote is None or zygote.room is None:
-                self._forker.end(body, "its tenant's zygote is gone")
+            if zygote is None or zygote.room is None or zygote.full:
+                self._forker.end(body, "its tenant's zygote is gone, or cannot fork")
             elif zygote.can_fork and not self._preparing.wants(tenant):
                 self._rooms[body.worker] = zygote.room
                 try:
@@ -111,6 +118,7 @@ class Ahead:
         body = None if worker is None else self.bodies.get(worker)
         if worker is None or body is None:
             return None
+        assert body.family.tenant == function.family.tenant, "it was forked by another tenant's zygote"
         room, shared = self._rooms[worker], 1 if load.source_bytes is None else 2
         try:
             if room is None or not room.holds(order) or load.concurrency > 1:

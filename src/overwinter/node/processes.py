@@ -138,6 +138,7 @@ class Processes:
     def looked(self) -> None:
         """All zygotes were looked at: one may have become idle, and make room."""
         self._preparing.look()
+        self.ahead.look()
         alive = {body.family.tenant for body in self._bodies.values()}
         self.zygotes.groups.keep(alive | self.zygotes.tenants.keys())
 
