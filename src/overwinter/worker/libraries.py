@@ -6,7 +6,7 @@ base imports is in every fork, and its pages are shared.
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 OWN = (
     "tokenizers",
@@ -21,18 +21,14 @@ OWN = (
 """Of the handlers that Overwinter makes (`tasks`). Pillow's plugins are those that it imports for the first image."""
 
 
-def import_ahead(names: Iterable[str]) -> Iterator[str]:
+def import_ahead(names: Collection[str]) -> Iterator[str]:
     """Import these modules, and Overwinter's own as far as they are installed; yields what was wrong with one."""
-    for name in OWN:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-    for name in names:
+    for name in (*OWN, *names):
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a library: workers import what they need themselves
-            yield f"{name} could not be imported ahead: {type(error).__name__}: {error}"
+            if name in names or not isinstance(error, ImportError):
+                yield f"{name} could not be imported ahead: {type(error).__name__}: {error}"
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         yield f"{len(threads)} threads run after the imports, of which workers have one: import less ahead (--imports)"

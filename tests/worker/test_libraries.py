@@ -1,0 +1,22 @@
+"""What is imported ahead may be absent or broken: the zygote is there all the same, and says so."""
+
+import pytest
+
+from overwinter.worker import libraries
+
+
+def test_a_library_that_breaks_is_told_of_and_one_that_is_not_installed_is_not(tmp_path, monkeypatch):
+    (tmp_path / "broken_ahead.py").write_text("raise ValueError('made for another version')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(libraries, "OWN", ("broken_ahead", "not_installed_ahead"))
+    told = [each for each in libraries.import_ahead(["no_such_ahead"]) if "threads" not in each]
+    assert ["made for another version" in each for each in told] == [True, False]
+    assert "no_such_ahead" in told[1]
+
+
+@pytest.mark.parametrize("error", ["SystemExit(1)", "RuntimeError('no')"])
+def test_whatever_a_library_of_the_operator_raises_the_zygote_goes_on(tmp_path, monkeypatch, error):
+    (tmp_path / "raises_ahead.py").write_text(f"raise {error}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(libraries, "OWN", ())
+    assert any("raises_ahead" in each for each in libraries.import_ahead(["raises_ahead"]))
