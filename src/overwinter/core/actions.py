@@ -10,7 +10,18 @@ Start = Literal["warm", "bound", "host", "disk"]
 """What a request's function needed: nothing, a bind in a worker of its family, or a worker, with blocks from disk."""
 
 Decision = Literal[
-    "scale-out", "scale-in", "bind", "unbind", "best-effort", "evict", "wait", "shed", "quarantine", "stop", "ahead"
+    "scale-out",
+    "scale-in",
+    "bind",
+    "unbind",
+    "best-effort",
+    "evict",
+    "wait",
+    "shed",
+    "quarantine",
+    "stop",
+    "reclaim",
+    "ahead",
 ]
 """Kinds of decisions that are explained."""
 

@@ -51,7 +51,7 @@ def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, for others need its room."""
     cycle.clock = max(cycle.clock, worker.value)
     why = f"others need room, and a worker was idle for {cycle.now - worker.since:.1f} s"
-    cycle.decide(_any_of(worker), "stop", why)
+    cycle.decide(_any_of(worker), "reclaim", why)
     stop(cycle, worker, kill)
 
 
