@@ -1,6 +1,6 @@
 """When is each stage of a pipeline due, so that the whole is in time?
 
-A stage is due when what is left for those behind it is as long as they are promised to take: the functions' SLOs on the
+A stage is due when what is left for those behind it is as long as they may take: the functions' SLOs on the
 longest way to the end, as parts of the whole's SLO. Where a function has none, every stage counts the same.
 """
 

@@ -29,7 +29,7 @@ from overwinter.scheduler.sizing import next_to_start, told, wanted_points
 from overwinter.scheduler.state import Family, Function, Worker
 from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Want, next_want, wants_worker
 
-AHEAD = 8
+PLACES_AT_ONCE = 8
 """Of those that wait for a place, so many may have others stopped for them at once."""
 
 
@@ -273,7 +273,7 @@ def _make_room(cycle: Cycle) -> None:
             give_room(cycle, idle.worker)
         return
     coming = victims.Coming(cycle)
-    for function in list(islice(order.in_line_for_places(cycle), AHEAD)):
+    for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
         if function.has_worker and not wants_worker(cycle, function):
             cycle.mark(function)
             return

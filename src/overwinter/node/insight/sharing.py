@@ -8,7 +8,7 @@ Answer = TypeVar("Answer")
 
 
 class Shared(Generic[Answer]):
-    """Each gets an answer that was begun after he asked. Belongs to the loop's thread."""
+    """Each caller gets an answer that was begun after it asked. Belongs to the loop's thread."""
 
     def __init__(self, make: Callable[[], Awaitable[Answer]]) -> None:
         self._make = make
@@ -18,7 +18,7 @@ class Shared(Generic[Answer]):
         """The newest answer and its number, as long as somebody may share it."""
 
     async def get(self) -> Answer:
-        """The answer; raises what making it raised. Who goes away leaves it to the next to make it."""
+        """The answer; raises what making it raised. A caller that goes away leaves that to the next."""
         before = self._begun
         self._asking += 1
         try:
