@@ -61,8 +61,8 @@ BETWEEN_S = (0.5, 2.5)
 RECOVERY_S = 60.0
 UNLOADED = 0.4
 """Share of the faults of storage."""
-DESCRIPTORS_SPARE = 16
-"""Connections to zygotes and workers that come and go."""
+DESCRIPTORS_SPARE = 32
+"""Of zygotes, workers and processes forked ahead, which come and go: seven each."""
 STATUSES = {429, 500, 503, 504, 507}
 DAMAGED = re.compile(r"\b[0-9a-f]{64}\b|block")
 
@@ -282,8 +282,8 @@ def left_files(site: Site, before: set[str]) -> list[str]:
     temporary = Path(os.environ["TMPDIR"])
     found = [path for root in (site.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
     found += [path for path in (site.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
-    # What is called so there is another node's: this one was told to use another place.
-    shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith("overwinter-")]
+    # What is called so there is another node's, for this one was told to use another place, or another Python's.
+    shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith(("overwinter-", "sem."))]
     return [str(path) for path in found] + sorted(shared)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from benchmarks.tetris.contenders import Contender, simulate_all
+from overwinter.core.config import MIND_BOUNDS
 from overwinter.core.function import BOUNDS
 from overwinter.simulation.scenario import Application, FunctionModel, Scenario
 from overwinter.simulation.workloads import Stable
@@ -20,7 +21,7 @@ RATES = (100, 1000, 5000)
 RATES_QUICK = (100,)
 NODE_RATE = 1000
 RISE_S, SETTLE_S, END_S = 20.0, 42.0, 46.0
-CORES = 1_000_000
+CORES = int(MIND_BOUNDS["cores"].most)
 FORK_S = 0.0005
 """A node so large has several zygotes."""
 USD_PER_HOUR = 0.0504

@@ -3,6 +3,7 @@
 from benchmarks.tetris.cost import RATES, combination
 from benchmarks.tetris.simulated import APPLICATIONS, SCENARIOS
 from overwinter.simulation.scenario import read_scenario
+from overwinter.simulation.world import World
 
 
 def test_the_combination_has_all_applications_and_no_bound():
@@ -12,3 +13,4 @@ def test_the_combination_has_all_applications_and_no_bound():
         assert len(made.applications) == sum(len(each.applications) for each in scenarios)
         assert sum(each.workload.rate for each in made.applications) == rate
         assert (made.mind.bodies_max, made.mind.memory_bytes) == (None, None)
+        assert World(made, SCENARIOS)
