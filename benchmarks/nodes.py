@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -116,9 +116,16 @@ class Node:
 
     def wait_quiet(self) -> None:
         """Wait until none of its processes works: programs are prepared in a zygote after a function's first wake."""
+        self._wait_still(self.pids)
+
+    def wait_prepared(self) -> None:
+        """Wait until none of its zygotes works. A daemon with hundreds of idle bodies to look after hardly rests."""
+        self._wait_still(lambda: self.own_pids()[1:])
+
+    def _wait_still(self, pids: Callable[[], list[int]]) -> None:
         until = time.monotonic() + PATIENCE_S
         before = -1
-        while (ticks := sum(map(cpu_ticks, self.pids()))) != before:
+        while (ticks := sum(map(cpu_ticks, pids()))) != before:
             if time.monotonic() > until:
                 raise RuntimeError("the node does not come to rest")
             before = ticks

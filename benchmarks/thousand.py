@@ -82,7 +82,9 @@ def probe(node: Node, family: Family) -> Cost:
         family.deploy(node.client, "probe", keep_alive_s=keep_alive_s)
         with Connection(node.port) as connection:
             connection.ask(request)
-            node.wait_quiet()
+        node.wait_prepared()
+        # A new one: rest may have come later than the node closes those that only wait.
+        with Connection(node.port) as connection:
             before, until = _spent(node), time.perf_counter() + PROBE_S
             count = 0
             while count < PROBES_MIN or time.perf_counter() < until:
