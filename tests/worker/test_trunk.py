@@ -152,6 +152,36 @@ def test_functions_whose_rows_get_mixed_up_run_apart():
     assert not family.is_together([(f, {"x": torch.randn(1, 4)}), (g, {"x": torch.randn(1, 4)})])
 
 
+class Folded(nn.Module):
+    """Folds rows and positions into one, and takes means of what its own weight gives for them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.first, self.score = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, ids):
+        x = self.first(self.table(ids))
+        return {"out": self.score(x.reshape(-1, 8)).view(ids.shape[0], -1).mean(1)}
+
+
+def test_requests_of_every_length_get_rows_of_their_own_and_all_of_them():
+    family = Family(Folded(), IDS, {"ids": {0: "batch", 1: "sequence"}})
+    own = [n for n, weight in enumerate(family.program.weights) if weight.name.startswith("score")]
+    f, g = family.member("f", *own), family.member("g", *own)
+    for length in (2, 4, 3):
+        first, second = (torch.arange(length)[None] + number for number in (1, 9))
+        assert family.is_together([(f, {"ids": first}), (g, {"ids": second})])
+
+
+def test_requests_that_are_the_same_say_nothing_of_others():
+    family = Family(Turned(), {"x": torch.randn(2, 4)})
+    own = [n for n, weight in enumerate(family.program.weights) if not weight.name.startswith("first")]
+    f, g, same = family.member("f", *own), family.member("g", *own), {"x": torch.zeros(1, 4)}
+    family.is_together([(f, same), (g, same)])
+    assert not family.is_together([(f, {"x": torch.randn(1, 4)}), (g, {"x": torch.randn(1, 4)})])
+
+
 class Kept(nn.Module):
     """Writes in place to something without rows that was there before its own weight."""
 

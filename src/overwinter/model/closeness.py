@@ -59,6 +59,15 @@ class Meter:
         return ""
 
 
+def is_near(right: torch.Tensor, left: torch.Tensor, bound: float) -> bool:
+    """Whether two values of one kind differ by no more than this, relative to their magnitude."""
+    if (right.dtype, right.shape) != (left.dtype, left.shape):
+        return False
+    if right.is_complex():
+        right, left = (torch.view_as_real(each.resolve_conj()) for each in (right, left))
+    return _difference(right, left, _magnitude(right)) <= bound
+
+
 def equal_bits(right: torch.Tensor, left: torch.Tensor) -> bool:
     """Whether two tensors of a type and shape hold the same bits."""
     bits = _BITS[right.element_size()]

@@ -231,7 +231,7 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
     requests = [[item.inputs for item in section] for section in sections]
     shares = [Share(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
     try:
-        answers = trunk.run(shares) if trunk.fits(shares) else None
+        answers = trunk.run(shares)
     except FAILURES as error:
         raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error
     if answers is None:

@@ -4,22 +4,25 @@ As far as their weights are the same, together: a program's calls are split into
 the functions have otherwise ("own") and the others between them. A shared span runs once over all rows; an own span
 runs for each function over its rows, with its weights, and what it gives is joined again where a shared span needs it.
 
-Which dimension of a value holds the rows is found by running one request alone and two together. The first time a
-split is used, what it gives for two requests is compared with what each gives alone: it is used only if they agree
-within the bound that a batch of one function's requests keeps. See docs/decisions/trunks.md.
+Which dimension of a value holds the rows, and how often each, is found by running one request alone and two together.
+The first time a split is used for requests of some sizes, what two requests give together is compared with what each
+gives alone, wherever it crosses from one span into another: it is used only if they agree within the bound that a batch
+of one function's requests keeps. These two are made up: requests that are all the same would agree whatever becomes of
+their rows. See docs/decisions/trunks.md.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.aliasing import memory_groups, written_slot
-from overwinter.model.closeness import Meter, bound_of
+from overwinter.model.closeness import bound_of, equal_bits, is_near
 from overwinter.model.compile import Compiled, compile_program
+from overwinter.model.draws import Draws, Kind
 from overwinter.model.dtypes import SYMBOLIC_KINDS
 from overwinter.model.liveness import live_in, live_out
 from overwinter.model.operators import ITEM_OPERATORS
@@ -28,11 +31,19 @@ from overwinter.model.structure import BATCH, Call, slots_of
 
 KEPT = 8
 """Splits of one program that are kept; beyond, the one used longest ago goes."""
+SIZES_KEPT = 1024
+"""Sizes of requests of which a split keeps what was found; beyond, what was found first goes."""
+DRAWN: tuple[Kind, ...] = ("wide", "near")
+"""Which made-up requests are tried, before those that callers sent."""
+FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError)
+"""What a request that cannot be run, or a split that does not fit, may raise."""
 
 Cut = tuple[int, int, bool]
 """The first call of a span, the one behind it, and whether its weights are each function's own."""
 Values = dict[int, Any]
 """Tensors and whole numbers by their slots."""
+Sizes = tuple[torch.Size, ...]
+"""Of the inputs of a request, without its rows."""
 
 
 class Share(NamedTuple):
@@ -97,6 +108,62 @@ class Trunks:
             return self._made[own]
 
 
+class _Trial(NamedTuple):
+    """What was found for requests of some sizes."""
+
+    rows: dict[int, _Rows | None] | None
+    """Of what crosses from one span into another; None where it does not depend on the rows. None of all: functions do
+    not get together what they get alone.
+    """
+
+
+class _Together:
+    """A run of several functions: the values that they have in common, and those that each has for itself."""
+
+    def __init__(self, program: Program, shares: Sequence[Share], rows: dict[int, _Rows | None]) -> None:
+        self._shares = shares
+        self._rows = rows
+        self._places = _places(shares)
+        self._values: Values = dict(enumerate(_joined(shares), program.first_input))
+        self._own: list[Values] = [{} for _ in shares]
+
+    def run(self, span: _Span) -> None:
+        """Run the span, once or for each function."""
+        if not span.own:
+            given = span.run(self._shares[0].weights, [self._values[slot] for slot in span.taken])
+            self._values.update(zip(span.given, given, strict=True))
+            return
+        for number, share in enumerate(self._shares):
+            given = span.run(share.weights, self.of(number, span.taken))
+            self._own[number].update(zip(span.given, given, strict=True))
+        for slot in span.joined:
+            self._values[slot] = self._join(slot, [mine.pop(slot) for mine in self._own])
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Nothing takes these any more."""
+        for values in (self._values, *self._own):
+            for slot in slots:
+                values.pop(slot, None)
+
+    def of(self, number: int, slots: Iterable[int]) -> tuple[Any, ...]:
+        """Values of one of the functions: its own, or its rows of those of all."""
+        return tuple(self._part(number, slot) for slot in slots)
+
+    def _part(self, number: int, slot: int) -> Any:
+        if slot in self._own[number]:
+            return self._own[number][slot]
+        value, rows = self._values[slot], self._rows[slot]
+        return value if rows is None else rows.part(value, self._places[number])
+
+    def _join(self, slot: int, parts: list[Any]) -> Any:
+        rows = self._rows[slot]
+        if rows is not None:
+            return rows.join(parts, self._places)
+        if isinstance(parts[0], torch.Tensor):
+            raise ProgramError(f"value {slot} has no rows, and each function has its own")
+        return parts[0]
+
+
 class Trunk:
     """A program in spans, for functions that differ in some of its weights."""
 
@@ -104,73 +171,78 @@ class Trunk:
         """ProgramError if it cannot be cut there."""
         self._program = program
         self._spans = _spans(program, cuts)
-        self._rows: dict[int, _Rows | None] = {}
-        """Of what crosses from one span into another; None: it does not depend on the rows."""
+        self._trials: dict[Sizes, _Trial] = {}
         self._trying = threading.Lock()
-        self._fits: bool | None = None
 
-    def fits(self, shares: Sequence[Share]) -> bool:
-        """Whether functions get together what they get alone; tried once, with the first rows of two."""
-        if self._fits is None:
-            with self._trying:
-                if self._fits is None:
-                    self._fits = self._try(*shares[:2])
-        return self._fits
-
-    def run(self, shares: Sequence[Share]) -> list[tuple[torch.Tensor, ...]]:
-        """The program's outputs for each function. Whatever an operator raises passes through."""
-        values: Values = dict(enumerate(_joined(shares), self._program.first_input))
-        own: list[Values] = [{} for _ in shares]
-        places = _places(shares)
+    def run(self, shares: Sequence[Share]) -> list[tuple[torch.Tensor, ...]] | None:
+        """The program's outputs for each function; None where they would not be what each gets alone, or that cannot be
+        told. Whatever an operator raises passes through.
+        """
+        trial = self._trial(shares)
+        if trial is None or trial.rows is None:
+            return None
+        together = _Together(self._program, shares, trial.rows)
         for span in self._spans:
-            if span.own:
-                for share, mine, place in zip(shares, own, places, strict=True):
-                    taken = [self._part(slot, values, mine, place) for slot in span.taken]
-                    mine.update(zip(span.given, span.run(share.weights, taken), strict=True))
-                for slot in span.joined:
-                    values[slot] = self._join(slot, [mine.pop(slot) for mine in own], places)
-            else:
-                given = span.run(shares[0].weights, [values[slot] for slot in span.taken])
-                values.update(zip(span.given, given, strict=True))
-            for slot in span.dead:
-                values.pop(slot, None)
-                for mine in own:
-                    mine.pop(slot, None)
-        slots = self._program.output_slots
-        return [
-            tuple(self._part(slot, values, mine, place) for slot in slots)
-            for mine, place in zip(own, places, strict=True)
-        ]
+            together.run(span)
+            together.drop(span.dead)
+        return [together.of(number, self._program.output_slots) for number in range(len(shares))]
 
-    def _part(self, slot: int, values: Values, mine: Values, place: tuple[int, int]) -> Any:
-        """A function's own value, or its rows of that of all."""
-        if slot in mine:
-            return mine[slot]
-        value, rows = values[slot], self._rows[slot]
-        return value if rows is None else rows.part(value, place)
+    def _trial(self, shares: Sequence[Share]) -> _Trial | None:
+        """What is known of requests of these sizes: how often a value has each row may depend on them."""
+        sizes = tuple(tensor.shape[1:] for tensor in shares[0].inputs)
+        trial = self._trials.get(sizes)
+        if trial is None:
+            with self._trying:
+                trial = self._trials.get(sizes) or self._try(shares[0], shares[1])
+                if trial is not None:
+                    self._trials[sizes] = trial
+                if len(self._trials) > SIZES_KEPT:
+                    del self._trials[next(iter(self._trials))]
+        return trial
 
-    def _join(self, slot: int, parts: list[Any], places: Sequence[tuple[int, int]]) -> Any:
-        rows = self._rows[slot]
-        if rows is not None:
-            return rows.join(parts, places)
-        if isinstance(parts[0], torch.Tensor):
-            raise ProgramError(f"value {slot} has no rows, and each function has its own")
-        return parts[0]
+    def _try(self, first: Share, second: Share) -> _Trial | None:
+        """Try it with two requests that differ; None: none of them can be run."""
+        for pair in self._pairs(first, second):
+            if all(map(equal_bits, pair[0].inputs, pair[1].inputs)):
+                continue
+            try:
+                alone = [self._through(each.weights, each.inputs) for each in pair]
+            except FAILED:
+                continue
+            return _Trial(self._tried(pair, alone))
+        return None
 
-    def _try(self, first: Share, second: Share) -> bool:
-        """What the two raise alone passes through: it says nothing about the split."""
+    def _pairs(self, first: Share, second: Share) -> Iterator[list[Share]]:
+        """Requests of two functions, of as few rows as there may be: made up like the first one's, so that rows that
+        are mixed up show whatever callers send; else their own.
+        """
         low, _ = self._program.dimensions[BATCH]
-        pair = [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
-        alone, other = (self._through(each.weights, each.inputs) for each in pair)
+        specs = zip(self._program.inputs, first.inputs, strict=True)
+        sizes = {size: given for spec, tensor in specs for size, given in zip(spec.shape, tensor.shape, strict=True)}
+        named = {size: given for size, given in sizes.items() if isinstance(size, str)} | {BATCH: low}
+        draws = Draws(self._program, [tensor[:low] for tensor in first.inputs])
+        for kind in DRAWN:
+            made_up = [draws.inputs(named, seed, kind) for seed in range(2)]
+            yield [Share(each.weights, inputs) for each, inputs in zip((first, second), made_up, strict=True)]
+        yield [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
+
+    def _tried(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
+        """How values have the rows, if each of the two gets together what it got alone, in all that crosses."""
+        low, bound = pair[0].rows, bound_of(self._program)
         try:
-            wide = self._through(first.weights, _joined(pair))
-            self._rows = {slot: _rows(alone[slot], wide[slot], low) for slot in wide}
-            together = self.run(pair)
-        except (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError):
-            return False
-        meter = Meter(self._program, bound_of(self._program))
-        wanted = [[values[slot] for slot in self._program.output_slots] for values in (alone, other)]
-        return not any(meter.compare(right, given) for right, given in zip(wanted, together, strict=True))
+            wide = self._through(pair[0].weights, _joined(pair))
+            rows = {slot: _rows(alone[0][slot], wide[slot], low) for slot in wide}
+            together = _Together(self._program, pair, rows)
+            for span in self._spans:
+                together.run(span)
+            agree = all(
+                _agree(values[slot], given, bound)
+                for number, values in enumerate(alone)
+                for slot, given in zip(values, together.of(number, values), strict=True)
+            )
+        except FAILED:
+            return None
+        return rows if agree else None
 
     def _through(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
         """All values that cross from one span into another, and the outputs, of one function's run."""
@@ -180,6 +252,13 @@ class Trunk:
             given = span.run(weights, [values[slot] for slot in span.taken])
             values.update(zip(span.given, given, strict=True))
         return values
+
+
+def _agree(wanted: Any, given: Any, bound: float) -> bool:
+    """Whether a value of a run of several functions is what it is alone."""
+    if isinstance(wanted, torch.Tensor):
+        return is_near(wanted, given, bound)
+    return bool(wanted == given)
 
 
 def _places(shares: Sequence[Share]) -> list[tuple[int, int]]:
