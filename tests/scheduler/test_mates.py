@@ -8,6 +8,7 @@ from overwinter.core.actions import Decide, Refuse, Reply, Run
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler import admission, mates
 from tests.scheduler.world import World, spec
 
 
@@ -431,3 +432,35 @@ def pass_time(world, seconds):
     while world.alarm is not None and world.alarm <= until:
         world.ring()
     world.now = until
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, alike):
+    names = [f"f{number}" for number in range(mates.LOOKED_AT + 8)]
+    members = [member(name, None if alike else ((name, 25),), max_batch=1000, slo_ms=1e6) for name in names]
+    world = family(*members, policy=Policy(batching="adaptive"), bodies_max=1)
+    for name in names:
+        world.arrive(name)
+    assert not world.running
+    served, serve = [], admission.serve
+
+    def counted(cycle, function, *rest):
+        served.append(function)
+        serve(cycle, function, *rest)
+
+    monkeypatch.setattr(admission, "serve", counted)
+    world.arrive(names[-1])
+    assert len(served) <= (mates.LOOKED_AT + 1 if alike else 1)
+
+
+def test_as_many_are_counted_as_leave_the_first_in_time():
+    profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1), Point(1, 1, 32, 1, 3.2)))
+    world = family(*(member(name, max_batch=32, slo_ms=8000.0, profile=profile) for name in "fgh"), bodies_max=1)
+    busy(world, "h")
+    for name in "gggggggggggf":
+        world.arrive(name)
+    cycle, function, [worker] = world.scheduler.cycle, world.state.functions["f@1"], world.state.workers.values()
+    worker.point = function.latency.points[-1]
+    for left in (0, 1, 3, 7, 11):
+        took_s = mates.expected_s(cycle, function, worker, 1 + left)
+        assert mates.counted(cycle, function, [worker], 0.0, took_s + 1e-6) == left

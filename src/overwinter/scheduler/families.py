@@ -51,6 +51,7 @@ def leave(cycle: Cycle, function: Function) -> None:
     """The function is none of its family's any more."""
     family, state = function.family, cycle.state
     del family.members[function.spec.id]
+    family.trunks[function.trunk].waiting.pop(function.spec.id, None)
     if all(each.trunk != function.trunk for each in family.members.values()):
         del family.trunks[function.trunk]
     family.waiting.pop(function.spec.id, None)
@@ -96,7 +97,8 @@ def _join_trunk(function: Function) -> None:
 def note(function: Function) -> None:
     """Whether the function waits for a worker of its family, in the family's tables."""
     id_, family = function.spec.id, function.family
-    for table, waits in ((family.waiting, bool(function.queue)), (family.waking, function.wants_wake)):
+    waiting, tables = bool(function.queue), (family.waiting, family.trunks[function.trunk].waiting, family.waking)
+    for table, waits in zip(tables, (waiting, waiting, function.wants_wake), strict=True):
         if waits:
             table[id_] = None
         else:

@@ -83,6 +83,9 @@ def _check_families(state: State) -> None:
         assert all(each.family is family for each in family.members.values()), f"a member of {family.id} is another's"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the members of {family.id} that wait are wrong"
+        for id_, trunk in family.trunks.items():
+            own_waiting = {each for each in waiting if family.members[each].trunk == id_}
+            assert set(trunk.waiting) == own_waiting, f"the members of trunk {id_} that wait are wrong"
         tenants = {each.spec.tenant for each in family.members.values()}
         assert len(tenants) == 1, f"family {family.id} is that of {tenants}"
         own = {worker.id for worker in state.workers.values() if worker.family is family}

@@ -12,7 +12,7 @@ from math import inf
 import msgspec
 
 from overwinter.core.function import BlobSize, FunctionSpec
-from overwinter.core.ids import Address
+from overwinter.core.ids import Address, FunctionId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Shape, between
 
@@ -52,6 +52,8 @@ class Trunk(msgspec.Struct, eq=False):
     """The part of a run that is each function's own: by bytes, until the times of runs of several tell."""
     _spread: float | None = None
     """Smoothed square of what runs of several could have saved, by their time; None: there was none yet."""
+    waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Those of which requests wait."""
 
     def guess(self, own: float) -> None:
         """One more function, of which this part is its own by bytes."""

@@ -26,6 +26,8 @@ from overwinter.scheduler.state import Function, Worker
 
 FORGIVEN = 100
 """After so many runs of a function its last death counts no more."""
+LOOKED_AT = 64
+"""Of the functions with which one could share a run, so many are looked at."""
 
 Rank = tuple[int, bool, float]
 """The level of a request, whether it would be late, and when it is due."""
@@ -61,8 +63,15 @@ def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s:
             break
     left_s = slo_s - waited_s
     if count and left_s < inf and _soonest_s(cycle, function, slots, own, 0) <= left_s:
-        while count and _soonest_s(cycle, function, slots, own, count) > left_s:
-            count -= 1
+        # Each more takes longer.
+        fit, more = 0, count + 1
+        while more - fit > 1:
+            middle = (fit + more) // 2
+            if _soonest_s(cycle, function, slots, own, middle) <= left_s:
+                fit = middle
+            else:
+                more = middle
+        count = fit
     return count
 
 
@@ -79,9 +88,8 @@ def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: i
 def changed(cycle: Cycle, function: Function) -> None:
     """A request came or went: those that wait for more of them look again."""
     if cycle.policy.joins:
-        for id_ in function.family.waiting:
-            mate = function.family.members[id_]
-            if mate is not function and mate.batch_at is not None:
+        for mate in _waiting(function):
+            if mate.batch_at is not None:
                 cycle.mark(mate)
 
 
@@ -181,16 +189,24 @@ class _Joint:
         return tuple(Part(each, tuple(ids)) for each, ids in self.taken.items() if ids)
 
 
+def _waiting(function: Function) -> Iterator[Function]:
+    """The others with which it could share a run and whose requests wait, of many those that have waited longest: each
+    request that comes looks at them, and each of them at all others.
+    """
+    family = function.family
+    for id_ in islice(family.trunks[function.trunk].waiting, LOOKED_AT):
+        if id_ != function.spec.id:
+            yield family.members[id_]
+
+
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
     """Those whose requests wait and could join a run of the function in one of these workers."""
-    family = function.family
     if not cycle.policy.joins or is_suspect(function):
         return
-    for id_ in family.waiting:
-        mate = family.members[id_]
-        if mate is function or not mate.queue or mate.trunk != function.trunk or is_suspect(mate):
+    for mate in _waiting(function):
+        if not mate.queue or is_suspect(mate):
             continue
-        if any(worker.point.batch > 1 and worker.serves(id_) for worker in workers):
+        if any(worker.point.batch > 1 and worker.serves(mate.spec.id) for worker in workers):
             yield mate
 
 
