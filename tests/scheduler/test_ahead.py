@@ -57,7 +57,8 @@ def test_a_start_goes_on_in_the_process_that_was_forked_ahead_for_its_tenant():
     [forked] = world.ahead
     idle_ends(world)
     claimed = dict(world.scheduler.cycle.ledger.claims())
-    assert claimed["worker", forked] == {world.resources.workers: 1, world.resources.memory: 4 << 20}
+    resources = world.resources
+    assert claimed["worker", forked] == {resources.workers: 1, resources.memory: 4 << 20, resources.runs: 1}
     before = len(world.log)
     start = use(world)
     assert start.ahead == forked

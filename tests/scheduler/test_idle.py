@@ -199,3 +199,12 @@ def test_whoever_goes_is_the_least_valuable_and_goes_for_room_alone(policy, size
         assert not stopped or free < sizes[NAMES.index(name)] * MIB
         assert world.resources.memory.taken <= 30 * MIB
     assert awake(world) >= ({uses[-1][0]} if uses else set())
+
+
+def test_workers_that_may_have_many_runs_at_once_count_for_each():
+    world = node(*(spec(name, concurrency=4) for name in "fgh"), memory_bytes=None, runs_max=9)
+    use(world, "f", "g")
+    assert world.resources.runs.taken == 8
+    use(world, "h")
+    assert len(awake(world)) == 2
+    assert "h" in awake(world)

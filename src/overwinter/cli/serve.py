@@ -56,6 +56,7 @@ HELP = {
     "host_keep_alive_s": "Seconds after which the blocks of a function that nobody uses leave the host store.",
     "bodies_max": "Worker processes alive at once; without it, what the system's limits allow.",
     "tenant_bodies_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
+    "runs_max": "Runs that all workers alive may have at once; without it, what the system's limits allow.",
     "workers_ahead": "Processes forked before a request needs them, for the next wakes; without it, 2.",
     "requests_max": "Requests without an answer; one tenant may have as many as places are left.",
     "attempts_max": "Times a request may be tried when its worker dies.",

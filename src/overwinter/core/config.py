@@ -17,6 +17,7 @@ MIND_BOUNDS = {
     "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
     "bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
     "tenant_bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
+    "runs_max": Bound(1, 32 * WORKERS_MOST, "runs", "each holds two descriptors of the node and a thread of a worker"),
     "workers_ahead": Bound(0, 4096, "processes", "each takes memory, and waits"),
     "requests_max": Bound(2, 10_000_000, "requests", "each is kept in memory, and one must leave room for another"),
     "attempts_max": Bound(1, 100, "tries", "a request that kills its worker each time is no accident"),
@@ -89,6 +90,10 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Worker processes alive at once on the node; None: as many as the system lets a node have."""
     tenant_bodies_max: int | None = None
     """Of these, what one tenant may have; None: all while no other tenant is here, and else all but a sixteenth."""
+    runs_max: int | None = None
+    """Runs that the workers alive may have at once, together; None: on a node as many as the system lets it have, else
+    no bound.
+    """
     workers_ahead: int | None = None
     """Processes forked ahead for the tenants that started functions lately, among the workers; None: on a node two,
     else none."""

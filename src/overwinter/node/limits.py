@@ -19,9 +19,10 @@ MEMORY_SHARE = 0.5
 DESCRIPTORS_SHARE = 0.5
 """Of the descriptors that the node may have open, what is for workers: a quarter is for connections."""
 TASKS_PER_WORKER = 2
-"""Of a worker that has one run at once; each more has a thread of its own."""
+"""Of a worker that has one run at once; each more takes one: a thread of its own."""
 DESCRIPTORS_PER_WORKER = 8
-"""The same: a channel, four for its run, and some of the blocks that it is handed."""
+"""The same: a channel, its process and its memory, what it prints, two for its run, and some of the blocks that it is
+handed; each more run takes two."""
 WORKERS_AHEAD = 2
 """Processes forked ahead where nobody says how many."""
 PID_MAX = Path("/proc/sys/kernel/pid_max")
@@ -35,7 +36,9 @@ def memory_bytes() -> int:
 
 
 def workers_most(descriptors: int | None = None, tasks: int | None = None) -> int:
-    """How many workers there may be; in place of what this system allows, so many descriptors and tasks."""
+    """How many workers there may be, and how many runs they may have at once: one that may have several takes no more
+    than as many workers. In place of what this system allows, so many descriptors and tasks.
+    """
     if descriptors is None:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     by_tasks = int(PIDS_SHARE * (min(_tasks()) if tasks is None else tasks)) // TASKS_PER_WORKER

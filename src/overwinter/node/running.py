@@ -134,6 +134,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         memory_bytes=mind.memory_bytes or limits.memory_bytes(),
         workers_ahead=limits.WORKERS_AHEAD if mind.workers_ahead is None else mind.workers_ahead,
         bodies_max=mind.bodies_max or most,
+        runs_max=mind.runs_max or most,
         host_bytes=room if mind.host_bytes is None else min(room, mind.host_bytes),
     )
 

@@ -55,7 +55,7 @@ def fitting(cycle: Cycle, function: Function, point: Point) -> ForkedAhead | Non
 
 def claim(cycle: Cycle) -> Claim:
     """What a process forked ahead keeps until its exit."""
-    return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES}
+    return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES, cycle.resources.runs: 1}
 
 
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:

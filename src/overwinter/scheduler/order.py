@@ -205,14 +205,16 @@ def _needed_s(cycle: Cycle, function: Function) -> float:
 
 
 def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> float:
-    """The larger of a tenant's parts of the workers and of their memory, with so many more of them. What leaves does
-    not count.
+    """The largest of a tenant's parts of the workers, of their memory and of the runs that they may have at once, with
+    so many more of them. What leaves does not count.
     """
     resources, config = cycle.resources, cycle.config
-    of_workers = (resources.workers.staying(tenant) + workers) / cycle.workers_most
-    if config.memory_bytes is None:
-        return of_workers
-    return max(of_workers, (resources.memory.staying(tenant) + nbytes) / config.memory_bytes)
+    part = (resources.workers.staying(tenant) + workers) / cycle.workers_most
+    if config.memory_bytes is not None:
+        part = max(part, (resources.memory.staying(tenant) + nbytes) / config.memory_bytes)
+    if config.runs_max is not None:
+        part = max(part, (resources.runs.staying(tenant) + workers) / config.runs_max)
+    return part
 
 
 def workers_max(cycle: Cycle) -> int:

@@ -26,6 +26,8 @@ class Resources:
         self.workers = Resource("workers", config.bodies_max or WORKERS_MOST)
         self.memory = Resource("memory", config.memory_bytes)
         """Private bytes of all workers together."""
+        self.runs = Resource("runs at once", config.runs_max, alone=True)
+        """That workers may have, be they idle or not: each holds descriptors of the node and a thread."""
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
         """That workers keep even while they are idle, under the policies that reserve them."""
         self.host = Resource("host", config.host_bytes)
@@ -38,7 +40,7 @@ class Resources:
 
     def of_worker(self, point: Point, nbytes: int) -> Claim:
         """What a worker so made keeps from its start until its exit."""
-        return {self.workers: 1, self.memory: nbytes, self.reserved: point.cores}
+        return {self.workers: 1, self.memory: nbytes, self.runs: point.concurrency, self.reserved: point.cores}
 
     def of_cores(self, cores: int, keeps: bool) -> Claim:
         """What a run or a start keeps until it ends."""
