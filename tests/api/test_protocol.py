@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -16,7 +17,7 @@ import uvloop
 
 from overwinter.api import app
 from overwinter.api.app import serve
-from overwinter.api.connections import Connections
+from overwinter.api.connections import Connections, Waits
 from overwinter.api.messages import Receive, Scope, Send
 from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
 from tests.api.door import LIMITS, Served, serving
@@ -279,6 +280,50 @@ def test_a_last_answer_is_read_after_a_large_request(small: Served) -> None:
         answer = answer_to(last, LARGE)
         assert answer.startswith(b"HTTP/1.1 404")
         assert b"connection: close" in answer
+
+
+def test_what_comes_behind_a_last_answer_is_not_begun(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    begin = BoundedProtocol._start_asgi_task
+
+    def told(self: BoundedProtocol, cycle: Any, app: Any) -> None:
+        begun.append(cycle.scope["path"])
+        begin(self, cycle, app)
+
+    monkeypatch.setattr(BoundedProtocol, "_start_asgi_task", told)
+    with ExitStack() as open_:
+        for _ in range(PLACES - 1):
+            open_.enter_context(connect(small))
+        last = open_.enter_context(connect(small))
+        answer = answer_to(last, GET + b"\r\nPOST /behind HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc")
+        assert b"connection: close" in answer
+        assert last.recv(65536) == b""
+        time.sleep(0.05)
+    assert begun == ["/v2/health/live"]
+
+
+class Computing:
+    """A connection with a request that the node works on."""
+
+    caller = "somebody"
+    looked_at = 0
+
+    def waits(self) -> Waits:
+        self.looked_at += 1
+        return Waits("", 1, 0)
+
+
+def test_newcomers_that_find_no_room_are_refused_without_a_look_at_all_others() -> None:
+    connections = Connections(LIMITS)
+    busy = [Computing() for _ in range(connections.most_of_one)]
+    for each in busy:
+        assert connections.admit(each)
+        connections.busy(each)
+    for now in (1.0, 2.0):
+        connections.sweep(now)
+        before = busy[0].looked_at
+        assert not any(connections.admit(Computing()) for _ in range(100))
+        assert busy[0].looked_at <= before + 2
 
 
 def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:

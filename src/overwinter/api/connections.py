@@ -79,6 +79,9 @@ class Connections:
         """For each connection, what it waited for when it was looked at, and since when."""
         self._still: dict[Connection, None] = {}
         """Those that waited for the same thing at the last two looks."""
+        self._moving: set[str] = set()
+        """Callers of whom no connection stands still, as was found since the last look: many that come need not each
+        look at all."""
         self._turned_away: dict[Connection, float] = {}
         """Those that found no room, and since when."""
         self._looked_at = 0.0
@@ -145,6 +148,7 @@ class Connections:
             if now - since >= TURNED_AWAY_S:
                 connection.abort()
         self._still.clear()
+        self._moving.clear()
         for connection, (seen, since) in list(self._seen.items()):
             waits = connection.waits()
             if waits[:2] != seen[:2]:
@@ -178,8 +182,12 @@ class Connections:
             connection = idle or self._under_way(caller, self._seen)
         elif idle is not None and self._stands_still(idle):
             connection = idle
+        elif caller in self._moving:
+            connection = None
         else:
             connection = self._under_way(caller, filter(self._stands_still, self._still))
+            if connection is None:
+                self._moving.add(caller)
         if connection is None:
             return False
         connection.abort()

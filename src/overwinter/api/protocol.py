@@ -282,6 +282,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close after the last answer. What still comes of its request is thrown away, or the answer would be."""
         if self._in_body:
             self._refused = True
+            # What came behind it would be run, and its answer heard by nobody.
+            self.pipeline.clear()
             self.transport.write_eof()
         else:
             self.transport.close()
