@@ -1,8 +1,25 @@
-"""What is imported ahead may be absent or broken: the zygote is there all the same, and says so."""
+"""What is imported ahead is in every fork, and tells one tenant nothing of another. It may be absent or broken."""
+
+import subprocess
+import sys
 
 import pytest
 
 from overwinter.worker import libraries
+
+DRAWS = """
+import os
+from overwinter.worker.libraries import import_ahead
+
+list(import_ahead(["numpy.random"]))
+import numpy
+for _ in range(2):
+    pid = os.fork()
+    if not pid:
+        print(numpy.random.random(), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
 
 
 def test_a_library_that_breaks_is_told_of_and_one_that_is_not_installed_is_not(tmp_path, monkeypatch):
@@ -20,3 +37,9 @@ def test_whatever_a_library_of_the_operator_raises_the_zygote_goes_on(tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "OWN", ())
     assert any("raises_ahead" in each for each in libraries.import_ahead(["raises_ahead"]))
+
+
+def test_each_fork_draws_random_numbers_of_its_own():
+    ran = subprocess.run([sys.executable, "-c", DRAWS], capture_output=True, text=True, check=True)
+    first, second = ran.stdout.split()
+    assert first != second

@@ -6,6 +6,7 @@ base imports is in every fork, and its pages are shared.
 
 import importlib
 import os
+import sys
 from collections.abc import Collection, Iterator
 
 OWN = (
@@ -29,6 +30,10 @@ def import_ahead(names: Collection[str]) -> Iterator[str]:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a library: workers import what they need themselves
             if name in names or not isinstance(error, ImportError):
                 yield f"{name} could not be imported ahead: {type(error).__name__}: {error}"
+    generator = sys.modules.get("numpy.random")
+    if generator is not None:
+        # Python seeds its own anew in each fork. This one would give every tenant the same numbers.
+        os.register_at_fork(after_in_child=generator.seed)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         yield f"{len(threads)} threads run after the imports, of which workers have one: import less ahead (--imports)"
