@@ -120,9 +120,9 @@ def advance(world: World, chance: Random) -> None:
     chance.choice(ways)()
 
 
-def play(world: World, chance: Random, steps: int) -> None:
-    """So many random steps."""
-    for number in range(steps):
+def play(world: World, chance: Random, steps: int, first: int = 0) -> None:
+    """So many random steps; `first`: how many there were before, for no version is deployed twice."""
+    for number in range(first, first + steps):
         step(world, chance, number)
 
 
