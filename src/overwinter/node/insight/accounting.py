@@ -137,7 +137,7 @@ class Accounting:
         return {worker: smaps[worker] for worker in due}
 
     def _held(self) -> dict[StoreName, dict[Address, int]]:
-        """What the mind knows to be in each store."""
+        """What the scheduler knows to be in each store."""
         return {name: dict(residents.sizes) for name, residents in self._state.stores.items()}
 
     def _settled(self) -> dict[StoreName, bool]:
