@@ -1,6 +1,6 @@
 """A bind claims the private memory that it is expected to add, and finds room for it or takes another's place."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Bind, Reply, StartBody, StopBody, Unbind
@@ -145,6 +145,8 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
         st.tuples(st.sampled_from([*NAMES, "x", "y"]), st.sampled_from("uuamfbs")), min_size=10, max_size=40
     ),
 )
+# Measured while a bind was under way.
+@example("overwinter", 20, [*[("f", "u")] * 4, ("f", "m"), ("x", "u"), ("g", "u"), ("f", "a"), ("f", "m"), ("h", "u")])
 def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
     """In a worker that was measured once; what the first function adds to its need, nobody knows before."""
     world = node(mib, policy, others="xy")

@@ -143,7 +143,8 @@ def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
     # What binds have added is in it; of those under way nothing may be yet.
     worker.coming = sum(bind.nbytes for bind in worker.binds.values())
     if not worker.stopping:
-        worker.family.bind_bytes = smoothed(worker.family.bind_bytes, idle.excess(worker) / len(worker.bound))
+        bound = max(1, len(worker.bound) - len(worker.binds))
+        worker.family.bind_bytes = smoothed(worker.family.bind_bytes, idle.excess(worker) / bound)
     count_bytes(cycle, worker)
 
 
