@@ -7,7 +7,6 @@ time is the same loop in one thread. A bind is done as a run is: others go on be
 
 import ctypes
 import gc
-import mmap
 import os
 import select
 import socket
@@ -23,6 +22,7 @@ from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.ids import Address, RunId
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.family import Family
+from overwinter.worker.heap import give_back_heap
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
     Answer,
@@ -57,21 +57,6 @@ STACK_BYTES = 8 << 20
 
 _libc = ctypes.CDLL(None)
 _ARENA_MAX = -8
-
-
-def give_back_heap() -> None:
-    """Return freed memory to the system."""
-    _libc.malloc_trim(0)
-
-
-def give_back_code() -> None:
-    """Let go of the pages of libraries that were only read while loading; what runs again is mapped again."""
-    with open("/proc/self/maps") as maps:
-        regions = [line.split() for line in maps]
-    for bounds, rights, _, _, inode, *_ in regions:
-        if rights.startswith("r-x") and inode != "0":
-            start, stop = (int(bound, 16) for bound in bounds.split("-"))
-            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
 
 class Body:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address
-from overwinter.worker.body import give_back_heap
 from overwinter.worker.family import Family
+from overwinter.worker.heap import give_back_heap
 from overwinter.worker.messages import Prepare
 from overwinter.worker.runner import Prepared
 

@@ -25,8 +25,9 @@ import torch
 
 from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import namespaces, sandbox
-from overwinter.worker.body import STACK_BYTES, Body, give_back_code, give_back_heap
+from overwinter.worker.body import STACK_BYTES, Body
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
+from overwinter.worker.heap import give_back_code, give_back_heap
 from overwinter.worker.libraries import import_ahead
 from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
