@@ -48,3 +48,15 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
                 assert resources.memory.capacity <= total_bytes() // 2
 
     asyncio.run(scene())
+
+
+def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):
+    said = []
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), accounting_s=0.01)
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
+            await until(node.processes.zygote_smaps)
+
+    asyncio.run(scene())
+    assert not [line for line in said if "could not look after" in line]

@@ -88,6 +88,7 @@ async def running(
                 yield node
             finally:
                 _cancel(watches)
+                node.insight.stop()
                 await node.profiler.close()
                 node._effects.close()
                 await node.processes.close()

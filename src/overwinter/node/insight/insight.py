@@ -121,10 +121,13 @@ class Insight:
             with self._faults.contained("ledger"):
                 await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
-    async def close(self) -> None:
-        """Write down what is not written yet."""
+    def stop(self) -> None:
+        """Look no more: the processes that are looked at are to be closed."""
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        """Write down what is not written yet; `stop` comes before."""
         # What a thread has begun it ends.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
         self._ledger.close()
