@@ -172,7 +172,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keep_warm: bool = False
     """Leave the host store in memory after a clean stop, for the next start."""
     verify_share: float = 0.02
-    """Of one core, what hashing the blocks in memory again may take; 0: they are not."""
+    """Of one core, what hashing the blocks in memory again may take; 0: they are not. Those that a node before left are
+    hashed as fast as can be while cores are idle."""
     disk_free_min_bytes: int = 256 << 20
     """What deploys leave free of the disk."""
     tenant_disk_bytes: int | None = None

@@ -30,6 +30,7 @@ from overwinter.node.shares import CoreShares
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
 from overwinter.node.watching import Bounds
+from overwinter.scheduler.order import is_calm
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
@@ -70,7 +71,8 @@ async def running(
             node._loop = Loop(node._scheduler, node.journal, node._effects, readers)
             node._effects.post = node.post
             node.processes.start()
-            verifier = Verifier(hosts, config.verify_share, node._effects.placing.lose, log)
+            calm, lose = partial(is_calm, node._scheduler.cycle), node._effects.placing.lose
+            verifier = Verifier(hosts, config.verify_share, calm, lose, log)
             assert config.mind.memory_bytes is not None
             footprints = Footprints(node._scheduler.state, lambda: node.processes, config.mind.memory_bytes, node.post)
             upkeep = [

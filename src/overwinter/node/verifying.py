@@ -1,20 +1,25 @@
 """Are the blocks in memory still what they were when they came?
 
 A flipped bit would give wrong answers for as long as the block stays. So all blocks are hashed again, one after another
-and without end, for a small share of one core; those that an earlier node left in memory come first. One that is not
+and without end, for a small share of one core. Those that an earlier node left in memory come first, and as fast as can
+be while cores are idle: whoever needs one of them before waits until it is hashed (placing.py). A block that is not
 what its name says leaves the memory, and with it every worker that has mapped it; it comes from the disk again.
+
+The thread has a low priority, but not the system's idle one: while it holds the interpreter's lock the loop may wait
+for it, so that it must get on where others have all cores.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import Address, Seconds, StoreName
 from overwinter.node import clock
 from overwinter.node.faults import Faults
+from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
 EVERY_S = 1.0
@@ -30,9 +35,13 @@ Lost = Callable[[StoreName, Address], list[str]]
 class Verifier:
     """Looks through all host stores of a node."""
 
-    def __init__(self, hosts: HostStores, share: float, lost: Lost, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, hosts: HostStores, share: float, is_calm: Callable[[], bool], lost: Lost, log: Callable[[str], None]
+    ) -> None:
+        """`is_calm`: whether a core is idle and nobody waits. The thread asks it after each piece of a block."""
         self._hosts = hosts
         self._share = share
+        self._is_calm = is_calm
         self._lost = lost
         self._log = log
         self._closing = threading.Event()
@@ -47,34 +56,44 @@ class Verifier:
         try:
             while True:
                 with faults.contained("blocks in memory"):
-                    await self._pass(thread)
+                    await self._pass(thread, HostStore.unverified, self._is_known)
+                    await self._pass(thread, HostStore.resident, self._is_sound)
                 await asyncio.sleep(EVERY_S)
         finally:
             self._closing.set()
             thread.shutdown(wait=False)
 
-    async def _pass(self, thread: Executor) -> None:
+    async def _pass(
+        self,
+        thread: Executor,
+        which: Callable[[HostStore], Iterable[Address]],
+        check: Callable[[HostStore, Address], bool],
+    ) -> None:
+        """Check those blocks of all stores; tell what is damaged."""
         loop = asyncio.get_running_loop()
-        for name, address in self._blocks():
-            if not await loop.run_in_executor(thread, self._is_sound, name, address):
-                self._tell(name, address)
+        for name, host in self._hosts.every().items():
+            for address in list(which(host)):
+                if not await loop.run_in_executor(thread, check, host, address):
+                    self._tell(name, address)
 
-    def _blocks(self) -> list[tuple[StoreName, Address]]:
-        """What there is to hash, first what nobody has hashed since the node started."""
-        stores = self._hosts.every()
-        first = [(name, address) for name, host in stores.items() for address in host.unverified()]
-        return list(
-            dict.fromkeys([*first, *((name, each) for name, host in stores.items() for each in host.resident())])
-        )
+    def _is_known(self, host: HostStore, address: Address) -> bool:
+        """Hash what nobody has hashed since the node started, at once while cores are idle."""
+        # Who needed it has had it hashed meanwhile.
+        return not host.unverified([address]) or self._is_sound(host, address, self._yield)
 
-    def _is_sound(self, name: StoreName, address: Address) -> bool:
-        host = self._hosts.store(name)
+    def _is_sound(self, host: HostStore, address: Address, pause: Callable[[], None] | None = None) -> bool:
         self._begun = clock.now()
         try:
-            return self._closing.is_set() or not host.holds(address) or host.verify(address, self._pause)
+            return self._closing.is_set() or not host.holds(address) or host.verify(address, pause or self._pause)
         except MachineError:
             # It left meanwhile.
             return True
+
+    def _yield(self) -> None:
+        """Pause only while others want the cores."""
+        if not self._is_calm():
+            self._pause()
+        self._begun = clock.now()
 
     def _pause(self) -> None:
         """Sleep for so long that the work since the last pause was the share of it all."""

@@ -18,7 +18,7 @@ from overwinter.scheduler.forked import AHEAD_BYTES, ForkedAhead
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import OVERDUE_LEAST_S, end
-from overwinter.scheduler.order import workers_max
+from overwinter.scheduler.order import is_calm, workers_max
 from overwinter.scheduler.resources import start_owner, worker_owner
 from overwinter.scheduler.state import Function, Tenant
 
@@ -90,7 +90,7 @@ def look(cycle: Cycle) -> None:
     cycle.ahead_due = False
     _end_unneeded(cycle)
     tenant = _next_tenant(cycle)
-    if tenant is not None and _has_room(cycle, tenant) and _is_calm(cycle):
+    if tenant is not None and _has_room(cycle, tenant) and _may_fork(cycle):
         _fork(cycle, tenant)
     for each in cycle.state.ahead.values():
         if each.start is None and not each.stopping:
@@ -156,11 +156,9 @@ def _has_room(cycle: Cycle, tenant: Tenant) -> bool:
     return fits
 
 
-def _is_calm(cycle: Cycle) -> bool:
+def _may_fork(cycle: Cycle) -> bool:
     """Whether nobody waits, and a core is left beside the one that a fork takes; one fork at a time."""
-    state, busy = cycle.state, cycle.resources.load.taken
-    calm = not (state.waiting or state.cores.waits) and (not busy or busy + 1 < cycle.cores)
-    calm = calm and all(each.start is None for each in state.ahead.values())
+    calm = is_calm(cycle) and all(each.start is None for each in cycle.state.ahead.values())
     if not calm:
         look_at(cycle, cycle.now + REFILL_S)
     return calm

@@ -98,6 +98,12 @@ def needs(function: Function) -> int:
     return 1 if ready is None else ready.point.run_cores
 
 
+def is_calm(cycle: Cycle) -> bool:
+    """Whether nobody waits for a core or a place, and a core is left beside one that is taken for what can wait."""
+    busy = cycle.resources.load.taken
+    return not (cycle.state.waiting or cycle.state.cores.waits) and (not busy or busy + 1 < cycle.cores)
+
+
 def is_turn_of_late(count: int) -> bool:
     """Whether, after so many, the next is for those that cannot be in time."""
     return (count + 1) % LATE_EVERY == 0

@@ -1,0 +1,126 @@
+"""Blocks in memory are hashed again: at once what an earlier node left, the rest for a share of a core."""
+
+import asyncio
+import os
+
+import pytest
+
+from overwinter.node.faults import Faults
+from overwinter.node.verifying import Verifier
+from overwinter.store.blocks import address_of
+from overwinter.store.hosts import HostStores
+from overwinter.store.manifest import Blob
+from tests.node.rig import until
+
+SHARE = 0.001
+"""What all blocks need at this share is many times what a test may take."""
+CONTENTS = {address_of(data): data for data in (bytes([number]) * (4 << 20) for number in range(4))}
+BLOBS = [Blob(address, len(data)) for address, data in CONTENTS.items()]
+NBYTES = sum(map(len, CONTENTS.values()))
+SECONDS = 3.0
+
+
+class Source:
+    """Where the store gets its blocks."""
+
+    def open(self, address):
+        fd = os.memfd_create("block")
+        os.write(fd, CONTENTS[address])
+        os.lseek(fd, 0, 0)
+        return fd
+
+    def set_aside(self, address):
+        raise AssertionError(address)
+
+
+class Left:
+    """What a node left in memory, and the next one's verifier."""
+
+    def __init__(self, root) -> None:
+        HostStores(root, Source()).store("").stage(BLOBS)
+        self.hosts = HostStores(root, Source())
+        self.hosts.sweep({"": BLOBS})
+        self.host = self.hosts.store("")
+        self.calm, self.lost, self.said = True, [], []
+        self.verifier = Verifier(self.hosts, SHARE, lambda: self.calm, self._lose, self.said.append)
+
+    def _lose(self, name, address):
+        self.lost.append((name, address))
+        return []
+
+    def verify(self, scene) -> None:
+        """Until the scene is over."""
+
+        async def both() -> None:
+            verifying = asyncio.create_task(self.verifier.run(Faults(self.said.append)))
+            try:
+                await scene()
+            finally:
+                verifying.cancel()
+
+        asyncio.run(both())
+
+
+@pytest.fixture
+def left(tmp_path):
+    return Left(tmp_path / "store")
+
+
+def test_what_an_earlier_node_left_is_hashed_at_once_while_cores_are_idle(left):
+    async def scene():
+        assert len(left.host.unverified()) == len(BLOBS)
+        await until(lambda: not left.host.unverified(), SECONDS)
+
+    left.verify(scene)
+    assert left.lost == []
+
+
+def test_it_goes_on_with_its_share_while_cores_are_busy_and_at_once_when_they_are_idle_again(left):
+    left.calm = False
+
+    async def scene():
+        await until(lambda: left.host.health.verified_bytes)
+        await asyncio.sleep(0.05)
+        assert left.host.unverified()
+        left.calm = True
+        await until(lambda: not left.host.unverified(), SECONDS)
+
+    left.verify(scene)
+
+
+def test_what_was_hashed_before_is_hashed_again_for_no_more_than_the_share(left):
+    async def scene():
+        await until(lambda: left.host.health.verified_bytes > NBYTES)
+        await asyncio.sleep(0.05)
+        assert left.host.health.verified_bytes < 2 * NBYTES
+
+    left.verify(scene)
+
+
+def test_what_somebody_has_hashed_meanwhile_is_not_hashed_first(left):
+    left.calm = False
+
+    async def scene():
+        await until(lambda: left.host.health.verified_bytes)
+        _, *others = left.host.unverified()
+        for address in others:
+            assert left.host.verify(address)
+        left.calm = True
+        await until(lambda: not left.host.unverified(), SECONDS)
+        await asyncio.sleep(0.05)
+        assert left.host.health.verified_bytes < NBYTES + BLOBS[0].nbytes
+
+    left.verify(scene)
+
+
+def test_a_block_that_changed_while_no_node_ran_leaves_and_is_told_of(left):
+    victim = BLOBS[2].address
+    path = left.host.root / victim
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"x")
+    left.verify(lambda: until(lambda: left.lost and not left.host.unverified(), SECONDS))
+    assert left.lost == [("", victim)]
+    assert [victim in line for line in left.said] == [True]
+    assert sorted(left.host.resident()) == sorted(CONTENTS.keys() - {victim})
