@@ -3,7 +3,7 @@
 import resource
 
 from overwinter.core.config import WORKERS_MOST
-from overwinter.node.limits import group_tasks, memory_bytes, workers_most
+from overwinter.node.limits import group_tasks, memory_bytes, workers_ahead, workers_most
 from overwinter.node.pressure import total_bytes
 
 
@@ -18,6 +18,10 @@ def test_what_is_scarcest_bounds_the_workers():
     assert workers_most(descriptors=resource.RLIM_INFINITY, tasks=32768) == 8192
     assert workers_most(descriptors=plenty, tasks=plenty) == WORKERS_MOST
     assert workers_most(descriptors=1, tasks=1) == 1
+
+
+def test_what_is_forked_ahead_takes_a_small_part_of_the_memory():
+    assert [workers_ahead(mib << 20) for mib in (32, 128, 1024, 65536)] == [0, 2, 8, 8]
 
 
 def test_this_system_allows_some():

@@ -246,9 +246,29 @@ def test_a_machine_that_runs_short_gets_it_back_first_and_has_peace_for_a_while(
     assert world.ahead
 
 
+def test_a_tenant_has_two_at_most_and_no_more_than_it_has_used_programs():
+    world = node(*(spec(name) for name in ("f", "g", "h")), spec("k", tenant="u"), workers_ahead=8)
+    for name, most in {"f": 1, "g": 2, "h": 2, "k": 3}.items():
+        use(world, name)
+        for _ in range(4):
+            refill(world)
+        assert len(waiting(world)) == most
+
+
+def test_each_of_many_tenants_has_one():
+    names = [f"f{number}" for number in range(5)]
+    world = node(*(spec(name, tenant=f"of-{name}") for name in names), workers_ahead=8)
+    for name in names:
+        use(world, name)
+    for _ in range(12):
+        refill(world)
+    assert sorted(waiting(world)) == [f"{name}@1" for name in names]
+
+
 def test_tenants_share_what_is_forked_ahead():
     functions = [spec(name, tenant=f"of-{name}") for name in ("f", "g", "h")]
-    world = node(*functions, workers_ahead=2)
+    world = node(*functions, spec("twin", tenant="of-f"), workers_ahead=2)
+    use(world, "twin")
     use(world, "f")
     refill(world)
     ring_until(world, world.now + 1)

@@ -57,7 +57,7 @@ HELP = {
     "bodies_max": "Worker processes alive at once; without it, what the system's limits allow.",
     "tenant_bodies_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
     "runs_max": "Runs that all workers alive may have at once; without it, what the system's limits allow.",
-    "workers_ahead": "Processes forked before a request needs them, for the next wakes; without it, 2.",
+    "workers_ahead": "Processes forked before a request needs them, at most 2 a tenant; without it, 8.",
     "requests_max": "Requests without an answer; one tenant may have as many as places are left.",
     "attempts_max": "Times a request may be tried when its worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",

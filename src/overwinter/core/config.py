@@ -95,8 +95,8 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     no bound.
     """
     workers_ahead: int | None = None
-    """Processes forked ahead for the tenants that started functions lately, among the workers; None: on a node two,
-    else none."""
+    """Processes forked ahead for the tenants that started functions lately, among the workers, at most two for each;
+    None: on a node eight, or what fits into a sixteenth of `memory_bytes`, else none."""
     requests_max: int = 100_000
     """Requests without an answer; a tenant may have as many as places are left then, so alone half of them."""
     attempts_max: int = 2

@@ -13,6 +13,7 @@ from pathlib import Path
 from overwinter.core.config import WORKERS_MOST
 from overwinter.node.cgroups import PIDS_SHARE, group_of
 from overwinter.node.pressure import available_bytes, total_bytes
+from overwinter.scheduler.forked import AHEAD_BYTES
 
 MEMORY_SHARE = 0.5
 """Of the memory that is available at the start, what workers may take."""
@@ -23,8 +24,8 @@ TASKS_PER_WORKER = 2
 DESCRIPTORS_PER_WORKER = 8
 """The same: a channel, its process and its memory, what it prints, two for its run, and some of the blocks that it is
 handed; each more run takes two."""
-WORKERS_AHEAD = 2
-"""Processes forked ahead where nobody says how many."""
+WORKERS_AHEAD, AHEAD_SHARE = 8, 1 / 16
+"""Processes forked ahead where nobody says how many, and what they take at most of the workers' memory."""
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
 
@@ -33,6 +34,11 @@ def memory_bytes() -> int:
     """What all workers together may take."""
     available = available_bytes()
     return int(MEMORY_SHARE * (total_bytes() if available is None else available))
+
+
+def workers_ahead(memory_bytes: int) -> int:
+    """How many processes may be forked ahead where all workers together may take so much."""
+    return min(WORKERS_AHEAD, int(AHEAD_SHARE * memory_bytes) // AHEAD_BYTES)
 
 
 def workers_most(descriptors: int | None = None, tasks: int | None = None) -> int:

@@ -129,13 +129,14 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
     mind, most = config.mind, limits.workers_most()
+    memory_bytes = mind.memory_bytes or limits.memory_bytes()
     if mind.bodies_max is not None and mind.bodies_max > most:
         log(f"{mind.bodies_max} workers may not be had: processes and descriptors (ulimit -Hn) are for {most}")
     return msgspec.structs.replace(
         mind,
         cores=mind.cores or len(os.sched_getaffinity(0)),
-        memory_bytes=mind.memory_bytes or limits.memory_bytes(),
-        workers_ahead=limits.WORKERS_AHEAD if mind.workers_ahead is None else mind.workers_ahead,
+        memory_bytes=memory_bytes,
+        workers_ahead=limits.workers_ahead(memory_bytes) if mind.workers_ahead is None else mind.workers_ahead,
         bodies_max=mind.bodies_max or most,
         runs_max=mind.runs_max or most,
         host_bytes=room if mind.host_bytes is None else min(room, mind.host_bytes),

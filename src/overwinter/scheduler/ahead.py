@@ -24,6 +24,10 @@ from overwinter.scheduler.state import Function, Tenant
 
 KEY = "ahead"
 """Of the timer."""
+TENANT_MOST = 2
+"""Of one tenant: one for its next start, and one for what that calls next, as the stages of a pipeline. After a start
+the next is forked soon.
+"""
 REFILL_S = 0.25
 """After a tenant's last start, or while cores are busy: a burst of wakes has the cores to itself."""
 KEEP_S = 600.0
@@ -119,10 +123,11 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
         if each.need.function and each.functions and state.prepared.get(each.id) and each.need.started + KEEP_S > now
     ]
     able.sort(key=lambda each: (-each.need.started, each.id))
-    part = max(1, most // max(1, len(able)))
+    part = max(1, min(TENANT_MOST, most // max(1, len(able))))
     for tenant in able:
         rests_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
-        if _count(cycle, tenant.id) >= part:
+        # Functions with one program mostly share a worker.
+        if _count(cycle, tenant.id) >= min(part, len(state.prepared[tenant.id])):
             continue
         if rests_until > now:
             look_at(cycle, rests_until)
