@@ -54,7 +54,8 @@ def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_s
         verify=lambda address: go_on.wait(),
         open=gone,
     )
-    function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")], files=lambda: ["a"])
+    blobs = [SimpleNamespace(address="a", nbytes=1)]
+    function = SimpleNamespace(id="f@1", store="", blobs=blobs, files=lambda: ["a"], code=lambda: ["a"])
     heard: list[Event] = []
     ended: list[tuple[int, bool]] = []
 

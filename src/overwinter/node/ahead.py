@@ -111,7 +111,7 @@ class Ahead:
         function: DeployedFunction,
         order: ForkBody,
         load: Load,
-        bind: Bind,
+        bind: Bind | None,
         fds: Sequence[int],
     ) -> BodyProcess | None:
         """Let a worker go on in a body forked ahead; None where that cannot be, and it ends."""
@@ -125,7 +125,8 @@ class Ahead:
                 raise OverflowError
             body.channel.send(TakeOver(order.memory_bytes, order.mapped_bytes))
             body.channel.send(load, fds[:shared])
-            body.channel.send(bind, fds[shared:])
+            if bind is not None:
+                body.channel.send(bind, fds[shared:])
         except UNASKABLE:
             self._forker.kill(body)
             return None

@@ -40,6 +40,10 @@ class Bindings:
         self._users.update(self._blocks[bind.function])
         self._asked[bind.function] = told
 
+    def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
+        """It is told to bind the function that it is forked for. That it has is told by the body's being ready."""
+        self.begin(function, bind, lambda failure: None)
+
     def answered(self, function: str) -> Told:
         """It has answered the bind: who is to hear of it. ValueError unless it was asked."""
         told = self._asked.pop(function, None)

@@ -184,10 +184,13 @@ class DeployedFunction:
 
     def files(self, *, bare: bool = False) -> list[Address]:
         """The blobs whose descriptors go with `load`, and then with `bind`."""
-        handler = None if bare else self.manifest.handler
         own = list(dict.fromkeys(block.address for block in self.manifest.blocks))
-        source = [] if handler is None else [handler.source.address]
-        return [self.manifest.program.address, *source, *own, *([] if bare else self.assets())]
+        return [*self.code(bare=bare), *own, *([] if bare else self.assets())]
+
+    def code(self, *, bare: bool = False) -> list[Address]:
+        """The blobs whose descriptors go with `load`: the program, and the handler's source if there is one."""
+        handler = None if bare else self.manifest.handler
+        return [self.manifest.program.address, *([] if handler is None else [handler.source.address])]
 
     def assets(self) -> list[Address]:
         """The blobs of its handler's files, in the order of `bind`."""

@@ -1,8 +1,7 @@
 """How does a function come into a process: forked for it, or bound in one of its family, with which descriptors?"""
 
 import asyncio
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -17,8 +16,12 @@ from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
+from overwinter.worker.channel import close_all
 from overwinter.worker.messages import Failure, ForkBody
 from overwinter.worker.sandbox import uid_of
+
+HASHED_AT_ONCE = 2
+"""Blocks of one function: others stage theirs meanwhile."""
 
 
 class Staff(Protocol):
@@ -44,7 +47,7 @@ class Placing:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._verified_for: dict[WorkerId, StartBody] = {}
-        """Starts of bodies that are forked as soon as their blocks are verified."""
+        """Starts of bodies that are forked as soon as their code is verified."""
 
     def start_body(self, action: StartBody) -> None:
         """Fork a body for a function's family, and bind the function in it first."""
@@ -65,9 +68,14 @@ class Placing:
         except WorkerError as error:
             self._staff.post(BodyExited(worker, "WorkerError", str(error)))
 
-    async def _verify(self, function: DeployedFunction, host: HostStore) -> None:
-        """An earlier node left blocks of it in memory: they are hashed before they are used."""
-        for address in host.unverified(function.files()):
+    async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> None:
+        """An earlier node left some of these in memory: they are hashed before they are used, the largest first."""
+        sizes = {blob.address: blob.nbytes for blob in function.blobs}
+        left = iter(sorted(host.unverified(files), key=sizes.__getitem__, reverse=True))
+        await asyncio.gather(*(self._verify_some(function, host, left) for _ in range(HASHED_AT_ONCE)))
+
+    async def _verify_some(self, function: DeployedFunction, host: HostStore, left: Iterator[Address]) -> None:
+        for address in left:
             try:
                 if not await self._loop.run_in_executor(self._threads, host.verify, address):
                     self._staff.log(f"block {address} of {function.id} changed in memory, and is read from disk again")
@@ -76,10 +84,13 @@ class Placing:
                 continue
 
     async def _verify_and_fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
-        await self._verify(function, host)
+        """Fork a body that compiles what is compiled while the function's blocks are hashed; then hand it those."""
+        await self._verify(function, host, function.code())
         if action.worker in self._verified_for:
             del self._verified_for[action.worker]
-            self._fork(action, function, host)
+            self._fork(action, function, host, whole=False)
+            await self._verify(function, host, function.files())
+            self._hand(action, function, host)
 
     def stop_body(self, worker: WorkerId, kill: bool) -> None:
         """End a body, be it forked or not yet."""
@@ -106,26 +117,50 @@ class Placing:
                 lost.append(f"worker {body.worker} of {body.function}")
         return lost
 
-    def _fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
+    def _fork(self, action: StartBody, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:
+        """With all of the function's files, or with its code alone: then `_hand` follows."""
         try:
-            fds = host.open(function.files())
+            fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
-            lost = not all(host.holds(blob.address) for blob in function.blobs)
-            self._give_up(action, "StoreError", self._staff.told(function, error), lost)
+            self._give_up(action, "StoreError", self._staff.told(function, error), _has_lost(function, host))
             return
         try:
             room = mapped_bytes(self._family(function))
             order = ForkBody(action.worker, uid_of(action.worker), function.memory_bytes, room)
             load = function.load(action.cores, action.concurrency)
-            samples = function.samples()
-            fds += [laid(samples)] if samples else []
-            self._staff.processes.fork(function, order, load, function.bind(action.on_trial), fds, None, action.ahead)
+            bind = None
+            if whole:
+                bind = function.bind(action.on_trial)
+                fds += _samples(function)
+            self._staff.processes.fork(function, order, load, bind, fds, None, action.ahead)
         except (WorkerError, OSError) as error:
             self._give_up(action, "WorkerError", str(error))
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
+
+    def _hand(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
+        """Hand a body the files that it was forked without."""
+        body = self._staff.processes.body(action.worker)
+        if body is None:
+            # Its end was told.
+            return
+        try:
+            fds = host.open(function.files())
+        except StoreError as error:
+            body.lost_blocks = _has_lost(function, host)
+            body.failure = Failure("StoreError", self._staff.told(function, error))
+            self._staff.processes.kill(body)
+            return
+        try:
+            fds += _samples(function)
+            bind = function.bind(action.on_trial)
+            body.bindings.begin_first(function, bind)
+            self._staff.processes.send(body, bind, fds[len(function.code()) :])
+        except OSError as error:
+            self._staff.processes.give_up(body, f"what it is to bind could not be handed over: {error}")
+        finally:
+            close_all(fds)
 
     def _family(self, function: DeployedFunction) -> list[DeployedFunction]:
         """All functions that a worker forked for this one may bind."""
@@ -141,7 +176,7 @@ class Placing:
             self._bind_now(action, function, host)
 
     async def _verify_and_bind(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
-        await self._verify(function, host)
+        await self._verify(function, host, function.files())
         self._bind_now(action, function, host)
 
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
@@ -154,15 +189,14 @@ class Placing:
         try:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:
-            lost = not all(host.holds(blob.address) for blob in function.blobs)
+            lost = _has_lost(function, host)
             told = self._staff.told(function, error)
             self._staff.post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
             return
         try:
             self._staff.processes.bind(body, function, fds, partial(self._bind_ended, action))
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
     def _bind_ended(self, action: Bind, failure: Failure | None) -> None:
         worker, function, operation = action.worker, action.function, action.operation
@@ -177,3 +211,14 @@ class Placing:
         body = self._staff.processes.body(worker)
         if body is not None:
             self._staff.processes.unbind(body, function)
+
+
+def _has_lost(function: DeployedFunction, host: HostStore) -> bool:
+    """Whether blocks of it are not in memory any more."""
+    return not all(host.holds(blob.address) for blob in function.blobs)
+
+
+def _samples(function: DeployedFunction) -> list[int]:
+    """A descriptor of what it has to answer before it is ready, if that is anything. OSError."""
+    samples = function.samples()
+    return [laid(samples)] if samples else []

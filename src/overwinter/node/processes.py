@@ -155,27 +155,27 @@ class Processes:
         function: DeployedFunction,
         order: ForkBody,
         load: Load,
-        bind: Bind,
+        bind: Bind | None,
         fds: Sequence[int],
         measurer: BodyStaff | None = None,
         ahead: WorkerId | None = None,
     ) -> None:
         """Fork a body for a function's family, as soon as a zygote can, or go on in the one forked `ahead`, and hand it
-        what to load, and the function to bind first, with their descriptors; WorkerError when the system has no room. A
-        measurer hears of the body in place of the staff.
+        what to load, and the function to bind first, with their descriptors; WorkerError when the system has no room.
+        The bind may follow later. A measurer hears of the body in place of the staff.
         """
         body = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if body is None:
             body = self._forked(function, order, load, bind, fds)
-        # That it is bound is told by the body's being ready.
-        body.bindings.begin(function, bind, lambda failure: None)
+        if bind is not None:
+            body.bindings.begin_first(function, bind)
         self._bodies[order.worker] = body
         if measurer is not None:
             self._measurers[order.worker] = measurer
         self.hear(body)
 
     def _forked(
-        self, function: DeployedFunction, order: ForkBody, load: Load, bind: Bind, fds: Sequence[int]
+        self, function: DeployedFunction, order: ForkBody, load: Load, bind: Bind | None, fds: Sequence[int]
     ) -> BodyProcess:
         try:
             body = BodyProcess(order.worker, function, load, self._log)
@@ -185,7 +185,8 @@ class Processes:
         try:
             # What cannot be said to the body is found out before anybody forks it.
             body.channel.send(load, fds[:shared])
-            body.channel.send(bind, fds[shared:])
+            if bind is not None:
+                body.channel.send(bind, fds[shared:])
             self._order(body, order)
         except UNASKABLE as error:
             body.close()

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 import torch
@@ -162,17 +163,22 @@ class Body:
         return done
 
     def _load(self, load: Load, fds: list[int]) -> bool:
-        """Load the family, and bind the function that comes with it; whether both could be done."""
+        """Load the family, and bind the function that comes with it; whether both could be done. The node may hash the
+        function's blocks meanwhile, and sends the bind then.
+        """
         torch.set_num_threads(load.threads)
+        made = _made(load, fds, self._prepared)
         try:
             bind, bind_fds = self._channel.receive()
         except ChannelClosedError:
             return False
-        assert isinstance(bind, Bind), "a load without a bind"
+        if not isinstance(bind, Bind):
+            # It is stopped before the blocks were hashed.
+            return False
         if bind.trial is not None:
             self._channel.send(Trying())
         try:
-            family = Family(load, fds, self._prepared)
+            family = made()
             told = family.take(bind, bind_fds)()
             self._grow(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the border to a program and a handler that nobody has run before
@@ -234,6 +240,16 @@ class Body:
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the body lives on
             failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
             return Answer(message.run, (failure,) * len(message.requests), 0)
+
+
+def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> Callable[[], Family]:
+    """What gives the family that is loaded now, or raises why it could not be."""
+    made: Future[Family] = Future()
+    try:
+        made.set_result(Family(load, fds, prepared))
+    except Exception as error:  # noqa: BLE001 - the border to a program that nobody has run before
+        made.set_exception(error)
+    return made.result
 
 
 def _unbound(function: str) -> Failure:

@@ -1,0 +1,123 @@
+"""A function whose blocks an earlier node left in memory: real processes, a real host store, the node's hands."""
+
+import asyncio
+import os
+import threading
+
+import torch
+
+from overwinter.core.actions import StartBody, StopBody
+from overwinter.core.events import BodyReady
+from overwinter.core.ids import WorkerId
+from overwinter.node.placing import Placing
+from overwinter.store.hosts import HostStores
+
+from .rig import Function, Rig, until
+
+
+class Wide(torch.nn.Module):
+    """With a weight that is a block of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((1 << 16,), 3.0))
+
+    def forward(self, x):
+        return {"y": x * self.factor}
+
+
+class Left:
+    """A function, what a node left of it in memory, and another node's hands, which hash its weights when they may."""
+
+    def __init__(self, rig: Rig, root) -> None:
+        self.rig = rig
+        self.function = Function(Wide(), {"x": torch.zeros(2, 1 << 16)}, memory_mib=512)
+        self.deployed = self.function.deployed
+        HostStores(root, self).store("").stage(self.deployed.blobs)
+        self.hosts = HostStores(root, self)
+        self.hosts.sweep({"": self.deployed.blobs})
+        self.host = self.hosts.store("")
+        self.worker = WorkerId(rig.number())
+        self.may_hash = threading.Event()
+        self._verify, self.host.verify = self.host.verify, self._when_allowed
+
+    def open(self, address):
+        fd = self.function.open_blob(address)
+        os.lseek(fd, 0, 0)
+        return fd
+
+    def set_aside(self, address):
+        raise AssertionError(address)
+
+    def _when_allowed(self, address):
+        if address not in self.deployed.code():
+            assert self.may_hash.wait(60.0)
+        return self._verify(address)
+
+    def run(self, scene) -> None:
+        """Start a worker, and wait until it is forked."""
+
+        async def whole() -> None:
+            self.rig.deploy(self.function)
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    self.rig.effects.placing = Placing(self.rig.effects, self.hosts, self.rig.effects._threads, tasks)
+                    self.rig.effects.carry_out(StartBody(self.worker, self.deployed.id, False))
+                    await until(lambda: self.worker in self.rig.processes.body_pids())
+                    assert self.host.unverified()
+                    await scene()
+                finally:
+                    self.may_hash.set()
+
+        self.rig.run(whole())
+
+    async def end(self) -> None:
+        self.rig.effects.carry_out(StopBody(self.worker, kill=True))
+        await until(lambda: self.rig.exits(self.worker))
+
+
+def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that(rig, tmp_path):
+    left = Left(rig, tmp_path / "store")
+
+    async def scene():
+        body = rig.processes.body(left.worker)
+        await asyncio.sleep(0.05)
+        assert not body.ready
+        left.may_hash.set()
+        await until(lambda: BodyReady(left.worker) in rig.events)
+        assert left.host.unverified() == []
+        run = rig.begin(body, x=torch.ones(1, 1 << 16))
+        await rig.ended(run)
+        assert (rig.output(run) == 3.0).all()
+        await left.end()
+
+    left.run(scene)
+
+
+def test_a_worker_never_gets_a_block_that_changed_and_says_that_it_is_lost(rig, tmp_path):
+    left = Left(rig, tmp_path / "store")
+    victim = max(left.host.root.iterdir(), key=lambda path: path.stat().st_size)
+    victim.chmod(0o600)
+    with victim.open("r+b") as file:
+        file.write(b"x")
+
+    async def scene():
+        left.may_hash.set()
+        await until(lambda: rig.exits(left.worker))
+        assert BodyReady(left.worker) not in rig.events
+        [exited] = rig.exits(left.worker)
+        assert (exited.error, exited.lost_blocks) == ("StoreError", True)
+        assert not left.host.holds(victim.name)
+
+    left.run(scene)
+
+
+def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
+    left = Left(rig, tmp_path / "store")
+
+    async def scene():
+        rig.effects.carry_out(StopBody(left.worker))
+        await until(lambda: rig.exits(left.worker))
+        assert BodyReady(left.worker) not in rig.events
+
+    left.run(scene)
