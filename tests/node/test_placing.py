@@ -1,7 +1,6 @@
 """A function whose blocks an earlier node left in memory: real processes, a real host store, the node's hands."""
 
 import asyncio
-import os
 import threading
 
 import torch
@@ -11,6 +10,7 @@ from overwinter.core.events import BodyReady
 from overwinter.core.ids import WorkerId
 from overwinter.node.placing import Placing
 from overwinter.store.hosts import HostStores
+from tests.store.source import Source
 
 from .rig import Function, Rig, until
 
@@ -33,21 +33,14 @@ class Left:
         self.rig = rig
         self.function = Function(Wide(), {"x": torch.zeros(2, 1 << 16)}, memory_mib=512)
         self.deployed = self.function.deployed
-        HostStores(root, self).store("").stage(self.deployed.blobs)
-        self.hosts = HostStores(root, self)
+        source = Source(self.function.files)
+        HostStores(root, source).store("").stage(self.deployed.blobs)
+        self.hosts = HostStores(root, source)
         self.hosts.sweep({"": self.deployed.blobs})
         self.host = self.hosts.store("")
         self.worker = WorkerId(rig.number())
         self.may_hash = threading.Event()
         self._verify, self.host.verify = self.host.verify, self._when_allowed
-
-    def open(self, address):
-        fd = self.function.open_blob(address)
-        os.lseek(fd, 0, 0)
-        return fd
-
-    def set_aside(self, address):
-        raise AssertionError(address)
 
     def _when_allowed(self, address):
         if address not in self.deployed.code():

@@ -1,7 +1,6 @@
 """Blocks in memory are hashed again: at once what an earlier node left, the rest for a share of a core."""
 
 import asyncio
-import os
 
 import pytest
 
@@ -11,6 +10,7 @@ from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
 from tests.node.rig import until
+from tests.store.source import Source
 
 SHARE = 0.001
 """What all blocks need at this share is many times what a test may take."""
@@ -20,25 +20,12 @@ NBYTES = sum(map(len, CONTENTS.values()))
 SECONDS = 3.0
 
 
-class Source:
-    """Where the store gets its blocks."""
-
-    def open(self, address):
-        fd = os.memfd_create("block")
-        os.write(fd, CONTENTS[address])
-        os.lseek(fd, 0, 0)
-        return fd
-
-    def set_aside(self, address):
-        raise AssertionError(address)
-
-
 class Left:
     """What a node left in memory, and the next one's verifier."""
 
     def __init__(self, root) -> None:
-        HostStores(root, Source()).store("").stage(BLOBS)
-        self.hosts = HostStores(root, Source())
+        HostStores(root, Source(CONTENTS)).store("").stage(BLOBS)
+        self.hosts = HostStores(root, Source(CONTENTS))
         self.hosts.sweep({"": BLOBS})
         self.host = self.hosts.store("")
         self.calm, self.lost, self.said = True, [], []

@@ -11,21 +11,9 @@ from overwinter.node.insight.statistics import Statistics
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
 from tests.scheduler.world import World, spec
+from tests.store.source import Source
 
 CONTENTS = {address_of(data): data for data in (b"a" * 5000, b"b" * 70_000)}
-
-
-class Source:
-    """Where the store gets its blocks."""
-
-    def open(self, address):
-        fd = os.memfd_create("block")
-        os.write(fd, CONTENTS[address])
-        os.lseek(fd, 0, 0)
-        return fd
-
-    def set_aside(self, address):
-        raise AssertionError(address)
 
 
 class NoProcesses:
@@ -43,7 +31,7 @@ class House:
 
     def __init__(self, root) -> None:
         self.world, self.said = World(), []
-        self.hosts = HostStores(root / "store", Source())
+        self.hosts = HostStores(root / "store", Source(CONTENTS))
         self.function = spec("f", blobs=tuple((address, len(data)) for address, data in CONTENTS.items()))
         self.world.deploy(self.function)
         self.world.arrive()
