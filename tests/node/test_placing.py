@@ -3,9 +3,10 @@
 import asyncio
 import threading
 
+import pytest
 import torch
 
-from overwinter.core.actions import StartBody, StopBody
+from overwinter.core.actions import ForkAhead, Prepare, StartBody, StopBody
 from overwinter.core.events import BodyReady
 from overwinter.core.ids import WorkerId
 from overwinter.node.placing import Placing
@@ -47,7 +48,16 @@ class Left:
             assert self.may_hash.wait(60.0)
         return self._verify(address)
 
-    def run(self, scene) -> None:
+    async def forked_ahead(self) -> WorkerId:
+        """A process that waits for a start of the function."""
+        ahead, rig = WorkerId(self.rig.number()), self.rig
+        rig.effects.carry_out(Prepare(self.deployed.id))
+        await until(lambda: rig.processes.zygotes.tenants)
+        rig.effects.carry_out(ForkAhead(ahead, self.deployed.id))
+        await until(lambda: BodyReady(ahead) in rig.events)
+        return ahead
+
+    def run(self, scene, is_ahead: bool = False) -> None:
         """Start a worker, and wait until it is forked."""
 
         async def whole() -> None:
@@ -55,7 +65,8 @@ class Left:
             async with asyncio.TaskGroup() as tasks:
                 try:
                     self.rig.effects.placing = Placing(self.rig.effects, self.hosts, self.rig.effects._threads, tasks)
-                    self.rig.effects.carry_out(StartBody(self.worker, self.deployed.id, False))
+                    ahead = await self.forked_ahead() if is_ahead else None
+                    self.rig.effects.carry_out(StartBody(self.worker, self.deployed.id, False, ahead=ahead))
                     await until(lambda: self.worker in self.rig.processes.body_pids())
                     assert self.host.unverified()
                     await scene()
@@ -69,7 +80,8 @@ class Left:
         await until(lambda: self.rig.exits(self.worker))
 
 
-def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that(rig, tmp_path):
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that(rig, tmp_path, is_ahead):
     left = Left(rig, tmp_path / "store")
 
     async def scene():
@@ -84,7 +96,7 @@ def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that
         assert (rig.output(run) == 3.0).all()
         await left.end()
 
-    left.run(scene)
+    left.run(scene, is_ahead)
 
 
 def test_a_worker_never_gets_a_block_that_changed_and_says_that_it_is_lost(rig, tmp_path):
