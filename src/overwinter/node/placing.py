@@ -142,8 +142,8 @@ class Placing:
     def _hand(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
         """Hand a body the files that it was forked without."""
         body = self._staff.processes.body(action.worker)
-        if body is None:
-            # Its end was told.
+        if body is None or body.over:
+            # Its end was told, or the node stops.
             return
         try:
             fds = host.open(function.files())
