@@ -26,7 +26,7 @@ EXPLAINED = {
     "decisions": [{"at": 0.0, "what": "evict", "why": "30 bytes were needed"}],
     "shared": {
         "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "core_s": 0.0, "whole_core_s": 0.0, "own": 0.0,
-        "beside": {},
+        "cost": None, "beside": {},
     },
 }  # fmt: skip
 WORKER = {
@@ -95,11 +95,14 @@ def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> N
     assert "runs shared none" in " ".join(text(*explained_tables(EXPLAINED)).split())
     shared = {
         "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "core_s": 0.5, "whole_core_s": 2.0, "own": 0.25,
-        "beside": {f"g{number}": 7 - number for number in range(7)},
+        "cost": None, "beside": {f"g{number}": 7 - number for number in range(7)},
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
     assert "4 of 10, 5 of 20 requests; paid 0.5 of their 2 core seconds; 25.0%" in shown
     assert "with g0, g1, g2, g3, g4 and 2 more" in shown
+    assert "they took" not in shown
+    told = explained_tables({**EXPLAINED, "shared": {**shared, "cost": 0.625}})
+    assert "they took 62.5% of the time of runs of each alone" in " ".join(text(*told).split())
 
 
 def test_usage_is_told_in_units_that_people_read() -> None:

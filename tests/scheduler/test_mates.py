@@ -9,6 +9,7 @@ from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import admission, mates
+from overwinter.scheduler.sharing import LOOK_LAST
 from tests.scheduler.world import World, spec
 
 
@@ -193,6 +194,39 @@ def test_a_run_of_several_that_hangs_is_stopped_in_time_to_try_each_by_itself():
     assert isinstance(world.answers[g], Reply)
     assert isinstance(world.answers[f], Refuse)
     assert "f@1" in world.answers[f].message
+
+
+def asked_again(world, names, count, cost):
+    """Clients that each ask again when they are answered; which of so many runs were of several functions. One takes
+    `cost` times as long as its requests by themselves.
+    """
+    for name in names:
+        world.arrive(name)
+    joined = []
+    while len(joined) < count:
+        [functions] = running(world)
+        whose = [name.partition("@")[0] for name in functions]
+        joined.append(len(whose) > 1)
+        world.now += 0.1 * len(whose) * (cost if joined[-1] else 1.0)
+        world.finish()
+        for name in whose:
+            world.arrive(name)
+    return joined
+
+
+@pytest.mark.parametrize("profile", [None, "measured"])
+@pytest.mark.parametrize("cost", [0.5, 1.2])
+def test_runs_are_shared_where_that_pays_and_else_only_to_see_whether_it_does_now(cost, profile):
+    """By the times that were seen: a profile knows nothing of what it costs to share."""
+    told = {} if profile is None else {"profile": measured(batches=(1, 2, 4), base=0.08, each=0.02)}
+    names = "abcdfghk"
+    world = family(*(member(name, **told) for name in names), bodies_max=1)
+    joined = asked_again(world, names, 400, cost)
+    assert joined[-200:].count(cost < 1) >= 195
+    assert len(set(joined[-LOOK_LAST - 8 :])) == 2
+    # When it is otherwise, so is what is done.
+    joined = asked_again(world, "", 2 * LOOK_LAST, 1.7 - cost)
+    assert joined[-100:].count(cost > 1) >= 95
 
 
 def test_requests_that_wait_for_a_full_batch_count_those_of_their_siblings():

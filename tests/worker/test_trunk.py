@@ -9,6 +9,7 @@ from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner, answer
+from overwinter.worker.trunk import KEPT
 from overwinter.worker.weights import unlike
 
 IDS = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
@@ -112,12 +113,26 @@ def test_functions_that_have_nothing_in_common_run_apart(mixed):
     assert not mixed.is_together(asked(mixed, *range(len(mixed.weights))))
 
 
-def test_what_two_functions_share_runs_once(mixed):
-    names = {weight.name: number for number, weight in enumerate(mixed.program.weights)}
+def test_what_two_functions_share_runs_once():
+    family = Family(Mixed(), IDS)
+    names = {weight.name: number for number, weight in enumerate(family.program.weights)}
     own = frozenset({names["head.weight"]})
-    trunk = mixed.prepared.trunks.of(own)
+    trunk = family.prepared.trunks.of(own)
     assert [span.own for span in trunk._spans] == [False, True, False]
-    assert mixed.prepared.trunks.of(own) is trunk
+    assert family.prepared.trunks.of(own) is trunk
+
+
+def test_functions_that_differ_in_ever_other_weights_come_to_need_no_further_splits():
+    family = Family(Mixed(), IDS)
+    splits = [family.prepared.trunks.of(frozenset({number})) for number in range(KEPT)]
+    names = {weight.name: number for number, weight in enumerate(family.program.weights)}
+    sets = [frozenset({names["head.weight"], names["head.bias"], number}) for number in range(len(names))]
+    for _ in range(3):
+        made, splits = splits, [family.prepared.trunks.of(own) for own in sets]
+    assert None not in splits
+    assert made == splits
+    for own in sets:
+        assert family.is_together(asked(family, *own))
 
 
 def test_a_request_that_fails_fails_alone(mixed):

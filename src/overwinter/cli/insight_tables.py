@@ -138,7 +138,10 @@ def _shared_text(shared: Description) -> str:
     others = ", ".join(names[:BESIDE]) + (f" and {len(names) - BESIDE} more" if len(names) > BESIDE else "")
     counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
     paid = f"paid {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
-    return f"{counts}; {paid}; {_share_text(shared['own'])} of one is each function's own; of late with {others}"
+    cost = shared["cost"]
+    took = "" if cost is None else f"; they took {_share_text(cost)} of the time of runs of each alone"
+    own = f"{_share_text(shared['own'])} of one is each function's own"
+    return f"{counts}; {paid}{took}; {own}; of late with {others}"
 
 
 def _workers_that_have(explained: Description) -> list[Description]:

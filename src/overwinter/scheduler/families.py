@@ -12,11 +12,9 @@ from overwinter.core.function import FunctionSpec, Settings
 from overwinter.core.ids import FamilyId, Seconds
 from overwinter.scheduler import containment
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.latency import LatencyModel, Trunk, own_part, sizes_of
+from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.state import Family, Function
 
-COMMON = 0.5
-"""Part of their bytes that functions have in common if their requests may share a run."""
 NO_SLO_S = 2.0
 """When a request is due whose function has no SLO."""
 
@@ -42,7 +40,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
     function.after = cycle.last_worker
     family.members[spec.id] = function
-    _join_trunk(function)
+    function.trunk = family.trunks.join(spec.id, function.sizes)
     _settings_changed(cycle, family, model_of)
     return function
 
@@ -52,8 +50,7 @@ def leave(cycle: Cycle, function: Function) -> None:
     family, state = function.family, cycle.state
     del family.members[function.spec.id]
     family.trunks[function.trunk].waiting.pop(function.spec.id, None)
-    if all(each.trunk != function.trunk for each in family.members.values()):
-        del family.trunks[function.trunk]
+    family.trunks.leave(function.trunk)
     family.waiting.pop(function.spec.id, None)
     family.waking.pop(function.spec.id, None)
     if family.members:
@@ -75,23 +72,10 @@ def isolate(cycle: Cycle, function: Function) -> None:
     function.family.start_s = family.start_s
     function.family.latency.run_s = family.latency.run_s
     function.family.members[spec.id] = function
-    _join_trunk(function)
+    function.trunk = function.family.trunks.join(spec.id, function.sizes)
     cycle.state.families[function.family.id] = function.family
     _settings_changed(cycle, function.family, None)
     note(function)
-
-
-def _join_trunk(function: Function) -> None:
-    """Find the member with which it has half of its blocks' bytes, and half of that one's, in common."""
-    trunks, sizes = function.family.trunks, function.sizes
-    for id_, trunk in trunks.items():
-        own = own_part(sizes, trunk.sizes)
-        if own <= 1 - COMMON:
-            trunk.guess(own)
-            function.trunk = id_
-            return
-    function.trunk = function.spec.id
-    trunks[function.trunk] = Trunk(sizes)
 
 
 def note(function: Function) -> None:

@@ -15,6 +15,7 @@ from overwinter.core.function import BlobSize, FunctionSpec
 from overwinter.core.ids import Address, FunctionId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Shape, between
+from overwinter.scheduler.sharing import Sharing
 
 WORKER_BYTES = 16 << 20
 """Private memory that a worker is taken to have before it was measured."""
@@ -52,6 +53,8 @@ class Trunk(msgspec.Struct, eq=False):
     """The part of a run that is each function's own: by bytes, until the times of runs of several tell."""
     _spread: float | None = None
     """Smoothed square of what runs of several could have saved, by their time; None: there was none yet."""
+    sharing: Sharing = msgspec.field(default_factory=Sharing)
+    """Whether it pays that they share runs."""
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Those of which requests wait."""
 
@@ -155,6 +158,7 @@ class LatencyModel:
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:
         """A run of so many requests of each of one or more functions took so long."""
+        trunk.sharing.observe(point, counts, seconds)
         self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
         if point.latency_s > 0:
             expected, together = self.joint_s(point, counts, trunk.own), self.latency_s(point, sum(counts))

@@ -5,8 +5,9 @@ that was retrained runs by itself, all before it as one batch. A run is led by t
 the requests of its mates that are due next join it, up to the batch of the worker. Mates have half of their blocks'
 bytes or more in common with the same member; a function of which a worker died lately has none.
 
-How long such a run takes is reckoned from the profile of one function's runs and the part of them that is each
-function's own (latency.py). Who leads is not made late by those who join.
+Where runs of several took no less time than runs of each by itself, none join but now and then (sharing.py). How long
+such a run takes is reckoned from the profile of one function's runs and the part of them that is each function's own
+(latency.py). Who leads is not made late by those who join.
 """
 
 from collections.abc import Iterator, Sequence
@@ -201,7 +202,7 @@ def _waiting(function: Function) -> Iterator[Function]:
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
     """Those whose requests wait and could join a run of the function in one of these workers."""
-    if not cycle.policy.joins or is_suspect(function):
+    if not (cycle.policy.joins and function.sharing.joins) or is_suspect(function):
         return
     for mate in _waiting(function):
         if not mate.queue or is_suspect(mate):

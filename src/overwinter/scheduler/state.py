@@ -23,10 +23,12 @@ from overwinter.core.ids import (
 from overwinter.core.profile import Point
 from overwinter.scheduler.coreline import CoreLine
 from overwinter.scheduler.forked import ForkedAhead, Need
-from overwinter.scheduler.latency import LatencyModel, Trunk
+from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents
+from overwinter.scheduler.sharing import Sharing
+from overwinter.scheduler.trunks import Trunks
 
 BIND_S = 0.002
 """What a bind takes while nothing better is known."""
@@ -219,6 +221,11 @@ class Function(msgspec.Struct, eq=False):
         return self.family.trunks[self.trunk].own
 
     @property
+    def sharing(self) -> Sharing:
+        """Whether it pays that its runs are shared."""
+        return self.family.trunks[self.trunk].sharing
+
+    @property
     def wants_wake(self) -> bool:
         """Whether somebody waits for it to be awake, without a request."""
         return self.on_trial or self.announce
@@ -279,8 +286,7 @@ class Family(msgspec.Struct, eq=False):
     """The shortest of its members'."""
     max_bodies: int = 0
     """As many as its members may have together."""
-    trunks: dict[FunctionId, Trunk] = msgspec.field(default_factory=dict)
-    """By the member with which others have most of their weights in common."""
+    trunks: Trunks = msgspec.field(default_factory=Trunks)
     bind_s: float = BIND_S
     """Smoothed seconds of a bind."""
     bind_bytes: float = 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 import msgspec
@@ -106,9 +106,14 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
         # Nothing has run yet: what it costs to find out is a wake.
         return True
     at_once = sum(worker.point.batch * worker.point.concurrency for worker in ready)
-    others = (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)
-    wait_s = run_s * (len(function.queue) + sum(len(each.queue) for each in others)) / at_once
-    return wait_s > latency.wake_s and (settings.slo_ms is None or wait_s + run_s > settings.slo_ms / 1000)
+    slo_s, count = 0.0 if settings.slo_ms is None else settings.slo_ms / 1000, 0
+    # Only as far as it takes to know: many may wait, and each of them asks.
+    for each in chain([function], (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)):
+        count += len(each.queue)
+        wait_s = run_s * count / at_once
+        if wait_s > latency.wake_s and wait_s + run_s > slo_s:
+            return True
+    return False
 
 
 def _comes(worker: Worker) -> bool:

@@ -23,14 +23,14 @@ from overwinter.model.aliasing import memory_groups, written_slot
 from overwinter.model.closeness import bound_of, equal_bits, is_near
 from overwinter.model.compile import Compiled, compile_program
 from overwinter.model.draws import Draws, Kind
-from overwinter.model.dtypes import SYMBOLIC_KINDS
 from overwinter.model.liveness import live_in, live_out
 from overwinter.model.operators import ITEM_OPERATORS
 from overwinter.model.program import Program
-from overwinter.model.structure import BATCH, Call, slots_of
+from overwinter.model.structure import BATCH, Call
+from overwinter.worker.cuts import Cut, ways
 
 KEPT = 8
-"""Splits of one program that are kept; beyond, the one used longest ago goes."""
+"""Splits of one program that are kept."""
 SIZES_KEPT = 1024
 """Sizes of requests of which a split keeps what was found; beyond, what was found first goes."""
 DRAWN: tuple[Kind, ...] = ("wide", "near")
@@ -38,8 +38,6 @@ DRAWN: tuple[Kind, ...] = ("wide", "near")
 FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError)
 """What a request that cannot be run, or a split that does not fit, may raise."""
 
-Cut = tuple[int, int, bool]
-"""The first call of a span, the one behind it, and whether its weights are each function's own."""
 Values = dict[int, Any]
 """Tensors and whole numbers by their slots."""
 Sizes = tuple[torch.Size, ...]
@@ -90,7 +88,10 @@ class _Span(NamedTuple):
 
 
 class Trunks:
-    """The splits of one program, by the weights that functions do not have in common."""
+    """The splits of one program, by the weights that functions do not have in common.
+
+    There are at most KEPT: functions that differ now in these weights and now in those get a split that does for both.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -100,12 +101,28 @@ class Trunks:
     def of(self, own: frozenset[int]) -> "Trunk | None":
         """The split for functions that have these weights, by number, each otherwise; None if nothing is won by it."""
         with self._making:
-            if own not in self._made:
-                self._made[own] = _trunk(self._program, own)
-                if len(self._made) > KEPT:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(own)
-            return self._made[own]
+            found = own if own in self._made else self._wider(own) or self._make(own)
+            self._made.move_to_end(found)
+            return self._made[found]
+
+    def _wider(self, own: frozenset[int]) -> frozenset[int] | None:
+        """Of the splits that do for these weights, too, the one with the fewest, where no more are to be made."""
+        if len(self._made) < KEPT:
+            return None
+        made = (each for each, trunk in self._made.items() if own < each and trunk is not None)
+        return min(made, key=len, default=None)
+
+    def _make(self, own: frozenset[int]) -> frozenset[int]:
+        """A split for these weights; in place of the one used longest ago, also for those of that one if it can be."""
+        if len(self._made) >= KEPT:
+            oldest, _ = self._made.popitem(last=False)
+            both = own | oldest
+            trunk = _trunk(self._program, both)
+            if trunk is not None:
+                self._made[both] = trunk
+                return both
+        self._made[own] = _trunk(self._program, own)
+        return own
 
 
 class _Trial(NamedTuple):
@@ -295,77 +312,16 @@ def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
     return _Rows(dim, less // rows)
 
 
-# Where to cut
-
-
 def _trunk(program: Program, own: frozenset[int]) -> Trunk | None:
     if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
         # A number that is read from a tensor of all rows is nobody's.
         return None
-    for cuts in _ways(program, own):
+    for cuts in ways(program, own):
         try:
             return Trunk(program, cuts)
         except ProgramError:
             continue
     return None
-
-
-def _ways(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
-    """How the calls may be cut, the best first: only ways in which weights are shared."""
-    end = len(program.calls)
-    calls = _own_calls(program, own)
-    if not calls:
-        yield [(0, end, False)]
-        return
-    reads = [any(slot < program.first_input for slot in slots_of(call)) for call in program.calls]
-    cuts: list[Cut] = []
-    at = 0
-    for start, stop in _runs_of(calls, reads):
-        if at < start:
-            cuts.append((at, start, False))
-        cuts.append((start, stop, True))
-        at = stop
-    if at < end:
-        cuts.append((at, end, False))
-    coarse: list[Cut] = [(0, calls[0], False), (calls[0], end, True)]
-    for way in (cuts, coarse):
-        if any(any(reads[start:stop]) for start, stop, is_own in way if not is_own):
-            yield [cut for cut in way if cut[0] < cut[1]]
-
-
-def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Own calls with no other weight between them are one span: to join and split the rows costs more than it wins."""
-    start = last = calls[0]
-    for call in calls[1:]:
-        if any(reads[last + 1 : call]):
-            yield start, last + 1
-            start = call
-        last = call
-    yield start, last + 1
-
-
-def _own_calls(program: Program, own: frozenset[int]) -> list[int]:
-    """The calls that read an own weight, or what was made of one without any rows: a transposed one, say."""
-    batch = list(program.dimensions).index(BATCH)
-    mine = set(own)
-    found = []
-    for index, call in enumerate(program.calls):
-        if mine.isdisjoint(slots_of(call)):
-            continue
-        found.append(index)
-        mine.update(slot for slot in call.outputs if not _has_rows(program, slot, batch))
-    return found
-
-
-def _has_rows(program: Program, slot: int, batch: int) -> bool:
-    value = program.values[slot - program.first_value]
-    if value.dtype in SYMBOLIC_KINDS:
-        return True
-    while value.base >= program.first_value:
-        value = program.values[value.base - program.first_value]
-    # What shares memory with a weight is that weight, even where it is spread over the rows.
-    is_weight = 0 <= value.base < program.first_input
-    return not is_weight and any(term.powers[batch] for term in value.nbytes)
 
 
 def _spans(program: Program, cuts: Sequence[Cut]) -> list[_Span]:

@@ -73,6 +73,8 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What all that were in them paid together."""
     own: float
     """The part of such a run that takes as long for each function as if it ran by itself, as the scheduler expects."""
+    cost: float | None
+    """Time of such a run, by that of runs of each function by itself; from 1 on few are shared. None: not known."""
     beside: Mapping[FunctionName, int]
     """Of the last ones, how many it shared with whom; the most often first."""
 
@@ -270,6 +272,7 @@ def _shared(state: Function, tally: FunctionStatistics) -> SharedFacts:
         core_s=tally.shared_core_s,
         whole_core_s=tally.shared_whole_core_s,
         own=state.own,
+        cost=state.sharing.cost,
         beside=dict(Counter(name for names in tally.beside for name in names).most_common()),
     )
 

@@ -1,0 +1,58 @@
+"""Which functions of a family have most of their weights in common, so that they may share runs?"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from overwinter.core.ids import Address, FunctionId
+from overwinter.scheduler.latency import Trunk, own_part
+
+COMMON = 0.5
+"""Part of their bytes that functions have in common if their requests may share a run."""
+
+
+class Trunks(dict[FunctionId, Trunk]):
+    """The trunks of a family, by the member with which the others have most in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holders: dict[Address, dict[FunctionId, None]] = {}
+        """Of each block, the trunks that have it."""
+        self._members: Counter[FunctionId] = Counter()
+
+    def join(self, function: FunctionId, sizes: Mapping[Address, int]) -> FunctionId:
+        """One more function, with these blocks: with whom it has half of their bytes, and half of that one's, in
+        common; itself if with nobody.
+        """
+        found = self._alike(sizes)
+        if found is None:
+            found, self[function] = function, Trunk(sizes)
+            for address in sizes:
+                self._holders.setdefault(address, {})[function] = None
+        self._members[found] += 1
+        return found
+
+    def leave(self, id_: FunctionId) -> None:
+        """A function of this trunk is gone."""
+        self._members[id_] -= 1
+        if self._members[id_]:
+            return
+        del self._members[id_]
+        for address in self.pop(id_).sizes:
+            self._holders[address].pop(id_)
+            if not self._holders[address]:
+                del self._holders[address]
+
+    def _alike(self, sizes: Mapping[Address, int]) -> FunctionId | None:
+        common: Counter[FunctionId] = Counter()
+        for address, nbytes in sizes.items():
+            for id_ in self._holders.get(address, ()):
+                common[id_] += nbytes
+        least = COMMON * sum(sizes.values())
+        # Without weights all are alike.
+        candidates = [id_ for id_, nbytes in common.items() if nbytes >= least] if sizes else list(self)
+        for id_ in candidates:
+            own = own_part(sizes, self[id_].sizes)
+            if own <= 1 - COMMON:
+                self[id_].guess(own)
+                return id_
+        return None

@@ -1,0 +1,72 @@
+"""Where is a program cut for functions that differ in some of its weights?
+
+A call is own if it reads a weight that differs, or what was made of one without any rows. Own calls with no other
+weight between them are one span, and what lies between spans is shared. See docs/decisions/trunks.md.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from overwinter.model.dtypes import SYMBOLIC_KINDS
+from overwinter.model.program import Program
+from overwinter.model.structure import BATCH, slots_of
+
+Cut = tuple[int, int, bool]
+"""The first call of a span, the one behind it, and whether its weights are each function's own."""
+
+
+def ways(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
+    """How the calls may be cut, the best first: only ways in which weights are shared."""
+    end = len(program.calls)
+    calls = _own_calls(program, own)
+    if not calls:
+        yield [(0, end, False)]
+        return
+    reads = [any(slot < program.first_input for slot in slots_of(call)) for call in program.calls]
+    cuts: list[Cut] = []
+    at = 0
+    for start, stop in _runs_of(calls, reads):
+        if at < start:
+            cuts.append((at, start, False))
+        cuts.append((start, stop, True))
+        at = stop
+    if at < end:
+        cuts.append((at, end, False))
+    coarse: list[Cut] = [(0, calls[0], False), (calls[0], end, True)]
+    for way in (cuts, coarse):
+        if any(any(reads[start:stop]) for start, stop, is_own in way if not is_own):
+            yield [cut for cut in way if cut[0] < cut[1]]
+
+
+def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Own calls with no other weight between them are one span: to join and split the rows costs more than it wins."""
+    start = last = calls[0]
+    for call in calls[1:]:
+        if any(reads[last + 1 : call]):
+            yield start, last + 1
+            start = call
+        last = call
+    yield start, last + 1
+
+
+def _own_calls(program: Program, own: frozenset[int]) -> list[int]:
+    """The calls that read an own weight, or what was made of one without any rows: a transposed one, say."""
+    batch = list(program.dimensions).index(BATCH)
+    mine = set(own)
+    found = []
+    for index, call in enumerate(program.calls):
+        if mine.isdisjoint(slots_of(call)):
+            continue
+        found.append(index)
+        mine.update(slot for slot in call.outputs if not _has_rows(program, slot, batch))
+    return found
+
+
+def _has_rows(program: Program, slot: int, batch: int) -> bool:
+    value = program.values[slot - program.first_value]
+    if value.dtype in SYMBOLIC_KINDS:
+        return True
+    while value.base >= program.first_value:
+        value = program.values[value.base - program.first_value]
+    # What shares memory with a weight is that weight, even where it is spread over the rows.
+    is_weight = 0 <= value.base < program.first_input
+    return not is_weight and any(term.powers[batch] for term in value.nbytes)

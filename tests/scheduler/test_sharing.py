@@ -1,0 +1,103 @@
+"""Does it pay that functions share runs? What is learned from the times of those that were seen."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.core.profile import Point
+from overwinter.scheduler.sharing import LOOK_FIRST, LOOK_LAST, RECENT, Sharing
+
+POINT = Point(1, 9, 8, 1, 0.0)
+ALONE_S = 0.1
+
+
+def runs(sharing: Sharing, count: int, cost: Callable[[], float], alone_s: float = ALONE_S) -> list[bool]:
+    """Of so many runs of functions that always wait, which were of several: those take `cost` times what each by itself
+    takes.
+    """
+    joined = []
+    for _ in range(count):
+        joined.append(sharing.joins)
+        if joined[-1]:
+            sharing.observe(POINT, [1] * 4, cost() * 4 * alone_s)
+        else:
+            sharing.observe(POINT, [1], alone_s)
+    return joined
+
+
+@given(cost=st.floats(0.2, 0.95))
+def test_runs_that_pay_are_shared_but_now_and_then(cost):
+    joined = runs(Sharing(), 2000, lambda: cost)
+    assert joined[0]
+    assert not all(joined[-LOOK_LAST - 1 :]), "what a run alone takes is not looked at any more"
+    assert joined.count(False) <= 20
+
+
+@given(cost=st.floats(1.01, 5.0))
+def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
+    sharing = Sharing()
+    joined = runs(sharing, 2000, lambda: cost)
+    assert not sharing.pays
+    assert sharing.cost == pytest.approx(cost)
+    assert any(joined[-LOOK_LAST - 1 :]), "it is not tried again"
+    # Those of the start, before one alone was seen, too.
+    assert joined.count(True) <= LOOK_FIRST + 20
+
+
+@settings(max_examples=50)
+@given(
+    cost=st.floats(0.3, 3.0).filter(lambda cost: not 0.8 < cost < 1.25),
+    noise=st.lists(st.floats(0.9, 1.1), min_size=7, max_size=7),
+)
+def test_times_that_vary_are_told_by_most_of_them(cost, noise):
+    at = iter(noise * 1000)
+    joined = runs(Sharing(), 1000, lambda: cost * next(at))
+    assert (joined.count(True) > 900) if cost < 1 else (joined.count(True) < 100)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.5, 1.5), (1.5, 0.5)])
+def test_when_times_change_so_does_what_is_done(before, after):
+    sharing = Sharing()
+    runs(sharing, 2000, lambda: before)
+    assert sharing.pays == (before < 1)
+    runs(sharing, LOOK_LAST + RECENT * (LOOK_FIRST + 1), lambda: after)
+    assert sharing.pays == (after < 1)
+
+
+def test_one_slow_run_of_several_ends_nothing_for_long():
+    """The first in a worker tries its split before."""
+    sharing = Sharing()
+    sharing.observe(POINT, [1], ALONE_S)
+    slow = iter([5.0, *[0.5] * 100])
+    assert runs(sharing, 50, lambda: next(slow)).count(True) > 35
+    slow = iter([5.0, *[0.5] * 300])
+    assert sum(runs(sharing, 300, lambda: next(slow))) > 285
+
+
+def test_a_slow_machine_makes_no_run_of_several_pay():
+    """Whatever else computes: runs alone are seen often enough to be compared with."""
+    sharing = Sharing()
+    runs(sharing, 500, lambda: 1.2)
+    assert sum(runs(sharing, 500, lambda: 1.2, 3 * ALONE_S)) < 25
+
+
+def test_functions_with_several_requests_are_compared_with_batches_of_their_own():
+    sharing = Sharing()
+    for _ in range(RECENT):
+        sharing.observe(POINT, [1], 0.1)
+        sharing.observe(POINT, [4], 0.16)
+    sharing.observe(POINT, [4, 4], 0.36)
+    assert sharing.cost == pytest.approx(0.36 / 0.32)
+    # By the nearest batches where none was seen: eight would take 320 ms, and five 200.
+    sharing.observe(POINT, [8, 5], 0.26)
+    assert sharing.cost == pytest.approx(0.26 / 0.52)
+
+
+def test_workers_of_other_cores_tell_nothing():
+    sharing = Sharing()
+    sharing.observe(Point(4, 9, 8, 1, 0.0), [1], 0.1)
+    sharing.observe(POINT, [1, 1], 0.1)
+    assert sharing.cost is None
+    assert sharing.pays

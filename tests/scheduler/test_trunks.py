@@ -1,0 +1,45 @@
+"""Which functions of a family have most of their weights in common?"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.scheduler.latency import own_part
+from overwinter.scheduler.trunks import COMMON, Trunks
+
+
+def test_who_has_half_of_the_bytes_in_common_with_a_member_shares_its_trunk_and_others_found_one():
+    trunks = Trunks()
+    assert trunks.join("f", {"a": 10, "b": 2}) == "f"
+    assert trunks.join("g", {"c": 10, "b": 2}) == "g"
+    assert trunks.join("h", {"a": 10, "c": 1}) == "f"
+    assert trunks.join("k", {"c": 10, "d": 30}) == "k"
+    assert trunks.join("l", {"b": 2, "c": 10, "d": 2}) == "g"
+    assert list(trunks) == ["f", "g", "k"]
+
+
+def test_a_trunk_is_there_as_long_as_a_member_of_it():
+    trunks = Trunks()
+    for name in "fg":
+        trunks.join(name, {"a": 10})
+    trunks.leave("f")
+    assert trunks.join("h", {"a": 10}) == "f"
+    for _ in range(2):
+        trunks.leave("f")
+    assert not trunks
+    assert trunks.join("g", {"a": 10}) == "g"
+
+
+def test_functions_without_weights_share_a_trunk():
+    trunks = Trunks()
+    assert [trunks.join(name, {}) for name in "fg"] == ["f", "f"]
+
+
+@given(functions=st.lists(st.sets(st.sampled_from("abcde"), min_size=1), min_size=1, max_size=8))
+def test_nobody_is_left_alone_who_has_enough_in_common(functions):
+    nbytes = dict(zip("abcde", (1, 2, 4, 8, 16), strict=True))
+    trunks = Trunks()
+    for number, addresses in enumerate(functions):
+        sizes = {address: nbytes[address] for address in addresses}
+        alike = {id_ for id_, trunk in trunks.items() if own_part(sizes, trunk.sizes) <= 1 - COMMON}
+        found = trunks.join(str(number), sizes)
+        assert found in (alike or {str(number)})
