@@ -10,6 +10,8 @@ Beside it, what a batch of 8 gains one model:
 * compute: 8 times the time of a run of one request over that of a run of 8, as a profile has it, in this process;
 * served: requests a second of one function with `max_batch` 8 over one with 1, from the same 32 clients.
 
+A load lasts for so many batches at least that one more or less of them says little.
+
 All variants are asked at once, on both nodes, and each answer is compared with plain PyTorch's, within the bound of
 docs/decisions/agreement.md.
 """
@@ -41,6 +43,8 @@ MEMBERS = 32
 BATCH = 8
 ROUNDS = 2
 RUNS = 15
+LEAST_RUNS = 30
+"""Batches in each time of a load: whether one more of them ends in it must not matter."""
 TOKENS = 64
 """The length of texts, where the model takes texts of any length."""
 NODES = {"shared": "overwinter", "separate": "separate"}
@@ -68,8 +72,8 @@ class Row(NamedTuple):
         return self.rates["batches"] / self.rates["alone"]
 
 
-def compute_gain(family: Family) -> float:
-    """How much faster a run of a batch does each of its requests than runs of one each."""
+def compute_times(family: Family) -> tuple[float, float]:
+    """Seconds of a run of one request, and of a run of a batch."""
     run = compile_program(family.program)
     one = list(family.one().values())
     eight = [tensor.repeat(BATCH, *[1] * (tensor.dim() - 1)) for tensor in one]
@@ -80,7 +84,7 @@ def compute_gain(family: Family) -> float:
                 began = time.perf_counter()
                 run(family.weights, inputs)
                 times[batch].append(time.perf_counter() - began)
-    return BATCH * median(times[1]) / median(times[BATCH])
+    return median(times[1]), median(times[BATCH])
 
 
 def deploy(family: Family, nodes: Sequence[Node]) -> dict[str, bytes]:
@@ -144,17 +148,19 @@ def measured(model: str, seconds: float, root: Path) -> Row:
             "batches": (shared, [paths["batches"]]),
             "alone": (shared, [paths["alone"]]),
         }
+        one_s, batch_s = compute_times(family)
+        seconds = max(seconds, ROUNDS * LEAST_RUNS * batch_s)
         rates = dict.fromkeys(turns, 0.0)
         for _ in range(ROUNDS):
             for kind, (node, asked) in turns.items():
                 rates[kind] += load(node, seconds / ROUNDS, asked) / ROUNDS
-    return Row(rates, compute_gain(family), difference)
+    return Row(rates, BATCH * one_s / batch_s, difference)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each kind of load; default 6")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each kind of load, or more; default 6")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"requests a second of {MEMBERS} functions, one client each; one worker, one thread, batches of {BATCH}")
