@@ -487,6 +487,30 @@ def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, a
     assert len(served) <= (mates.LOOKED_AT + 1 if alike else 1)
 
 
+class Counted(dict):
+    """Counts how often something is looked up."""
+
+    looked_up = 0
+
+    def __getitem__(self, key):
+        self.looked_up += 1
+        return super().__getitem__(key)
+
+
+def test_when_a_run_ends_each_of_many_that_wait_looks_at_few_of_the_others():
+    names = [f"f{number}" for number in range(200)]
+    world = family(*(member(name) for name in names), cores=2, bodies_max=1)
+    one = world.state.families["one"]
+    one.latency.run_s = 0.1
+    for name in names:
+        world.arrive(name)
+    one.members = members = Counted(one.members)
+    world.now += 0.4
+    world.finish()
+    assert len(one.waiting) > 190
+    assert members.looked_up < 20 * len(names)
+
+
 def test_as_many_are_counted_as_leave_the_first_in_time():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1), Point(1, 1, 32, 1, 3.2)))
     world = family(*(member(name, max_batch=32, slo_ms=8000.0, profile=profile) for name in "fgh"), bodies_max=1)
