@@ -29,6 +29,18 @@ def test_a_trunk_is_there_as_long_as_a_member_of_it():
     assert trunks.join("g", {"a": 10}) == "g"
 
 
+def test_a_function_that_comes_again_with_other_weights_disturbs_none_of_those_it_was_with():
+    trunks = Trunks()
+    for name in "fg":
+        trunks.join(name, {"a": 10})
+    trunks.leave("f")
+    assert trunks.join("f", {"b": 10}) == "f"
+    assert trunks.join("h", {"b": 10}) == "f"
+    for _ in range(3):
+        trunks.leave("f")
+    assert not trunks
+
+
 def test_functions_without_weights_share_a_trunk():
     trunks = Trunks()
     assert [trunks.join(name, {}) for name in "fg"] == ["f", "f"]

@@ -25,6 +25,9 @@ class Trunks(dict[FunctionId, Trunk]):
         """
         found = self._alike(sizes)
         if found is None:
+            if function in self:
+                # Another function of this name was the first of those that are there.
+                self._forget(function)
             found, self[function] = function, Trunk(sizes)
             for address in sizes:
                 self._holders.setdefault(address, {})[function] = None
@@ -34,9 +37,11 @@ class Trunks(dict[FunctionId, Trunk]):
     def leave(self, id_: FunctionId) -> None:
         """A function of this trunk is gone."""
         self._members[id_] -= 1
-        if self._members[id_]:
-            return
-        del self._members[id_]
+        if not self._members[id_]:
+            del self._members[id_]
+            self._forget(id_)
+
+    def _forget(self, id_: FunctionId) -> None:
         for address in self.pop(id_).sizes:
             self._holders[address].pop(id_)
             if not self._holders[address]:
