@@ -51,6 +51,19 @@ def test_no_more_runs_and_wakes_are_under_way_than_there_are_cores():
     assert {type(answer).__name__ for answer in world.answers.values()} == {"Reply"}
 
 
+def test_the_core_of_a_start_is_its_own_also_while_siblings_wait_for_its_worker():
+    world = awake("x", slo_ms=100)
+    for name in "fg":
+        made = spec(name, profile=profile(), blobs=((name, 1),), family="one", timeout_s=500.0, slo_ms=10_000)
+        world.deploy(made)
+    world.arrive("f")
+    world.stage()
+    world.arrive("g")
+    world.arrive("x")
+    world.settle_processes()
+    assert running(world) == {"f"}
+
+
 def test_the_request_due_first_goes_first():
     world = awake()
     for name, slo_ms in (("a", 1000), ("b", 900), ("c", 500), ("d", None)):

@@ -67,8 +67,11 @@ class Cycle:
         self.cores_changed = self.places_changed = self.bytes_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:
-        """Look at what a function wants now; `has_core`: the core of the start that ended is its own."""
-        self.changed[function.spec.id] = has_core
+        """Look at what a function wants now; `has_core`: the core of the start that ended is its own, and stays so
+        until it is looked at.
+        """
+        id_ = function.spec.id
+        self.changed[id_] = has_core or self.changed.get(id_, False)
 
     def decide(self, function: Function, what: Decision, why: str) -> None:
         """Tell people why something was decided."""
