@@ -150,6 +150,20 @@ def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
     assert {worker.function for worker in world.state.workers.values()} == {"f@1", "g@1"}
 
 
+def test_a_start_that_finds_no_memory_has_others_leave_and_not_the_process_in_which_it_goes_on():
+    profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
+    world = node(spec("f", profile=profile, keep_alive_s=1), spec("g", profile=profile), memory_bytes=9 << 20)
+    use(world)
+    refill(world)
+    idle_ends(world)
+    [forked] = world.ahead
+    use(world, "g")
+    [beside] = [id_ for id_, name in world.forked_for.items() if name == "g@1"]
+    before = len(world.log)
+    assert use(world).ahead == forked
+    assert [each.worker for each in of(StopBody, world.log[before:])] == [beside]
+
+
 def test_the_only_place_is_taken_over_with_what_has_it():
     world = node(spec("f", keep_alive_s=1), bodies_max=1)
     use(world)

@@ -262,15 +262,8 @@ def _give_places(cycle: Cycle) -> None:
 
 def _make_room(cycle: Cycle) -> None:
     """Have workers leave for the first of those who wait, until there will be room for each."""
-    first, excessive = order.first_for_places(cycle), None
-    if first is not None and ahead.victim(cycle, first) is None:
-        excessive = memory.excessive_for(cycle, first, first.starts or first.latency.usual)
-    if first is not None and excessive is not None:
-        idle = victims.idle_for_place(cycle, first, (first.starts or first.latency.usual).memory_bytes)
-        if idle.worker is None:
-            memory.outgrew(cycle, excessive)
-        else:
-            give_room(cycle, idle.worker)
+    first = order.first_for_places(cycle)
+    if first is not None and _stop_excessive(cycle, first, first.starts or first.latency.usual):
         return
     coming = victims.Coming(cycle)
     for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
@@ -284,9 +277,24 @@ def _make_room(cycle: Cycle) -> None:
         coming.add(function, point)
 
 
+def _stop_excessive(cycle: Cycle, function: Function, point: Point) -> bool:
+    """Take back what a worker takes far beyond its need, if a function lacks just that; whether that is so."""
+    if ahead.victim(cycle, function, point) is not None:
+        return False
+    excessive = memory.excessive_for(cycle, function, point)
+    if excessive is None:
+        return False
+    idle = victims.idle_for_place(cycle, function, point.memory_bytes)
+    if idle.worker is None:
+        memory.outgrew(cycle, excessive)
+    else:
+        give_room(cycle, idle.worker)
+    return True
+
+
 def _drain_one(cycle: Cycle, function: Function, point: Point) -> bool:
     """Have a worker leave for one that a function wants, those forked ahead first; False: none may be, now."""
-    if ahead.give_room(cycle, function):
+    if ahead.give_room(cycle, function, point):
         return True
     victim = victims.for_place(cycle, function, point.memory_bytes)
     if victim.worker is None:

@@ -247,19 +247,21 @@ def _stop(cycle: Cycle, found: ForkedAhead) -> None:
 # Who needs their room
 
 
-def victim(cycle: Cycle, function: Function) -> ForkedAhead | None:
-    """The process that goes first for a worker that a function wants: one of its own tenant's before others'."""
-    mine, workers = function.spec.tenant, cycle.resources.workers
-    found = [each for each in cycle.state.ahead.values() if not each.stopping]
+def victim(cycle: Cycle, function: Function, point: Point) -> ForkedAhead | None:
+    """The process that goes first for a worker that a function wants: one of its own tenant's before others'. Not the
+    one in which the worker would go on: what that has claimed is the worker's already.
+    """
+    mine, workers, fits = function.spec.tenant, cycle.resources.workers, fitting(cycle, function, point)
+    found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not fits]
     own = next((each for each in found if each.tenant == mine), None)
-    if own is not None or workers.of(mine) >= workers_max(cycle):
+    if own is not None or workers.of(mine) - (fits is not None) >= workers_max(cycle):
         return own
     return next(iter(found), None)
 
 
-def give_room(cycle: Cycle, function: Function) -> bool:
+def give_room(cycle: Cycle, function: Function, point: Point) -> bool:
     """End one for a worker that a function wants; False: none would help."""
-    found = victim(cycle, function)
+    found = victim(cycle, function, point)
     if found is not None:
         _stop(cycle, found)
     return found is not None

@@ -249,7 +249,7 @@ def _check_places(cycle: Cycle) -> None:
         return
     point = function.starts or function.latency.usual
     if not victims.Coming(cycle).has_place(function, point):
-        assert ahead.victim(cycle, function) is None, f"{id_} waits beside what is forked ahead"
+        assert ahead.victim(cycle, function, point) is None, f"{id_} waits beside what is forked ahead"
         victim = victims.for_place(cycle, function, point.memory_bytes)
         stale = function.has_worker and not wants_worker(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits beside worker {victim.worker}"

@@ -19,10 +19,12 @@ from heapq import heappop
 from math import inf
 from typing import NamedTuple
 
-from overwinter.core.ids import Address, FunctionId, StoreName, TenantId
+from overwinter.core.ids import Address, FunctionId, StoreName, TenantId, WorkerId
 from overwinter.core.profile import Point
+from overwinter.scheduler import ahead
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.idle import least_valuable
 from overwinter.scheduler.ledger import Resource
 from overwinter.scheduler.operations import SLICE_WAKES
@@ -61,19 +63,22 @@ class Coming:
         self._cycle = cycle
         self._added: Counter[Resource] = Counter()
         self._workers: Counter[TenantId] = Counter()
+        self._taken_over: set[WorkerId] = set()
 
     def has_place(self, function: Function, point: Point) -> bool:
         """Whether there will be room for one more worker. What the workers of its own tenant still do will end, as far
         as it is concerned.
         """
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
-        draining = [
+        given_back = [
             resources.of_worker(each.point, each.nbytes) for each in cycle.state.tenants[mine].draining.values()
         ]
-        if resources.workers.staying(mine) - len(draining) + self._workers[mine] >= workers_max(cycle):
+        if self._goes_on_in(function, point) is not None:
+            given_back.append(ahead.claim(cycle))
+        if resources.workers.staying(mine) - len(given_back) + self._workers[mine] >= workers_max(cycle):
             return False
         for resource, amount in resources.of_worker(point, point.memory_bytes).items():
-            taken = resource.taken - resource.leaving - sum(claim[resource] for claim in draining)
+            taken = resource.taken - resource.leaving - sum(claim.get(resource, 0) for claim in given_back)
             if not resource.fits(amount, taken + self._added[resource]):
                 return False
         return True
@@ -82,6 +87,16 @@ class Coming:
         """It will have its place."""
         self._added.update(self._cycle.resources.of_worker(point, point.memory_bytes))
         self._workers[function.spec.tenant] += 1
+        process = self._goes_on_in(function, point)
+        if process is not None:
+            self._taken_over.add(process.id)
+            self._added.subtract(ahead.claim(self._cycle))
+            self._workers[function.spec.tenant] -= 1
+
+    def _goes_on_in(self, function: Function, point: Point) -> ForkedAhead | None:
+        """The process forked ahead that its worker takes over, with what that has claimed."""
+        found = ahead.fitting(self._cycle, function, point)
+        return None if found is None or found.id in self._taken_over else found
 
 
 def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
