@@ -1,7 +1,10 @@
 """Functions of one family share workers: what is bound where, what befalls one, and who pays for what."""
 
+import pytest
+
 from overwinter.core.actions import Bind, Decide, Drop, Refuse, Reply, Run, StartBody, StopBody, Unbind
 from overwinter.core.events import BodyExited, Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked
+from overwinter.scheduler.mates import FORGIVEN
 from tests.scheduler.world import World, spec
 
 
@@ -191,6 +194,52 @@ def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
     world.settle()
     assert [bound for bound in world.bound.values() if {"f@1", "g@1"} <= bound][2:] == []
     assert world.state.functions["g@1"].family is not world.state.functions["f@1"].family
+
+
+def begin_in_one_worker(world, *, hangs: str) -> int:
+    """Let a function have a run, or if it "binds" a bind, in the worker of its sibling `f`; that worker."""
+    world.arrive("f")
+    world.calm()
+    world.arrive("g")
+    while not (world.binding if hangs == "binds" else world.running):
+        world.stage() if world.staging else world.bind()
+    return (world.binding or [*world.running.values()])[0].worker
+
+
+@pytest.mark.parametrize("hangs", ["runs", "binds"])
+def test_who_hangs_twice_gets_workers_of_its_own(hangs):
+    config = {"start_timeout_s": 5.0, "backoff_first_s": 0.1, "backoff_max_s": 0.2}
+    world = family("f", "g", config=config, timeout_s=5.0)
+    quarantined = []
+    for _ in range(2):
+        assert quarantined == []
+        worker = begin_in_one_worker(world, hangs=hangs)
+        assert {"f@1"} <= world.bound[worker]
+        while worker not in world.stopping:
+            world.ring()
+        world.die(worker)
+        world.calm()
+        quarantined = [each.function for each in of(Decide, world.log) if each.what == "quarantine"]
+    assert quarantined == ["g@1"]
+    for name in ("f", "g", "f"):
+        request = world.arrive(name)
+        world.settle()
+        assert isinstance(world.answers[request], Reply)
+    assert [bound for bound in map(world.bound.get, world.alive) if {"f@1", "g@1"} <= bound] == []
+
+
+def test_one_that_hangs_now_and_then_stays_with_its_siblings():
+    world = family("f", "g", config={"backoff_first_s": 0.1}, timeout_s=5.0)
+    for _ in range(2):
+        worker = begin_in_one_worker(world, hangs="runs")
+        while worker not in world.stopping:
+            world.ring()
+        world.die(worker)
+        world.calm()
+        for _ in range(FORGIVEN + 1):
+            world.arrive("g")
+            world.calm()
+    assert [each for each in of(Decide, world.log) if each.what == "quarantine"] == []
 
 
 def test_blocks_of_bound_members_are_held_until_they_are_unbound():

@@ -1,8 +1,8 @@
 """A worker is gone: what becomes of the requests that it had, and of the functions?
 
 Each request gets one more try or a clear error, whoever's it is. The functions that it ran something of, or bound, are
-left alone for a while, for one of them may be at fault; if it did nothing, all that it had. One of which a worker
-dies twice within some runs shares workers with nobody from then on.
+left alone for a while, for one of them may be at fault; if it did nothing, all that it had. One of whose runs or binds
+workers die, or hang, twice within some runs shares workers with nobody from then on.
 """
 
 from overwinter.core.events import BodyExited
@@ -61,19 +61,17 @@ def _lose(
     cycle.mark(function)
     if may_be_why and not spared:
         functions.fail(cycle, function, event.error, event.reason)
-        _quarantine(cycle, function, worker)
+        has_mates = len(function.family.members) > 1
+        if has_mates and (function.spec.id in worker.binds or any(run.of(function) for run in worker.runs.values())):
+            quarantine(cycle, function)
 
 
-def _quarantine(cycle: Cycle, function: Function, worker: Worker) -> None:
-    """One of which workers die goes on in workers of its own."""
-    if function.removed or len(function.family.members) == 1:
-        return
-    if not any(run.of(function) for run in worker.runs.values()):
-        return
+def quarantine(cycle: Cycle, function: Function) -> None:
+    """A worker died, or hung, of a run or a bind of the function: the second time it goes on in workers of its own."""
     again, function.killed_at = is_suspect(function), function.runs
-    if not again:
+    if not again or function.removed or len(function.family.members) == 1:
         return
-    cycle.decide(function, "quarantine", "workers died twice of its runs: it shares them with nobody any more")
+    cycle.decide(function, "quarantine", "workers died or hung twice of it: it shares them with nobody any more")
     for other in list(function.workers.values()):
         let_go(cycle, other, function, "its function has workers of its own")
     families.isolate(cycle, function)

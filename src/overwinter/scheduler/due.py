@@ -8,7 +8,7 @@ from typing import get_args
 
 from overwinter.core.actions import StopBody
 from overwinter.core.ids import FunctionId, WorkerId
-from overwinter.scheduler import ahead, families, functions, mates
+from overwinter.scheduler import ahead, deaths, families, functions, mates
 from overwinter.scheduler.admission import scale_out
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
@@ -167,16 +167,18 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
 def _hung(cycle: Cycle, worker: Worker) -> None:
     # The runs beside the one that hangs get their retry when the worker is gone; so does one of several functions,
     # for who hangs is found when each runs by itself.
-    hung = [each.function for each in worker.binds.values() if cycle.now >= each.hangs_at]
+    alone = [each.function for each in worker.binds.values() if cycle.now >= each.hangs_at]
+    hung = list(alone)
     if worker.starts_for is not None:
         hung.append(worker.starts_for)
     for run in [run for run, operation in worker.runs.items() if cycle.now >= operation.hangs_at]:
         operation = worker.runs[run]
         hung += operation.functions
-        for function in operation.functions:
-            function.killed_at = function.runs
         if len(operation.parts) > 1:
+            for function in operation.functions:
+                function.killed_at = function.runs
             continue
+        alone.append(operation.function)
         end_run(cycle, worker, run)
         for id_, name in [(id_, part.function.spec.id) for part in operation.parts for id_ in part.requests]:
             if id_ in cycle.state.requests:
@@ -184,3 +186,5 @@ def _hung(cycle: Cycle, worker: Worker) -> None:
     stop(cycle, worker, kill=True)
     for name, function in {each.spec.id: each for each in hung if not each.removed}.items():
         functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")
+    for function in {each.spec.id: each for each in alone}.values():
+        deaths.quarantine(cycle, function)

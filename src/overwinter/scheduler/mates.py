@@ -36,7 +36,7 @@ FIRST: Rank = (-1, False, 0.0)
 
 
 def is_suspect(function: Function) -> bool:
-    """Whether a worker died of a run of it, or hung, not long ago."""
+    """Whether a worker died, or hung, of a run or a bind of it not long ago."""
     return function.killed_at is not None and function.runs - function.killed_at <= FORGIVEN
 
 

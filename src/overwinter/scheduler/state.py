@@ -186,7 +186,7 @@ class Function(msgspec.Struct, eq=False):
     failures: int = 0
     """Deaths in a row; the backoff grows with them."""
     killed_at: int | None = None
-    """How many runs of it had begun when a worker last died of one, or hung."""
+    """How many runs of it had begun when a worker last died, or hung, of one or of a bind."""
     trunk: FunctionId = FunctionId("")
     """The member of its family with which it has most of its blocks in common, perhaps itself: those that name the same
     may share runs."""
