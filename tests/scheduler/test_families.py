@@ -242,6 +242,22 @@ def test_one_that_hangs_now_and_then_stays_with_its_siblings():
     assert [each for each in of(Decide, world.log) if each.what == "quarantine"] == []
 
 
+def test_a_workers_keep_alive_is_that_of_the_functions_that_it_has_left():
+    world = World()
+    world.deploy(member("f", keep_alive_s=5.0, timeout_s=300.0))
+    world.deploy(member("g", timeout_s=300.0))
+    for name in ("g", "f"):
+        world.arrive(name)
+        world.settle()
+    assert world.bound == {1: {"f@1", "g@1"}}
+    idle_since = world.now
+    world.now += 1.0
+    world.send(Removed("g@1"))
+    while not world.stopping:
+        world.ring()
+    assert world.now <= idle_since + 5.0
+
+
 def test_blocks_of_bound_members_are_held_until_they_are_unbound():
     world = family("f", "g", config={"host_bytes": 20}, keep_alive_s=60.0)
     world.arrive("g")

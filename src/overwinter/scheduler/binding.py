@@ -8,6 +8,8 @@ unbound for it, and an idle worker of others leaves, so that there is room for t
 An unbind takes no time: its worker hears of it before anything else that comes later.
 """
 
+from math import inf
+
 from overwinter.core.actions import Bind, Unbind
 from overwinter.core.ids import FunctionId, OperationId, Seconds
 from overwinter.scheduler import families, idle, order, victims
@@ -162,6 +164,9 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
         return
     forget(worker, function)
     slots_changed(cycle, worker)
+    if worker.is_idle and any(keepalive.at_most_s(each.function, cycle.policy) < inf for each in worker.bound.values()):
+        # What left may be what kept an idle worker for longer.
+        cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))
     if not function.removed:
         cycle.mark(function)
