@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroups import IDLE, NAME, Groups, _remove_left
+from overwinter.node.cgroups import IDLE, NAME, Groups, _remove_left, group_of
 
 from .rig import Function, Rig, Same, until
 
@@ -177,6 +177,17 @@ def test_groups_that_nodes_make_while_others_remove_what_was_left_stay(tmp_path)
     removing.join()
     assert all(place.exists() for place in places)
     groups.close()
+
+
+@pytest.mark.parametrize("membership", ["4:pids:/outer/node\n", "no table\n4:pids:\n::\n4:pids:/outer/node\n"])
+def test_lines_of_the_kernels_tables_that_say_nothing_are_passed_over(tmp_path, membership):
+    (tmp_path / "cgroup").write_text(membership)
+    (tmp_path / "mountinfo").write_text(
+        "1 0 0:1 / /no-source rw - tmpfs  rw\n\ngarbage\n2 1 - cgroup cgroup rw,pids\n"
+        "3 1 0:2 /outer /groups/pids rw - cgroup cgroup rw,pids\n"
+    )
+    assert group_of("pids", tmp_path) == Path("/groups/pids/node")
+    assert group_of("pids", tmp_path / "nowhere") is None
 
 
 def test_what_cannot_be_bounded_is_told_once():

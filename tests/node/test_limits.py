@@ -2,22 +2,36 @@
 
 import resource
 
+import pytest
+
 from overwinter.core.config import WORKERS_MOST
+from overwinter.node import limits
+from overwinter.node.cgroups import PIDS_SHARE, TASKS_USUAL
 from overwinter.node.limits import group_tasks, memory_bytes, workers_ahead, workers_most
 from overwinter.node.pressure import total_bytes
 
+SYSTEM = ("PID_MAX", "THREADS_MAX")
+
 
 def test_workers_take_no_more_than_half_of_the_machine():
-    assert 0 < memory_bytes() <= total_bytes() // 2
+    assert 0 < memory_bytes([].append) <= total_bytes() // 2
+
+
+def test_a_machine_that_says_it_has_no_memory_left_lets_workers_have_some(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(limits, "available_bytes", lambda: 0)
+    assert memory_bytes(said.append) == limits.BYTES_LEAST
+    assert len(said) == 1
 
 
 def test_what_is_scarcest_bounds_the_workers():
-    plenty = 1 << 30
-    assert workers_most(descriptors=1 << 16, tasks=plenty) == 1 << 12
-    assert workers_most(descriptors=plenty, tasks=32768) == 8192
-    assert workers_most(descriptors=resource.RLIM_INFINITY, tasks=32768) == 8192
-    assert workers_most(descriptors=plenty, tasks=plenty) == WORKERS_MOST
-    assert workers_most(descriptors=1, tasks=1) == 1
+    plenty, said = 1 << 30, list[str]()
+    assert workers_most(said.append, descriptors=1 << 16, tasks=plenty) == 1 << 12
+    assert workers_most(said.append, descriptors=plenty, tasks=32768) == 8192
+    assert workers_most(said.append, descriptors=resource.RLIM_INFINITY, tasks=32768) == 8192
+    assert workers_most(said.append, descriptors=plenty, tasks=plenty) == WORKERS_MOST
+    assert workers_most(said.append, descriptors=1, tasks=1) == 1
+    assert said == []
 
 
 def test_what_is_forked_ahead_takes_a_small_part_of_the_memory():
@@ -25,13 +39,31 @@ def test_what_is_forked_ahead_takes_a_small_part_of_the_memory():
 
 
 def test_this_system_allows_some():
-    assert 1 < workers_most() <= WORKERS_MOST
+    assert 1 < workers_most([].append) <= WORKERS_MOST
+
+
+@pytest.mark.parametrize("told", [None, "", "many", "0", "-1", b"\xff\xfe"])
+def test_a_file_of_the_system_s_that_says_nothing_is_told_of_and_bounds_no_less_than_usual(tmp_path, monkeypatch, told):
+    for name in SYSTEM:
+        monkeypatch.setattr(limits, name, tmp_path / name)
+        if told is not None:
+            (tmp_path / name).write_bytes(told if isinstance(told, bytes) else told.encode())
+    monkeypatch.setattr(limits, "group_of", lambda controller: None)
+    said: list[str] = []
+    most = workers_most(said.append, descriptors=1 << 30)
+    assert 1 < most <= TASKS_USUAL * PIDS_SHARE / limits.TASKS_PER_WORKER
+    assert [name in line for name, line in zip(SYSTEM, said, strict=True)] == [True, True]
 
 
 def test_every_control_group_above_counts(tmp_path):
     inner = tmp_path / "outer" / "middle" / "inner"
     inner.mkdir(parents=True)
+    said: list[str] = []
     for place, most in ((inner, "max"), (inner.parent, "300"), (inner.parent.parent, "700")):
         (place / "pids.max").write_text(most + "\n")
-    assert sorted(group_tasks(inner)) == [300, 700]
-    assert list(group_tasks(None)) == []
+    assert sorted(group_tasks(inner, said.append)) == [300, 700]
+    assert list(group_tasks(None, said.append)) == []
+    assert said == []
+    (inner / "pids.max").write_text("some\n")
+    assert sorted(group_tasks(inner, said.append)) == [300, 700]
+    assert [str(inner) in line for line in said] == [True]

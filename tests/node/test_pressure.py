@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from overwinter.core.events import Event, Pressed
 from overwinter.node.faults import Faults
-from overwinter.node.pressure import available_bytes, watch_memory
+from overwinter.node.pressure import available_bytes, total_bytes, watch_memory
 
 NOWHERE = Path("/nowhere")
 
@@ -21,8 +23,16 @@ def test_a_container_s_limit_counts_and_what_can_be_dropped_is_free(tmp_path: Pa
     (tmp_path / "memory.current").write_text("800\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
     assert available_bytes(NOWHERE, tmp_path) == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(NOWHERE, tmp_path) is None
+    for told in ("max", "", "0", "-5", "much"):
+        (tmp_path / "memory.max").write_text(told + "\n")
+        assert available_bytes(NOWHERE, tmp_path) is None
+        assert total_bytes(tmp_path) == total_bytes(NOWHERE)
+
+
+@pytest.mark.parametrize("told", ["", "MemAvailable:\n", "MemAvailable: much\n", "no sign in it\n"])
+def test_a_system_that_does_not_say_what_can_be_had_is_not_believed(tmp_path: Path, told: str):
+    (tmp_path / "meminfo").write_text(told)
+    assert available_bytes(tmp_path / "meminfo", NOWHERE) is None
 
 
 def test_just_what_is_lacking_is_asked_for():

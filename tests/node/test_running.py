@@ -40,8 +40,8 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
         async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
             resources = node._scheduler.resources
             assert resources.memory.capacity is not None
-            assert resources.workers.capacity == given.get("bodies_max", limits.workers_most())
-            assert resources.runs.capacity == limits.workers_most()
+            assert resources.workers.capacity == given.get("bodies_max", limits.workers_most([].append))
+            assert resources.runs.capacity == limits.workers_most([].append)
             if given:
                 assert resources.memory.capacity == given["memory_bytes"]
             else:

@@ -24,6 +24,10 @@ IDLE = "-idle"
 """Added to the name of the node's own group: the one of those that are put behind everybody else."""
 CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
 """And what it means not to have one."""
+PROCESS = Path("/proc/self")
+PID_MAX = Path("/proc/sys/kernel/pid_max")
+TASKS_USUAL = 32_768
+"""Processes and threads of a system that does not say how many it may have: what most have at the least."""
 PIDS_SHARE = 0.5
 """Of the system's process ids."""
 SHARES, SHARES_LEAST = 1024, 2
@@ -190,27 +194,44 @@ class Groups:
         self._cores = self._idle = None
 
 
-def group_of(controller: str) -> Path | None:
-    """The group in which this process is, in the hierarchy that has the controller."""
-    for hierarchy, place in _memberships():
+def group_of(controller: str, process: Path = PROCESS) -> Path | None:
+    """The group in which this process is, in the hierarchy that has the controller; None where nobody says so."""
+    for hierarchy, place in _memberships(process):
         if controller in hierarchy:
             return place
     return None
 
 
-def _memberships() -> Iterator[tuple[set[str], Path]]:
-    """The controllers of each hierarchy, and the group in it in which this process is."""
-    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        for fields in mounts:
-            kind, _, options = fields[fields.index("-") + 1 :]
-            place = Path(fields[4]) / os.path.relpath(path, fields[3])
-            if controllers and kind == "cgroup" and set(controllers.split(",")) <= set(options.split(",")):
+def number_in(path: Path) -> int | None:
+    """The number in a file of the kernel's; None where it has none above zero."""
+    try:
+        number = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return number if number > 0 else None
+
+
+def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
+    """The controllers of each hierarchy, and the group in it in which the process is."""
+    mounts = list(_hierarchies(process))
+    for line in _read(process / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "", "")
+        for kind, root, mounted, options in mounts if path else ():
+            place = mounted / os.path.relpath(path, root)
+            if controllers and kind == "cgroup" and set(controllers.split(",")) <= options:
                 yield set(controllers.split(",")), place
             elif not controllers and kind == "cgroup2":
                 # Only what the group hands on to its children.
                 yield set(_read(place / "cgroup.subtree_control").split()), place
+
+
+def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
+    """Those that the process sees mounted: the version, the group at the root, where it is mounted, its options."""
+    for line in _read(process / "mountinfo").splitlines():
+        place, _, mount = line.partition(" - ")
+        fields, kind, options = place.split(), mount.partition(" ")[0], mount.rpartition(" ")[2]
+        if len(fields) > 4 and kind in ("cgroup", "cgroup2"):
+            yield kind, fields[3], Path(fields[4]), set(options.split(","))
 
 
 def _is_second(place: Path) -> bool:
@@ -220,7 +241,7 @@ def _is_second(place: Path) -> bool:
 
 def _bound(controller: str, place: Path) -> None:
     if controller == "pids":
-        most = int(PIDS_SHARE * int(_read(Path("/proc/sys/kernel/pid_max"))))
+        most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
         (place / "pids.max").write_text(f"{most}")
     elif _is_second(place):
         (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * len(os.sched_getaffinity(0)))}")

@@ -7,11 +7,11 @@ there; of the process ids for others, as the node's control group does it (cgrou
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from overwinter.core.config import WORKERS_MOST
-from overwinter.node.cgroups import PIDS_SHARE, group_of
+from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL, group_of, number_in
 from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
 
@@ -26,14 +26,18 @@ DESCRIPTORS_PER_WORKER = 8
 handed; each more run takes two."""
 WORKERS_AHEAD, AHEAD_SHARE = 8, 1 / 16
 """Processes forked ahead where nobody says how many, and what they take at most of the workers' memory."""
-PID_MAX = Path("/proc/sys/kernel/pid_max")
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
+BYTES_LEAST = 64 << 20
+"""That workers may take where the machine says that it has next to nothing left: what idles makes room."""
 
 
-def memory_bytes() -> int:
+def memory_bytes(log: Callable[[str], None]) -> int:
     """What all workers together may take."""
     available = available_bytes()
-    return int(MEMORY_SHARE * (total_bytes() if available is None else available))
+    share = int(MEMORY_SHARE * (total_bytes() if available is None else available))
+    if share < BYTES_LEAST:
+        log(f"no more than {2 * share} bytes of memory can be had here: workers may take {BYTES_LEAST} all the same")
+    return max(share, BYTES_LEAST)
 
 
 def workers_ahead(memory_bytes: int) -> int:
@@ -41,33 +45,46 @@ def workers_ahead(memory_bytes: int) -> int:
     return min(WORKERS_AHEAD, int(AHEAD_SHARE * memory_bytes) // AHEAD_BYTES)
 
 
-def workers_most(descriptors: int | None = None, tasks: int | None = None) -> int:
+def workers_most(log: Callable[[str], None], descriptors: int | None = None, tasks: int | None = None) -> int:
     """How many workers there may be, and how many runs they may have at once: one that may have several takes no more
     than as many workers. In place of what this system allows, so many descriptors and tasks.
     """
     if descriptors is None:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    by_tasks = int(PIDS_SHARE * (min(_tasks()) if tasks is None else tasks)) // TASKS_PER_WORKER
+    by_tasks = int(PIDS_SHARE * (min(_tasks(log)) if tasks is None else tasks)) // TASKS_PER_WORKER
     most = WORKERS_MOST
     if descriptors != resource.RLIM_INFINITY:
         most = int(DESCRIPTORS_SHARE * descriptors) // DESCRIPTORS_PER_WORKER
     return max(1, min(WORKERS_MOST, by_tasks, most))
 
 
-def _tasks() -> Iterator[int]:
+def _tasks(log: Callable[[str], None]) -> Iterator[int]:
     """Processes and threads that the system, this process's control groups, and its user may have."""
-    yield from (int(path.read_text()) for path in (PID_MAX, THREADS_MAX))
-    yield from group_tasks(group_of("pids"))
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    for path in (PID_MAX, THREADS_MAX):
+        most = number_in(path)
+        if most is None:
+            log(f"{path} does not say how many processes there may be: {TASKS_USUAL} are counted on")
+        yield most or TASKS_USUAL
+    yield from group_tasks(group_of("pids"), log)
+    allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     # Where the node is root each of its workers is a user of its own, and root has no such limit.
-    if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
-        yield most
+    if os.geteuid() != 0 and allowed != resource.RLIM_INFINITY:
+        yield allowed
 
 
-def group_tasks(group: Path | None) -> Iterator[int]:
+def group_tasks(group: Path | None, log: Callable[[str], None]) -> Iterator[int]:
     """What a control group and all above it allow."""
-    while group is not None and (group / "pids.max").is_file():
-        most = (group / "pids.max").read_text().strip()
-        if most != "max":
-            yield int(most)
+    while group is not None and os.path.isfile(group / "pids.max"):
+        most = number_in(group / "pids.max")
+        if most is not None:
+            yield most
+        elif not _is_unbounded(group / "pids.max"):
+            log(f"{group / 'pids.max'} does not say how many processes there may be: it bounds no workers")
         group = group.parent
+
+
+def _is_unbounded(path: Path) -> bool:
+    try:
+        return path.read_text().strip() == "max"
+    except (OSError, ValueError):
+        return False

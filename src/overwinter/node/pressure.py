@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overwinter.core.events import Event, Pressed
+from overwinter.node.cgroups import number_in
 from overwinter.node.faults import Faults
 
 MEMINFO = Path("/proc/meminfo")
@@ -17,11 +18,8 @@ KIB = 1024
 def total_bytes(cgroup: Path = CGROUP) -> int:
     """Memory of the machine, or of this container where that is less."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(physical, int((cgroup / "memory.max").read_text()))
-    except (OSError, ValueError):
-        # No cgroup of its own, or none that limits.
-        return physical
+    # No number: no cgroup of its own, or none that limits.
+    return min(physical, number_in(cgroup / "memory.max") or physical)
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
@@ -30,14 +28,14 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) * KIB)
-    except (OSError, KeyError, ValueError):
+    except (OSError, LookupError, ValueError):
         pass
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit != "max":
+        limit = number_in(cgroup / "memory.max")
+        if limit is not None:
             cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
             used = int((cgroup / "memory.current").read_text()) - int(cached.get("inactive_file", 0))
-            found.append(max(0, int(limit) - used))
+            found.append(max(0, limit - used))
     except (OSError, ValueError):
         # No cgroup of its own.
         pass

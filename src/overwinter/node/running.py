@@ -128,8 +128,8 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     """
     there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
-    mind, most = config.mind, limits.workers_most()
-    memory_bytes = mind.memory_bytes or limits.memory_bytes()
+    mind, most = config.mind, limits.workers_most(log)
+    memory_bytes = mind.memory_bytes or limits.memory_bytes(log)
     if mind.bodies_max is not None and mind.bodies_max > most:
         log(f"{mind.bodies_max} workers may not be had: processes and descriptors (ulimit -Hn) are for {most}")
     return msgspec.structs.replace(
