@@ -75,4 +75,16 @@ def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None],
     # Every worker holds some (node/limits.py).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(serve_node(config, listener, log, ready))
+    stopped = False
+
+    async def serve_to_the_end() -> None:
+        nonlocal stopped
+        await serve_node(config, listener, log, ready)
+        stopped = True
+
+    try:
+        uvloop.run(serve_to_the_end())
+    except RuntimeError:
+        # The loop's own end takes a thread, and the system gives none any more.
+        if not stopped:
+            raise

@@ -32,10 +32,6 @@ LOOKS = [
 FAILURES = [OSError(errno.EIO, "the disk fails"), MemoryError(), StoreError("a block cannot be read")]
 
 
-def no_thread():
-    raise RuntimeError("can't start new thread")
-
-
 @pytest.mark.parametrize("failure", FAILURES)
 def test_what_the_machine_lets_fail_is_counted_and_told_once(failure):
     said = []
@@ -43,10 +39,8 @@ def test_what_the_machine_lets_fail_is_counted_and_told_once(failure):
     for _ in range(3):
         with faults.contained("disk"):
             raise failure
-    with faults.contained("threads"):
-        no_thread()
-    assert faults.counts == {"disk": 3, "threads": 1}
-    assert [what in line for what, line in zip(("disk", "threads"), said, strict=True)] == [True, True]
+    assert faults.counts == {"disk": 3}
+    assert ["disk" in line for line in said] == [True]
 
 
 @pytest.mark.parametrize("mistake", [TypeError("no"), RuntimeError("dictionary changed size during iteration")])

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +24,7 @@ from overwinter.api.routing import Routes
 from overwinter.api.steps import Turns
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, OverloadedError
+from overwinter.node.threads import Threads
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -39,7 +39,7 @@ SWEEP_S = 0.25
 
 def create_app(front: Front, limits: RequestLimits, budget: Budget) -> App:
     """The ASGI callable over one node; what requests take is bounded by `limits`, their memory by `budget`."""
-    disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="api-disk")
+    disk = Threads(DISK_THREADS, "api-disk")
     turns = Turns()
     inference = InferenceApi(front, limits, version("overwinter"))
     deployments = DeploymentApi(front, disk, limits)

@@ -8,7 +8,7 @@ only another tenant has sent is missing.
 import asyncio
 import re
 from collections.abc import Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Annotated
 
@@ -29,6 +29,7 @@ from overwinter.core.ids import Address
 from overwinter.core.pipeline import decode_pipeline
 from overwinter.core.tensor import Buffer
 from overwinter.node import clock
+from overwinter.node.threads import Threads
 from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 
 MISSING_MAX = 16_384
@@ -64,7 +65,7 @@ class DeploymentApi:
         self._uploads = Uploads(front.repository, disk, limits)
         self._manifest = Bounds(limits.manifest_bytes_max, MANIFEST_COST)
         # One at a time: threads that compute keep the loop waiting, each for itself.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="api-manifests")
+        self._reader = Threads(1, "api-manifests")
 
     def routes(self) -> list[Route]:
         """Every route for deployers."""

@@ -6,10 +6,10 @@ takes less time than a thread to begin.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from overwinter.node.bodies import BodyProcess
+from overwinter.node.threads import Threads
 from overwinter.worker.tray import LARGE_BYTES
 
 THREADS = 2
@@ -23,7 +23,7 @@ class Copies:
     """All copies between the node and its bodies' trays. Belongs to the loop's thread."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="copies")
+        self._threads = Threads(THREADS, "copies")
 
     def make(
         self,

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
@@ -56,6 +55,7 @@ from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
+from overwinter.node.threads import Threads
 from overwinter.node.zygotes import Room
 from overwinter.store.blocks import without_addresses
 from overwinter.store.host import HostStore
@@ -87,7 +87,7 @@ class NodeEffects:
         self._tasks = tasks
         self.log = log
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(STAGE_THREADS, thread_name_prefix="stage")
+        self._threads = Threads(STAGE_THREADS, "stage")
         self._copies = Copies()
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}

@@ -1,8 +1,8 @@
 """What may fail of what the node does again and again, without the node?
 
-What the machine gives or does not give at a moment: memory, a descriptor, a thread, a file of the kernel's, room on a
-disk. Such a failure ends the look in hand; it is told once, counted, and the next look comes as ever. A mistake of ours
-is none of these: it ends the node, and is seen.
+What the machine gives or does not give at a moment: memory, a descriptor, a file of the kernel's, room on a disk. Such
+a failure ends the look in hand; it is told once, counted, and the next look comes as ever. A mistake of ours is none of
+these: it ends the node, and is seen. Threads are not asked for at a moment (threads.py).
 """
 
 from collections import Counter
@@ -15,8 +15,6 @@ from overwinter.node import clock
 
 MACHINE = (OSError, MemoryError, MachineError)
 """What the machine's failures are raised as."""
-NO_THREAD = "can't start new thread"
-"""What Python says in a RuntimeError of another kind."""
 SETTLED_S = 60.0
 """What failed and has not failed again for so long is told anew."""
 
@@ -36,10 +34,6 @@ class Faults:
         try:
             yield
         except MACHINE as error:
-            self._count(what, error)
-        except RuntimeError as error:
-            if NO_THREAD not in str(error):
-                raise
             self._count(what, error)
 
     def _count(self, what: str, error: Exception) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -35,6 +34,7 @@ from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
+from overwinter.node.threads import Threads
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.hosts import HostStores
@@ -60,7 +60,7 @@ class Node:
         # Set by `running`, in the order in which they need each other.
         self._effects: NodeEffects
         # One at a time: threads that decode hold the interpreter's lock, each for itself.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="programs")
+        self._reader = Threads(1, "programs")
         self._quotas: Quotas
         self._loop: Loop
         self.processes: Processes

@@ -27,6 +27,7 @@ from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
 from overwinter.node.shares import CoreShares
+from overwinter.node.threads import Threads, usual
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
 from overwinter.node.watching import Bounds
@@ -44,6 +45,7 @@ async def running(
     config: NodeConfig, environment: Mapping[str, str], log: Callable[[str], None]
 ) -> AsyncIterator[Node]:
     """A node over its data directory, from its start to its clean stop. ConflictError if another node has it."""
+    asyncio.get_running_loop().set_default_executor(Threads(usual(), "node"))
     with ExitStack() as stack:
         bounds = DiskBounds(free_min_bytes=config.disk_free_min_bytes, tenant_bytes=config.tenant_disk_bytes)
         repository = Repository(Path(config.data), bounds)

@@ -13,12 +13,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import Address, Seconds, StoreName
 from overwinter.node import clock
 from overwinter.node.faults import Faults
+from overwinter.node.threads import Threads
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
@@ -44,6 +44,7 @@ class Verifier:
         self._is_calm = is_calm
         self._lost = lost
         self._log = log
+        self._thread = Threads(1, "verifier", _yield_to_all)
         self._closing = threading.Event()
         self._begun = Seconds(0.0)
         self._owed_s = 0.0
@@ -52,20 +53,18 @@ class Verifier:
         """Hash blocks until cancelled; returns at once when no share of a core is given to it."""
         if not self._share:
             return
-        thread = ThreadPoolExecutor(1, "verifier", initializer=_yield_to_all)
         try:
             while True:
                 with faults.contained("blocks in memory"):
-                    await self._pass(thread, HostStore.unverified, self._is_known)
-                    await self._pass(thread, HostStore.resident, self._is_sound)
+                    await self._pass(HostStore.unverified, self._is_known)
+                    await self._pass(HostStore.resident, self._is_sound)
                 await asyncio.sleep(EVERY_S)
         finally:
             self._closing.set()
-            thread.shutdown(wait=False)
+            self._thread.shutdown(wait=False)
 
     async def _pass(
         self,
-        thread: Executor,
         which: Callable[[HostStore], Iterable[Address]],
         check: Callable[[HostStore, Address], bool],
     ) -> None:
@@ -73,7 +72,7 @@ class Verifier:
         loop = asyncio.get_running_loop()
         for name, host in self._hosts.every().items():
             for address in list(which(host)):
-                if not await loop.run_in_executor(thread, check, host, address):
+                if not await loop.run_in_executor(self._thread, check, host, address):
                     self._tell(name, address)
 
     def _is_known(self, host: HostStore, address: Address) -> bool:

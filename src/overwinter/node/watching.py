@@ -131,9 +131,9 @@ class Zygotes:
                 # No terminal: what a function's code prints reaches it through the node's log alone.
                 start_new_session=True,
             )
-        except OSError:
+        except OSError as error:
             zygote.close()
-            raise
+            raise OSError(error.errno, f"no process for the base zygote: {error.strerror}") from error
         zygote.owed["up"] = 0
         self.base = zygote
         self.hear(zygote)
@@ -366,7 +366,7 @@ class Zygotes:
             if not self._closing and self.base is None:
                 self.start()
         except OSError as error:
-            self._log(f"the base zygote cannot be started: {error}")
+            self._log(f"the base zygote cannot be started, which is tried again: {error}")
             self._failures += 1
             self._restart()
 

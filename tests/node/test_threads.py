@@ -1,0 +1,107 @@
+"""A node needs no thread that it has not got: the system gives none any more."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from overwinter.api.deployer import package
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import MachineError
+from overwinter.core.pipeline import Pipeline, Stage
+from overwinter.model.export import export
+from overwinter.node.running import running
+from overwinter.node.threads import Threads
+from overwinter.store.repository import Repository
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.rig import Same, until
+
+NUMBER = 3
+STACK_BYTES = 1 << 46
+"""No machine has room for such a stack."""
+
+ENDS_WITHOUT = """
+import os, signal, sys, threading
+from overwinter.core.config import NodeConfig
+from overwinter.wiring import bind, run
+
+def end(node):
+    threading.stack_size(int(sys.argv[2]))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+with bind("127.0.0.1", 0) as listener:
+    run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, print, end)
+"""
+
+
+@contextmanager
+def no_more_threads():
+    """The system refuses each thread that is to be started."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread().start()
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_what_is_handed_over_is_done_by_threads_that_were_there_before():
+    begun = []
+    with Threads(NUMBER, "some", lambda: begun.append(threading.get_ident())) as threads:
+        together = threading.Barrier(NUMBER)
+        with no_more_threads():
+            done = [threads.submit(together.wait, 10.0) for _ in range(NUMBER)]
+            done += [threads.submit(threading.get_ident) for _ in range(10)]
+            assert sorted(each.result() for each in done[:NUMBER]) == list(range(NUMBER))
+            assert {each.result() for each in done[NUMBER:]} <= set(begun)
+    assert len(begun) == NUMBER
+
+
+def test_a_node_that_may_have_no_threads_at_all_says_so_at_its_start(tmp_path):
+    before = threading.active_count()
+    with no_more_threads(), pytest.raises(MachineError, match=r"pids\.max"):
+        Threads(NUMBER, "none")
+    assert threading.active_count() == before
+
+
+def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
+    made = export(Same(), {"x": torch.ones(1)}, {})
+    packed = package("f", made.program, made.weights)
+    repository = Repository(tmp_path / "data")
+    for address, content in packed.contents.items():
+        repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
+    repository.register(packed.manifest, 0.0)
+    repository.close()
+
+    async def scene():
+        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+            with no_more_threads():
+                waking = asyncio.create_task(node.load("f", None))
+                # Its blocks come by a thread.
+                await until(lambda: node._scheduler.state.functions["f@1"].loaded)
+                assert b"overwinter_" in await node.insight.metrics()
+                pipeline = Pipeline(
+                    name="p",
+                    inputs=("x",),
+                    stages={"s": Stage(function="f", inputs={"x": "input:x"})},
+                    outputs={"y": "s:y"},
+                )
+                await node.deploy_pipeline(pipeline, packed.manifest.tenant)
+                await node.remove("p", None)
+                await node.remove("f", None)
+                assert node.live()
+            await asyncio.gather(waking, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_a_node_stops_cleanly_when_the_system_gives_no_more_threads(tmp_path):
+    command = [sys.executable, "-c", ENDS_WITHOUT, str(tmp_path), str(STACK_BYTES)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
