@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from overwinter.core.actions import Stage, StartBody, StopBody
+from overwinter.core.actions import Decide, Stage, StartBody, StopBody
 from overwinter.core.errors import StoreError
 from overwinter.core.events import BodyExited, Event, Staged
 from overwinter.node.effects import NodeEffects
@@ -39,6 +39,22 @@ def test_a_wake_does_not_wait_for_threads_that_others_hold():
         assert heard == [Staged("f@1", 1, 7, ("a",), "")]
 
     asyncio.run(scene())
+
+
+def test_workers_of_a_tenant_that_are_stopped_again_and_again_take_a_line_of_the_log_and_not_thousands():
+    heard: list[str] = []
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            effects = NodeEffects(SimpleNamespace(), tasks, heard.append)
+            owners = {"f@1": "ada", "g@1": "ada", "h@1": "bob"}
+            effects.functions = {id_: SimpleNamespace(manifest=SimpleNamespace(tenant=owners[id_])) for id_ in owners}
+            for number in range(1000):
+                for id_ in owners:
+                    effects.carry_out(Decide(id_, "stop", f"worker {number} of {id_} took too much"))
+
+    asyncio.run(scene())
+    assert heard == ["worker 0 of f@1 took too much", "worker 0 of h@1 took too much"]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["its blocks are gone", "it is stopped before"])

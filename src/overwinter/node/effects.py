@@ -55,6 +55,7 @@ from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
 from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
+from overwinter.node.sparing import Sparing
 from overwinter.node.threads import Threads
 from overwinter.node.zygotes import Room
 from overwinter.store.blocks import without_addresses
@@ -86,6 +87,7 @@ class NodeEffects:
         self._hosts = hosts
         self._tasks = tasks
         self.log = log
+        self._sparing = Sparing(log)
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(STAGE_THREADS, "stage")
         self._copies = Copies()
@@ -326,7 +328,8 @@ class NodeEffects:
     def _decided(self, action: Decide) -> None:
         # The others are for the readers of the journal.
         if action.what == "stop":
-            self.log(action.why)
+            function = self.functions.get(action.function)
+            self._sparing.say(action.function if function is None else function.manifest.tenant, action.why)
 
     # Time
 

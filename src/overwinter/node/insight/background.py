@@ -21,6 +21,7 @@ from overwinter.node.demotion import put_behind
 from overwinter.node.faults import Faults
 from overwinter.node.insight.statistics import FunctionStatistics, Statistics, Told
 from overwinter.node.processes import Processes
+from overwinter.node.sparing import Sparing
 
 LOOK_S = 0.1
 TURNS = 10
@@ -70,7 +71,7 @@ class Background:
         self._statistics = statistics
         self._processes = processes
         self._post = post
-        self._log = log
+        self._sparing = Sparing(log)
         self._bound_s = bound_s
         self._seen: dict[WorkerId, Seen] = {}
         self._turn = 0
@@ -129,7 +130,8 @@ class Background:
         reason = f"its {what} goes on for much longer than usual"
         if seen.over_s > BEYOND_S:
             reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
-        self._log(f"worker {body.worker} of {living.function} computes only when a core is free from now on: {reason}")
+        told = f"worker {body.worker} of {living.function} computes only when a core is free from now on: {reason}"
+        self._sparing.say(("demote", body.family.tenant), told)
         living.tally.decisions.append(Told(now, "demote", reason))
         self._behind[body.worker] = False
 
@@ -141,7 +143,9 @@ class Background:
 
     def _stop(self, body: BodyProcess, living: LivingBody[FunctionStatistics], seen: Seen, now: Seconds) -> None:
         reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
-        self._log(f"worker {body.worker} of {living.function} is stopped: {reason}")
+        self._sparing.say(
+            ("stop", body.family.tenant), f"worker {body.worker} of {living.function} is stopped: {reason}"
+        )
         living.tally.decisions.append(Told(now, "stop", reason))
         self._processes().give_up(body, reason)
 

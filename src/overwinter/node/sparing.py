@@ -1,0 +1,31 @@
+"""How often does the log tell what happens again and again? Once in a while for each who causes it, with how often."""
+
+from collections.abc import Callable, Hashable
+from math import inf
+
+from overwinter.node import clock
+
+EVERY_S = 60.0
+"""Between two lines about the same."""
+FORGOTTEN_S = 600.0
+"""What was not told of for so long was not there."""
+
+
+class Sparing:
+    """Tells of each thing at most once in a while. Belongs to the loop's thread."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._told: dict[Hashable, tuple[float, int]] = {}
+        """When each was told of last, and how often it happened since."""
+
+    def say(self, about: Hashable, line: str) -> None:
+        """It happened again."""
+        now = clock.now()
+        last, since = self._told.get(about, (-inf, 0))
+        if now - last < EVERY_S:
+            self._told[about] = last, since + 1
+            return
+        self._told = {each: told for each, told in self._told.items() if now - told[0] < FORGOTTEN_S}
+        self._told[about] = now, 0
+        self._log(f"{line} (and {since} more like it before)" if since else line)
