@@ -16,9 +16,16 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
+from overwinter.node import footprints as node_footprints
+from overwinter.node.footprints import Footprints
+from overwinter.node.insight import background as node_background
+from overwinter.node.insight.background import Background
+from overwinter.node.insight.statistics import Statistics
 from overwinter.node.proofs import wait_over
 from overwinter.node.running import running
+from overwinter.node.shares import CoreShares
 from overwinter.node.zygotes import ZygoteProcess
+from overwinter.scheduler.state import State
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
@@ -110,6 +117,48 @@ def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_anothe
         assert rig.processes.ahead.bodies == {}
         rig.processes.stop(body.worker, kill=True)
         await until(lambda: rig.exits(body.worker))
+
+    rig.run(scene())
+
+
+@pytest.mark.parametrize("beyond", ["memory", "time"])
+def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond):
+    asked, state = function("f", tenant=beyond), State()
+    footprints = Footprints(state, lambda: rig.processes, 1 << 40, [].append)
+    background = Background(Statistics(), lambda: rig.processes, [].append, [].append)
+
+    def look():
+        footprints.look(0.0)
+        background.look(0.0)
+
+    async def scene():
+        await zygote_of(rig, asked)
+        worker = await forked_ahead(rig, asked)
+        look()
+        await asyncio.sleep(0.01)
+        assert worker in rig.processes.ahead.bodies
+        if beyond == "memory":
+            # It may have written to nothing yet that it did not share with its zygote.
+            monkeypatch.setattr(node_footprints, "AHEAD_MOST", -1)
+        else:
+            monkeypatch.setattr(node_background, "AHEAD_S", 0.0)
+        look()
+        await until(lambda: rig.exits(worker))
+        assert rig.processes.ahead.bodies == {}
+
+    rig.run(scene())
+    assert any(f"forked ahead for {beyond}" in line for line in rig.said)
+    rig.said.clear()
+
+
+def test_what_one_computes_is_its_tenants(rig):
+    asked, shares = function("f"), CoreShares(lambda: rig.processes, 2)
+
+    async def scene():
+        await zygote_of(rig, asked)
+        worker = await forked_ahead(rig, asked)
+        shares._spent(rig.processes)
+        assert rig.processes.ahead.bodies[worker].pid in shares._seen
 
     rig.run(scene())
 

@@ -13,6 +13,7 @@ from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.preparing import Preparing
+from overwinter.node.sparing import Sparing
 from overwinter.node.watching import Zygotes
 from overwinter.node.zygotes import Room, ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError
@@ -51,6 +52,7 @@ class Ahead:
         self._forker = forker
         self._preparing = preparing
         self._log = log
+        self._sparing = Sparing(log)
         self.bodies: dict[WorkerId, BodyProcess] = {}
         self._rooms: dict[WorkerId, Room | None] = {}
         """How large the zygote is that forked each; None: none was asked yet."""
@@ -104,6 +106,12 @@ class Ahead:
         """One has ended."""
         if self.bodies.get(body.worker) is body:
             del self.bodies[body.worker], self._rooms[body.worker]
+
+    def give_up(self, body: BodyProcess, why: str) -> None:
+        """End one that does more than wait."""
+        tenant = body.family.tenant
+        self._sparing.say(tenant, f"a process forked ahead for {tenant} is ended: {why}")
+        self._forker.kill(body)
 
     def take_over(
         self,

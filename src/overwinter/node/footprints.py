@@ -4,7 +4,7 @@ Between two looks a worker can grow by a GiB a second on each core. So it is loo
 often while the sum grows towards its bound. Who has not computed since takes what it took, and who has computed most
 can have taken most: a look costs a microsecond for each worker, and more for those few that are measured. What is
 counted is the kernel's own account, which anybody may read: pages that the process alone may write to, and those of the
-trays that it shares with the node.
+trays that it shares with the node. A process that was forked ahead has a fixed claim; one that takes far more is ended.
 
 What a fork shares with its zygote is not the worker's as long as neither writes to it. When it is forked that is what
 its zygote has; later, what the full account (accounting.py) finds to be shared still.
@@ -22,6 +22,8 @@ from overwinter.node.bodies import BodyProcess
 from overwinter.node.faults import Faults
 from overwinter.node.insight.memory import anonymous_bytes
 from overwinter.node.processes import Processes
+from overwinter.scheduler.forked import AHEAD_BYTES
+from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.state import State
 
 CALM_S = 0.1
@@ -38,6 +40,9 @@ NEWS = 1 / 128
 """Of the bound: what the scheduler may know too little of all workers together."""
 NOISE_BYTES = 256 << 10
 """Of a worker: what is never told."""
+
+AHEAD_MOST = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
+"""What a process that was forked ahead may take before it is ended: as a worker, before it is far beyond its need."""
 
 
 class _Seen(NamedTuple):
@@ -73,7 +78,9 @@ class Footprints:
 
     def look(self, now: Seconds) -> float:
         """Measure all, and tell what is new; seconds until the next look."""
-        bodies = [body for body in self._processes().bodies() if body.pid is not None]
+        processes = self._processes()
+        every = [*processes.bodies(), *processes.ahead.bodies.values()]
+        bodies = [body for body in every if body.pid is not None]
         self._seen = {body.worker: self._seen.get(body.worker, UNSEEN) for body in bodies}
         for body, computed_s in self._to_measure(bodies):
             nbytes = _measured(body)
@@ -81,7 +88,9 @@ class Footprints:
                 self._seen[body.worker] = _Seen(computed_s, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
         if total > self._most_bytes:
-            self._end_measuring([body for body in bodies if body.worker not in self._state.workers])
+            served = self._state.workers
+            self._end_measuring([body for body in bodies if body.worker not in served and not body.is_ahead])
+        self._end_ahead([body for body in bodies if body.is_ahead])
         self._tell()
         return self._pause(total, now)
 
@@ -114,6 +123,13 @@ class Footprints:
         for body in beside:
             mib = self._seen[body.worker].nbytes >> 20
             self._processes().give_up(body, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
+
+    def _end_ahead(self, ahead: list[BodyProcess]) -> None:
+        """One that waits for a function takes what all do: what it counts for in the ledger, about."""
+        for body in ahead:
+            nbytes = self._seen[body.worker].nbytes
+            if nbytes > AHEAD_MOST:
+                self._processes().ahead.give_up(body, f"it took {nbytes >> 20} MiB")
 
     def _pause(self, total: int, now: Seconds) -> float:
         grown, passed_s = total - self._last_bytes, now - self._last_at

@@ -73,7 +73,8 @@ class CoreShares:
         """Seconds of a core that the processes of each tenant computed since the last look."""
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
-        pids = [(body.family.tenant, body.pid) for body in processes.bodies()]
+        bodies = [*processes.bodies(), *processes.ahead.bodies.values()]
+        pids = [(body.family.tenant, body.pid) for body in bodies]
         pids += [(tenant, zygote.pid) for tenant, zygote in processes.zygotes.tenants.items()]
         for tenant, pid in pids:
             computed_s = None if pid is None else clock.computed_s(pid)

@@ -4,7 +4,8 @@ They were given the cores of their runs, as long as a run, or the load before th
 usually does, four times over. One that only waits for the core, because others compute, is not late: it must have
 computed for longer than that, too. A handler may leave threads behind, and may never come to an end. A worker that
 computes beyond that is put behind everybody else for good: it gets no more work, and what it runs goes on when a core
-is free. What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped.
+is free. What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped. So is
+one that was forked ahead and computes before anybody runs anything in it.
 """
 
 import asyncio
@@ -34,6 +35,8 @@ SHARE = 0.1
 """Of a core: what a worker may compute for ever while nothing runs."""
 BEYOND_S = 0.1
 """Of a core, beyond what it was given and that share: then it is put behind everybody else."""
+AHEAD_S = 1.0
+"""Of a core: what a process that was forked ahead may compute until a function comes; then it is ended."""
 BOUND_S = 5.0
 """Of a core, beyond its runs and that share: then it is stopped."""
 
@@ -114,7 +117,16 @@ class Background:
             elif max(seen.over_s, seen.late_s) > BEYOND_S:
                 self._decide(body, living, seen, now)
                 found.append(body)
+        self._look_ahead()
         return found
+
+    def _look_ahead(self) -> None:
+        """What was forked ahead waits, and computes for nobody."""
+        ahead = self._processes().ahead
+        for body in list(ahead.bodies.values()):
+            computed_s = None if body.pid is None else clock.computed_s(body.pid)
+            if computed_s is not None and computed_s > AHEAD_S:
+                ahead.give_up(body, f"it computed {computed_s:.1f} s of a core before anything ran in it")
 
     async def put_behind(self, body: BodyProcess) -> None:
         """Let a worker compute only when nobody else wants the core. A thread does it: the kernel takes a while."""
