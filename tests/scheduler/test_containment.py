@@ -61,7 +61,7 @@ class Failing:
         for name, rule in worker_eviction.RULES.items():
             patch.setitem(_behind(worker_eviction.RULES), name, self.wrap(rule, lambda idle: idle.nbytes == SICK_BYTES))
         patch.setattr(latency, "between", self.wrap(latency.between, lambda known, at: SICK in dict(known).values()))
-        patch.setattr(keepalive, "idle_until", self.wrap(keepalive.idle_until, lambda _, f, p: f.spec.profile is ILL))
+        patch.setattr(keepalive, "by_history", self.wrap(keepalive.by_history, lambda _, f, p: f.spec.profile is ILL))
         patch.setattr(wants, "needs_worker", self.wrap(wants.needs_worker, lambda _, f: f.spec.profile is ILL))
 
 

@@ -95,7 +95,7 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     if nbytes:
         worker.coming += nbytes
         count_bytes(cycle, worker)
-    worker.bound[id_] = Binding(function)
+    worker.bound[id_], worker.keeps_s = Binding(function), None
     function.workers[worker.id] = worker
     keep_cores(cycle, function, bind_owner(operation), bind, 1)
     cycle.timers.arm(worker.id, hangs_at)
@@ -176,6 +176,7 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
 def forget(worker: Worker, function: Function) -> None:
     """The worker has the function no more."""
     del worker.bound[function.spec.id]
+    worker.keeps_s = None
     function.workers.pop(worker.id, None)
 
 
@@ -185,8 +186,8 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
         function = binding.function
         if binding.leaving or function.queue or worker.works_for(function.spec.id):
             continue
-        is_last = sum(not other.leaving for other in worker.bound.values()) <= 1
-        if not is_last and function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now:
+        is_old = function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now
+        if is_old and sum(not other.leaving for other in worker.bound.values()) > 1:
             let_go(cycle, worker, function, "it has not run for long")
 
 

@@ -65,6 +65,9 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
             _arrived(cycle, event)
         case RunEnded():
             _run_ended(cycle, event)
+        case Alarm():
+            # What is due is seen by due.py.
+            pass
         case BodyReady(worker):
             ahead.ready(cycle, worker)
             _worker_ready(cycle, worker)
@@ -105,9 +108,6 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
             memory.measured(cycle, event)
         case RoomMeasured(nbytes):
             cycle.resources.host.capacity, cycle.bytes_changed = nbytes, True
-        case Alarm():
-            # What is due is seen by due.py.
-            pass
         case _:
             assert_never(event)
 
@@ -168,16 +168,16 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     if worker is None or event.run not in worker.runs:
         return
     run = end_run(cycle, worker, event.run)
-    cycle.in_hand = run.function.spec.id
+    cycle.in_hand, whose = run.function.spec.id, run.functions
     failures = {failure.request: failure for failure in event.failures}
     for part in run.parts:
         _answer(cycle, part, failures)
     if worker.is_idle:
         worker.since = cycle.now
-    for function in run.functions:
+    for function in whose:
         unbind_if_done(cycle, worker, worker.bound[function.spec.id])
         _look_after(cycle, worker, function)
-    served = [each for each in run.functions if not each.removed]
+    served = [each for each in whose if not each.removed]
     if served:
         function, spent_s = served[0], cycle.now - run.began
         counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]

@@ -81,12 +81,16 @@ def isolate(cycle: Cycle, function: Function) -> None:
 def note(function: Function) -> None:
     """Whether the function waits for a worker of its family, in the family's tables."""
     id_, family = function.spec.id, function.family
-    waiting, tables = bool(function.queue), (family.waiting, family.trunks[function.trunk].waiting, family.waking)
-    for table, waits in zip(tables, (waiting, waiting, function.wants_wake), strict=True):
-        if waits:
-            table[id_] = None
-        else:
-            table.pop(id_, None)
+    trunk = family.trunks[function.trunk]
+    if function.queue:
+        family.waiting[id_] = trunk.waiting[id_] = None
+    else:
+        family.waiting.pop(id_, None)
+        trunk.waiting.pop(id_, None)
+    if function.wants_wake:
+        family.waking[id_] = None
+    else:
+        family.waking.pop(id_, None)
 
 
 def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:

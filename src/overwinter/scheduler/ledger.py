@@ -102,9 +102,9 @@ class Ledger:
         """An owner without a claim takes one; `tenant`: in whose shares it counts."""
         if owner in self._entries:
             raise LedgerError(f"{_named(owner)} has a claim already")
-        if min(claim.values(), default=0) < 0:
-            names = ", ".join(resource.name for resource, amount in claim.items() if amount < 0)
-            raise LedgerError(f"{_named(owner)} cannot take less than nothing of {names}")
+        for resource, amount in claim.items():
+            if amount < 0:
+                raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
         self._entries[owner] = Entry(tenant, claim)
         for resource, amount in claim.items():
             resource.taken += amount

@@ -98,19 +98,33 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
     """What a run has: the function's first request, then its own and its mates' that are due next. Those apart whose
     deadline has come, which are refused.
     """
-    joint = _Joint(cycle, function, send)
     mates = list(_mates(cycle, function, [send.worker]))
     if mates:
-        joint.protect()
-        _fill(cycle, joint, [function, *mates])
+        parts = _joined(cycle, function, send, mates)
     else:
-        joint.take(function, send.count)
+        ids = _first(cycle, function, send.count)
+        parts = (Part(function, ids),) if ids else ()
+    changed(cycle, function)
+    return parts
+
+
+def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...]:
+    """The function's first requests, taken from its queue; those whose deadline has come are refused."""
+    ids, expired = queueing.take(function.queue, count, cycle.state.requests, cycle.now)
+    for id_ in expired:
+        expire(cycle, id_)
+    return ids
+
+
+def _joined(cycle: Cycle, function: Function, send: Send, mates: Sequence[Function]) -> tuple[Part, ...]:
+    joint = _Joint(cycle, function, send)
+    joint.protect()
+    _fill(cycle, joint, [function, *mates])
     for mate in joint.taken:
         if mate is not function:
             if not mate.queue:
                 order.leave(cycle, mate)
             cycle.mark(mate)
-    changed(cycle, function)
     return joint.parts()
 
 
@@ -179,9 +193,7 @@ class _Joint:
 
     def take(self, function: Function, count: int) -> None:
         """Take the function's first requests, and refuse those whose deadline has come."""
-        ids, expired = queueing.take(function.queue, count, self._cycle.state.requests, self._cycle.now)
-        for id_ in expired:
-            expire(self._cycle, id_)
+        ids = _first(self._cycle, function, count)
         self.taken.setdefault(function, []).extend(ids)
         self.left -= len(ids)
 

@@ -111,8 +111,8 @@ def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
     """A worker answered, or its run was given up."""
     end(cycle, run_owner(run))
     operation = worker.runs.pop(run)
-    for function in operation.functions:
-        worker.bound[function.spec.id].runs -= 1
+    for part in operation.parts:
+        worker.bound[part.function.spec.id].runs -= 1
     return operation
 
 

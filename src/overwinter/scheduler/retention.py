@@ -54,16 +54,18 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
 def idle_until(cycle: Cycle, worker: Worker) -> float:
     """When an idle worker's keep-alive ends: with that of the last function that it has; inf: it has no end."""
     now, policy = float(cycle.now), cycle.policy
-    if policy.keep_alive == "room" and any(
-        keepalive.at_most_s(each.function, policy) == inf for each in worker.bound.values()
-    ):
-        # The first of many says so, as a rule.
-        return inf
-    ends = [
-        asked(cycle.state, each.function, now, keepalive.idle_until, worker, each.function, policy)
-        for each in worker.bound.values()
-    ]
-    return max(ends, default=now)
+    if policy.keep_alive == "history":
+        ends = [
+            asked(cycle.state, each.function, now, keepalive.by_history, worker, each.function, policy)
+            for each in worker.bound.values()
+        ]
+        return max(ends, default=now)
+    if worker.keeps_s is None:
+        # Kept, for a worker may have a hundred, and becomes idle after each run.
+        worker.keeps_s = max(
+            (keepalive.at_most_s(each.function, policy) for each in worker.bound.values()), default=0.0
+        )
+    return worker.since + worker.keeps_s
 
 
 def give_back_idle(cycle: Cycle, nbytes: int) -> int:

@@ -88,6 +88,8 @@ class Worker(msgspec.Struct):
     """Bytes that its binds are expected to add to that: those under way, and those since it was measured."""
     value: float = 0.0
     """What it is worth to keep it, if it is idle."""
+    keeps_s: float | None = None
+    """The longest that one of those that it has may stay without work; None: they are others than when it was asked."""
     stopped_for: str = ""
     """Why it was stopped in the middle of what it ran, for those who asked for that."""
 
@@ -119,7 +121,10 @@ class Worker(msgspec.Struct):
     @property
     def has_slot(self) -> bool:
         """Whether it can be handed one more run."""
-        return self.is_serving and self.slots > 0
+        # Asked of every worker of a family at every request: as `is_serving`, and `slots`.
+        if self.start is not None or self.stopping or self.drain is not None:
+            return False
+        return len(self.runs) + len(self.binds) < self.point.concurrency
 
     @property
     def slots(self) -> int:
@@ -253,11 +258,13 @@ class Function(msgspec.Struct, eq=False):
     @property
     def has_slot(self) -> bool:
         """Whether a worker that has it can be handed a run."""
-        return any(worker.has_slot and worker.serves(self.spec.id) for worker in self.workers.values())
+        id_ = self.spec.id
+        return any(worker.has_slot and worker.serves(id_) for worker in self.workers.values())
 
     def slots(self) -> list[Worker]:
         """The workers that have it and can be handed a run."""
-        return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(self.spec.id)]
+        id_ = self.spec.id
+        return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(id_)]
 
     def usable(self) -> list[Worker]:
         """The workers of its family that have it, or can bind it: not those forked before it was there, which have no

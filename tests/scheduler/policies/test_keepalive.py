@@ -2,10 +2,13 @@
 
 from math import inf
 
+from overwinter.core.config import MindConfig
 from overwinter.core.policies import POLICIES
+from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel
-from overwinter.scheduler.policies.keepalive import GAPS, GAPS_LEAST, from_history, idle_until, remember
-from overwinter.scheduler.state import Family, Function, Worker
+from overwinter.scheduler.policies.keepalive import GAPS, GAPS_LEAST, from_history, remember
+from overwinter.scheduler.retention import idle_until
+from overwinter.scheduler.state import Binding, Family, Function, Worker
 from tests.scheduler.world import spec
 
 
@@ -13,8 +16,8 @@ def idle(policy, since, used, gaps=(), keep_alive_s=None):
     made = spec("f", keep_alive_s=keep_alive_s)
     family = Family(made.id, LatencyModel(made, policy))
     function = Function(made, family, False, {}, used=used, gaps=list(gaps))
-    worker = Worker(1, made.id, family, "t", function.latency.usual, since, {})
-    return idle_until(worker, function, policy)
+    worker = Worker(1, made.id, family, "t", function.latency.usual, since, {made.id: Binding(function)})
+    return idle_until(Cycle(MindConfig(policy=policy)), worker)
 
 
 def test_a_fixed_time_restarts_on_reuse_of_the_worker():

@@ -12,16 +12,13 @@ GAPS_LEAST = 8
 """With fewer, the past says nothing yet."""
 
 
-def idle_until(worker: Worker, function: Function, policy: Policy) -> float:
-    """When an idle worker is stopped; inf: when others need its room. The time restarts on reuse. A history is the
-    function's: all its workers are stopped when it is used no more, and not sooner than the next look at the rate, by
-    which one too many goes.
+def by_history(worker: Worker, function: Function, policy: Policy) -> float:
+    """When an idle worker is stopped by what is known of a function that it has. A history is the function's: all its
+    workers are stopped when it is used no more, and not sooner than the next look at the rate, by which one too many
+    goes.
     """
-    keep_alive_s = at_most_s(function, policy)
-    if policy.keep_alive == "history":
-        keep_alive_s = max(from_history(function.gaps, keep_alive_s), min(policy.period_s, keep_alive_s))
-        return max(worker.since, function.used) + keep_alive_s
-    return worker.since + keep_alive_s
+    most_s = at_most_s(function, policy)
+    return max(worker.since, function.used) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
 
 
 def at_most_s(function: Function, policy: Policy) -> float:
