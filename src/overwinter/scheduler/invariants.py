@@ -9,6 +9,7 @@ from overwinter.scheduler.binding import worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
+from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner, request_owner, run_owner, start_owner, store_owner, worker_owner
 from overwinter.scheduler.state import Function, State, Worker
 from overwinter.scheduler.wants import wants_worker
@@ -66,6 +67,8 @@ def _check_workers(cycle: Cycle) -> None:
         runs = Counter(each.spec.id for run in worker.runs.values() for each in run.functions)
         assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, "runs of what is not bound"
         assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds what it does not have"
+        keeps_s = keepalive.longest_s(worker, cycle.policy)
+        assert worker.keeps_s in (None, keeps_s), f"worker {worker.id} stays for as long as others would"
         for id_, binding in worker.bound.items():
             assert binding.function.spec.tenant == worker.tenant, f"{id_} is in a worker of another tenant"
             assert not binding.leaving or worker.stopping or worker.works_for(id_), f"{id_} should be unbound"

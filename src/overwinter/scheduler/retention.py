@@ -62,9 +62,7 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
         return max(ends, default=now)
     if worker.keeps_s is None:
         # Kept, for a worker may have a hundred, and becomes idle after each run.
-        worker.keeps_s = max(
-            (keepalive.at_most_s(each.function, policy) for each in worker.bound.values()), default=0.0
-        )
+        worker.keeps_s = keepalive.longest_s(worker, policy)
     return worker.since + worker.keeps_s
 
 

@@ -29,6 +29,11 @@ def at_most_s(function: Function, policy: Policy) -> float:
     return inf if policy.keep_alive == "room" else policy.keep_alive_s
 
 
+def longest_s(worker: Worker, policy: Policy) -> float:
+    """The longest that any function of a worker may stay there."""
+    return max((at_most_s(each.function, policy) for each in worker.bound.values()), default=0.0)
+
+
 def from_history(gaps: Sequence[float], at_most_s: float) -> float:
     """Just longer than 99 of 100 of the gaps between uses so far (INFless), within the function's own bound."""
     if len(gaps) < GAPS_LEAST:
