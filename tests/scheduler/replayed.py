@@ -1,4 +1,5 @@
-"""One long random sequence of events, the same for the same seed; as a program it prints every action of a scheduler.
+"""One long random sequence of events, the same for the same seed; as a program it prints every action of a scheduler
+under each of the policies named.
 
 For comparison between processes, between bounds, and between schedulers (benchmarks/decisions.py).
 """
@@ -126,14 +127,15 @@ def play(world: World, chance: Random, steps: int, first: int = 0) -> None:
         step(world, chance, number)
 
 
-def main(policy: str) -> None:
+def actions(policy: str, steps: int) -> list:
+    """Of a scheduler under a policy, with everything scarce and with few workers."""
     log = []
     for bound in ("all", "workers"):
         world = World(policy=policy, **BOUNDS[bound])
-        play(world, Random(1), STEPS // 2)
+        play(world, Random(1), steps // 2)
         log += world.log
-    sys.stdout.buffer.write(msgspec.json.encode(log))
+    return log
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.stdout.buffer.write(msgspec.json.encode([actions(policy, int(sys.argv[1])) for policy in sys.argv[2:]]))

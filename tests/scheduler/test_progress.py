@@ -1,4 +1,6 @@
-"""Whoever asks again and again is answered again and again, however short bodies, bytes and cores are."""
+"""Whoever asks again and again is answered again and again, however short workers, bytes and cores are, and whatever
+fails now and then.
+"""
 
 from heapq import heappop, heappush
 from math import inf
@@ -14,8 +16,10 @@ from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
-STAGE_S, WAKE_S, RUN_S, EXIT_S = 0.02, 0.03, 0.01, 0.005
+STAGE_S, WAKE_S, BIND_S, RUN_S, EXIT_S = 0.02, 0.03, 0.002, 0.01, 0.005
 LASTS_S = 20.0
+FAILING = 0.02
+"""Of what is asked for, where something fails."""
 TURN_S = 3.5
 """Without an answer to somebody who asks, for each function: a hundred wakes, and some seconds to change places."""
 SMALL = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)
@@ -45,9 +49,10 @@ SETTINGS = {
 class Clients:
     """Each asks for one function, waits for the answer or gives up, thinks, and asks again."""
 
-    def __init__(self, world: World, chance: Random) -> None:
+    def __init__(self, world: World, chance: Random, failing: float) -> None:
         self.world = world
         self.chance = chance
+        self.failing = failing
         self.heap: list = []
         self.said = 0
         self.planned: set = set()
@@ -79,6 +84,20 @@ class Clients:
         if run is not None:
             self.world.send(RunEnded(run.worker, run.run))
 
+    def bind(self, operation: int) -> None:
+        at = [bind.operation for bind in self.world.binding]
+        if operation in at:
+            self.world.bind(at.index(operation))
+
+    def stage(self) -> None:
+        if self.fails():
+            self.world.fail_stage()
+        else:
+            self.world.stage()
+
+    def fails(self) -> bool:
+        return self.chance.random() < self.failing
+
     def exit(self, worker: int) -> None:
         if worker in self.world.alive:
             self.world.die(worker)
@@ -86,16 +105,19 @@ class Clients:
     def plan(self) -> None:
         """Let come in time what was asked for, and read the answers."""
         world = self.world
-        for kind, seconds, deed, numbers in (
-            ("start", WAKE_S, self.ready, world.starting),
-            ("run", RUN_S, self.end, world.running),
-            ("stop", EXIT_S, self.exit, world.stopping),
+        for kind, seconds, deed, workers in (
+            ("start", WAKE_S, self.ready, {worker: worker for worker in world.starting}),
+            ("bind", BIND_S, self.bind, {bind.operation: bind.worker for bind in world.binding}),
+            ("run", RUN_S, self.end, {number: run.worker for number, run in world.running.items()}),
+            ("stop", EXIT_S, self.exit, {worker: worker for worker in world.stopping}),
         ):
-            for number in [number for number in numbers if (kind, number) not in self.planned]:
+            for number in [number for number in workers if (kind, number) not in self.planned]:
                 self.planned.add((kind, number))
                 self.after(seconds, deed, number)
-        for _ in range(len(world.staging) - sum(deed == world.stage for _, _, deed, _ in self.heap)):
-            self.after(STAGE_S, world.stage)
+                if self.fails():
+                    self.after(seconds / 2, self.exit, workers[number])
+        for _ in range(len(world.staging) - sum(deed == self.stage for _, _, deed, _ in self.heap)):
+            self.after(STAGE_S, self.stage)
         for id_ in [id_ for id_ in self.asked if id_ in world.answers]:
             name, think_s = self.asked.pop(id_)
             if isinstance(world.answers[id_], Reply):
@@ -122,18 +144,23 @@ class Clients:
 @given(
     seed=st.integers(0, 10_000),
     functions=st.integers(2, 5),
-    bodies=st.sampled_from([1, 2, 8]),
+    bodies=st.sampled_from([None, 1, 2, 8]),
     places=st.sampled_from([None, 1, 2, 3]),
     cores=st.sampled_from([None, 1, 2]),
+    family=st.sampled_from(["", "one"]),
+    failing=st.sampled_from([0.0, FAILING]),
 )
-def test_nobody_who_goes_on_asking_is_kept_out(policy, memory, seed, functions, bodies, places, cores):
+def test_nobody_who_goes_on_asking_is_kept_out(policy, memory, seed, functions, bodies, places, cores, family, failing):
     chance = Random(seed)
     host = None if places is None else 10 * places
     world = World(policy=policy, bodies_max=bodies, host_bytes=host, memory_bytes=memory, cores=cores)
-    clients = Clients(world, chance)
+    clients = Clients(world, chance, failing)
     for name in "abcde"[:functions]:
         drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}
-        world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0, **drawn))
+        # Of a family are those that are made alike.
+        whose = family and f"{family}-{drawn['max_batch']}-{drawn['concurrency']}-{drawn['threads']}"
+        whose = whose and f"{whose}{'-s' if drawn['sandboxed'] else ''}"
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0, family=whose, **drawn))
         clients.answered[name] = 0.0
         think_s = chance.choice([0.001, 0.02, 0.2])
         for _ in range(chance.choice([1, 1, 2])):

@@ -1,11 +1,20 @@
 """A resource that nobody thought of is named, claimed and given back in three files, and all else follows."""
 
+from random import Random
+
+import pytest
+
 from overwinter.core.actions import Reply, StartBody, StopBody
+from overwinter.core.policies import POLICIES
 from overwinter.scheduler import resources
 from overwinter.scheduler.ledger import Resource
+from tests.scheduler import replayed
 from tests.scheduler.world import World, spec
 
 LICENCES = 2
+STEPS = 150
+"""Of random play."""
+SOON_S = 50.0
 
 
 class Licensed(resources.Resources):
@@ -33,3 +42,15 @@ def test_a_new_resource_bounds_workers_and_is_waited_for(monkeypatch):
     assert [type(answer) for answer in world.answers.values()] == [Reply] * 4
     assert sum(isinstance(action, StopBody) for action in world.log) == 2
     assert world.resources.licences.taken == LICENCES
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_nobody_takes_more_of_a_new_resource_than_there_is_and_all_come_to_have_it(policy, monkeypatch):
+    monkeypatch.setattr("overwinter.scheduler.cycle.Resources", Licensed)
+    world, chance, most = World(policy=policy, **replayed.BOUNDS["cores"]), Random(policy), 0
+    for number in range(STEPS):
+        replayed.step(world, chance, number)
+        most = max(most, world.resources.licences.taken)
+    world.end_well(replayed.NAMES, SOON_S)
+    assert most == LICENCES
+    assert world.resources.licences.taken == 0
