@@ -101,16 +101,21 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
         return False
     if any(worker.has_slot for worker in ready):
         return False
-    run_s = latency.latency_s(ready[0].point, ready[0].point.batch)
-    if run_s is None:
-        # Nothing has run yet: what it costs to find out is a wake.
-        return True
-    at_once = sum(worker.point.batch * worker.point.concurrency for worker in ready)
-    slo_s, count = 0.0 if settings.slo_ms is None else settings.slo_ms / 1000, 0
+    rate = at_once = 0.0
+    for worker in ready:
+        seconds = latency.latency_s(worker.point, worker.point.batch)
+        if seconds is None:
+            # Nothing has run yet: what it costs to find out is a wake.
+            return True
+        together = worker.point.batch * worker.point.concurrency
+        rate += together / max(seconds, 1e-9)
+        at_once += together
+    # Workers of a family may be made differently: all together work off what waits, the slow ones too.
+    run_s, slo_s, count = at_once / rate, 0.0 if settings.slo_ms is None else settings.slo_ms / 1000, 0
     # Only as far as it takes to know: many may wait, and each of them asks.
     for each in chain([function], (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)):
         count += len(each.queue)
-        wait_s = run_s * count / at_once
+        wait_s = count / rate
         if wait_s > latency.wake_s and wait_s + run_s > slo_s:
             return True
     return False

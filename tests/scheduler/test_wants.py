@@ -1,0 +1,29 @@
+"""What a function wants: when those that wait need one more worker."""
+
+import pytest
+
+from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.operation import Operation
+from overwinter.scheduler.operations import begin_start, end_start
+from overwinter.scheduler.wants import needs_worker
+from tests.scheduler.world import World, spec
+
+FAST = Point(2, 4, 1, 1, 0.1)
+SLOW = Point(1, 4, 1, 1, 0.4)
+
+
+@pytest.mark.parametrize(("waiting", "needs"), [(4, False), (5, True)])
+@pytest.mark.parametrize("points", [(FAST, SLOW), (SLOW, FAST)])
+def test_workers_of_several_speeds_are_waited_for_by_what_they_do_together(points, waiting, needs):
+    """Both do 12.5 requests a second, so that with two in them the last of five has its answer after 0.56 s."""
+    world = World(cores=8)
+    profile = Profile(weight_bytes=30, macs=1, points=(FAST, SLOW))
+    world.deploy(spec(profile=profile, slo_ms=500, max_bodies=3, threads=2))
+    cycle, function = world.scheduler.cycle, world.state.functions["f@1"]
+    for point in points:
+        begin_start(cycle, function, point)
+    for worker in function.workers.values():
+        end_start(cycle, worker)
+        worker.runs[worker.id] = Operation(function, 0.0, 1.0, 1.0, 1.0)
+    function.queue.extend(range(waiting))
+    assert needs_worker(cycle, function) is needs
