@@ -76,6 +76,23 @@ def test_a_failure_is_its_requests_alone():
     assert (world.answers[g].error, world.answers[g].message) == ("HandlerError", "bad")
 
 
+def test_a_run_that_failed_for_some_says_nothing_of_what_sharing_costs():
+    world = family(member("f"), member("g"))
+    for _ in range(5):
+        busy(world)
+        world.now += 0.1
+        world.finish()
+    for _ in range(3):
+        busy(world)
+        f, g = world.arrive("f"), world.arrive("g")
+        world.now += 0.1
+        world.finish()
+        assert running(world) == [("f@1", "g@1")]
+        world.now += 60
+        world.finish(failures=[g])
+        assert isinstance(world.answers[f], Reply)
+
+
 @pytest.mark.parametrize("alone", [{"max_batch": 1}, {"config": {"policy": "separate"}}, {"blobs": (("other", 20),)}])
 def test_who_allows_no_batch_has_little_in_common_or_may_not_join_by_policy_runs_alone(alone):
     settings = {key: value for key, value in alone.items() if key == "max_batch"}

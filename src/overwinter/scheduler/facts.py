@@ -181,7 +181,9 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     if served:
         function, spent_s = served[0], cycle.now - run.began
         counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]
-        asked(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
+        # One that failed for some was done again for each: how long that took says nothing of the others.
+        if len(counts) == 1 or not failures:
+            asked(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
         _prepare(cycle, function, spent_s)
     for function in served:
         function.failures = 0

@@ -214,7 +214,7 @@ def _waiting(function: Function) -> Iterator[Function]:
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
     """Those whose requests wait and could join a run of the function in one of these workers."""
-    if not (cycle.policy.joins and function.sharing.joins) or is_suspect(function):
+    if not (cycle.policy.joins and function.family.trunks[function.trunk].sharing.joins) or is_suspect(function):
         return
     for mate in _waiting(function):
         if not mate.queue or is_suspect(mate):

@@ -27,7 +27,6 @@ from overwinter.scheduler.latency import LatencyModel
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.residents import Residents
-from overwinter.scheduler.sharing import Sharing
 from overwinter.scheduler.trunks import Trunks
 
 BIND_S = 0.002
@@ -224,11 +223,6 @@ class Function(msgspec.Struct, eq=False):
     def own(self) -> float:
         """The part of its runs that it shares with nobody."""
         return self.family.trunks[self.trunk].own
-
-    @property
-    def sharing(self) -> Sharing:
-        """Whether it pays that its runs are shared."""
-        return self.family.trunks[self.trunk].sharing
 
     @property
     def wants_wake(self) -> bool:

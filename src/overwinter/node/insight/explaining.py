@@ -272,7 +272,7 @@ def _shared(state: Function, tally: FunctionStatistics) -> SharedFacts:
         core_s=tally.shared_core_s,
         whole_core_s=tally.shared_whole_core_s,
         own=state.own,
-        cost=state.sharing.cost,
+        cost=state.family.trunks[state.trunk].sharing.cost,
         beside=dict(Counter(name for names in tally.beside for name in names).most_common()),
     )
 
