@@ -145,8 +145,13 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
         st.tuples(st.sampled_from([*NAMES, "x", "y"]), st.sampled_from("uuamfbs")), min_size=10, max_size=40
     ),
 )
-# Measured while a bind was under way.
+# Measured while a bind was under way; and after what it replaced was gone.
 @example("overwinter", 20, [*[("f", "u")] * 4, ("f", "m"), ("x", "u"), ("g", "u"), ("f", "a"), ("f", "m"), ("h", "u")])
+@example(
+    "overwinter", 20, [*[("f", "u")] * 3, ("f", "m"), *((it, "u") for it in "ghi"), ("f", "a"), ("f", "m"), ("f", "u")]
+)
+# Room that came when a worker of others was gone.
+@example("overwinter", 23, [*[("f", "u")] * 5, ("f", "m"), ("x", "u"), ("f", "a"), ("g", "a"), ("h", "u")])
 def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
     """In a worker that was measured once; what the first function adds to its need, nobody knows before."""
     world = node(mib, policy, others="xy")

@@ -17,7 +17,7 @@ from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, mates, memory, order, retention, victims
 from overwinter.scheduler.answers import refuse
-from overwinter.scheduler.binding import begin_bind
+from overwinter.scheduler.binding import begin_bind, worker_to_bind_in
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
@@ -27,7 +27,7 @@ from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import next_to_start, told, wanted_points
 from overwinter.scheduler.state import Family, Function, Worker
-from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Want, next_want, wants_worker
+from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Want, next_want, waits_for_room, wants_worker
 
 PLACES_AT_ONCE = 8
 """Of those that wait for a place, so many may have others stopped for them at once."""
@@ -44,8 +44,12 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
+        if cycle.places_changed:
+            _mark_roomless(cycle)
         if state.waiting:
             _give_places(cycle)
+        else:
+            cycle.places_changed = False
         if cycle.cores_changed and state.cores.waits:
             _give_cores(cycle)
         if cycle.bytes_changed and state.bytes and not changed:
@@ -57,7 +61,7 @@ def _is_left(cycle: Cycle) -> bool:
     """Whether somebody waits for something of which more may be free now."""
     state = cycle.state
     return bool(
-        (cycle.places_changed and state.waiting)
+        (cycle.places_changed and (state.waiting or cycle.roomless))
         or (cycle.cores_changed and state.cores.waits)
         or (cycle.bytes_changed and state.bytes)
     )
@@ -94,7 +98,8 @@ def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) 
             function.batch_at = Seconds(cycle.now + seconds)
             cycle.timers.arm(function.spec.id, function.batch_at)
         case None:
-            pass
+            if waits_for_room(cycle, function):
+                cycle.roomless[function.spec.id] = None
     order.leave(cycle, function)
     return False
 
@@ -125,6 +130,21 @@ def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> b
     order.leave(cycle, function)
     begin_bind(cycle, function, worker)
     return True
+
+
+def _mark_roomless(cycle: Cycle) -> None:
+    """Private memory may be free: look at those that lacked it for a bind and have room now. Those whose families have
+    no slot any more are looked at when one comes.
+    """
+    waiting, cycle.roomless = cycle.roomless, {}
+    for id_ in waiting:
+        function = cycle.state.functions.get(id_)
+        if function is None or function.line is not None or not waits_for_room(cycle, function):
+            continue
+        if worker_to_bind_in(cycle, function) is None:
+            cycle.roomless[id_] = None
+        else:
+            cycle.mark(function)
 
 
 def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:

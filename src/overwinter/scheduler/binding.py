@@ -83,7 +83,6 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Bind a function in a worker of its family; where there is no room for it, in the place of one that is idle."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
     replaced = None if _has_room(cycle, function, worker) else _least_used(worker)
-    nbytes = 0 if replaced is not None else int(function.family.bind_bytes)
     operation = OperationId(next(cycle.bind_ids))
     set_to_work(cycle, worker)
     if replaced is not None:
@@ -91,9 +90,9 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     slots_changed(cycle, worker)
     hangs_at = now + cycle.config.start_timeout_s
     overdue_at = now + max(UNKNOWN_S, OVERDUE * bind_s)
-    bind = worker.binds[id_] = Operation(function, now, now + bind_s, overdue_at, hangs_at, id=operation, nbytes=nbytes)
-    if nbytes:
-        worker.coming += nbytes
+    bind = worker.binds[id_] = Operation(function, now, now + bind_s, overdue_at, hangs_at, id=operation)
+    if replaced is None:
+        worker.coming += int(function.family.bind_bytes)
         count_bytes(cycle, worker)
     worker.bound[id_], worker.keeps_s = Binding(function), None
     function.workers[worker.id] = worker

@@ -140,11 +140,11 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
 def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
     """One that is stopped gives nothing back before its process is gone."""
     worker.taken = max(taken, worker.taken) if worker.stopping else taken
-    # What binds have added is in it; of those under way nothing may be yet.
-    worker.coming = sum(bind.nbytes for bind in worker.binds.values())
-    if not worker.stopping:
-        bound = max(1, len(worker.bound) - len(worker.binds))
-        worker.family.bind_bytes = smoothed(worker.family.bind_bytes, idle.excess(worker) / bound)
+    family, bound = worker.family, len(worker.bound) - len(worker.binds)
+    if bound and not worker.stopping:
+        family.bind_bytes = smoothed(family.bind_bytes, idle.excess(worker) / bound)
+    # What binds have added is in it, and what they replaced is not; of those under way nothing may be in it yet.
+    worker.coming = len(worker.binds) * int(family.bind_bytes)
     count_bytes(cycle, worker)
 
 

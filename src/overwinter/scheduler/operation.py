@@ -33,8 +33,6 @@ class Operation(msgspec.Struct, eq=False):
     """Of a run: the requests of each function in it, those of the one that leads first."""
     id: OperationId | None = None
     """Of a bind: what its answer repeats."""
-    nbytes: int = 0
-    """Of a bind: private bytes that it is expected to add to what its worker takes."""
 
     @property
     def requests(self) -> tuple[RequestId, ...]:

@@ -68,6 +68,13 @@ def wants_worker(cycle: Cycle, function: Function) -> bool:
     return _needs_worker_now(cycle, function)
 
 
+def waits_for_room(cycle: Cycle, function: Function) -> bool:
+    """Whether a function that can be bound nowhere now could be if there were more private memory."""
+    if not function.queue or not _wants_bind(function) or not _may_wake(cycle, function):
+        return False
+    return any(each.has_slot and function.spec.id not in each.bound for each in function.usable())
+
+
 def _may_wake(cycle: Cycle, function: Function) -> bool:
     may_not = function.loading is not None or cycle.now < function.backoff_until
     return not may_not and function.spec.id != cycle.state.giving_back
