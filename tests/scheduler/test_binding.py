@@ -137,6 +137,46 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
     assert isinstance(world.answers[request], Reply)
 
 
+def replacing() -> World:
+    """A bind is under way in the place of the only function that its worker had."""
+    world = node(14)
+    use(world, "f")
+    measure(world)
+    world.arrive("g")
+    world.stage()
+    assert world.binding
+    assert of(Unbind, world.log) == [Unbind(1, "f@1")]
+    return world
+
+
+def test_what_a_bind_adds_is_claimed_when_what_it_replaces_was_seen_to_be_gone():
+    world = replacing()
+    measure(world)
+    assert world.resources.memory.taken == NEED + STATE
+    world.bind()
+    assert world.resources.memory.taken == true_bytes(world, 1)
+
+
+def test_a_worker_that_has_nothing_bound_yet_tells_nothing_of_what_a_bind_adds():
+    world = replacing()
+    before = world.state.workers[1].family.bind_bytes
+    measure(world)
+    assert world.state.workers[1].family.bind_bytes == before == STATE
+
+
+def test_what_lacked_private_memory_is_bound_when_a_measurement_shows_that_there_is_some():
+    world = node(14)
+    use(world, "f")
+    measure(world)
+    world.arrive("f")
+    request = world.arrive("g")
+    world.settle_processes()
+    assert not of(Bind, world.log)
+    assert of(Bind, world.send(MemoryMeasured(((1, NEED),))))
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
 @settings(max_examples=60)
 @given(
     policy=st.sampled_from([name for name, policy in POLICIES.items() if policy.binds]),
