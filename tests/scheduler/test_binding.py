@@ -89,7 +89,8 @@ def test_a_bind_for_which_there_is_no_room_takes_the_place_of_the_function_that_
     assert world.bound == {1: {"f@1", "h@1"}}
 
 
-def test_a_bind_waits_for_a_function_that_runs_where_there_is_room_for_no_other():
+def lacking() -> tuple[World, int]:
+    """A request waits beside a slot of a worker in which another runs, for there is no private memory for a bind."""
     world = node(14)
     use(world, "f")
     measure(world)
@@ -97,6 +98,11 @@ def test_a_bind_waits_for_a_function_that_runs_where_there_is_room_for_no_other(
     request = world.arrive("g")
     world.settle_processes()
     assert not of(Bind, world.log)
+    return world, request
+
+
+def test_a_bind_waits_for_a_function_that_runs_where_there_is_room_for_no_other():
+    world, request = lacking()
     world.finish()
     world.settle()
     assert isinstance(world.answers[request], Reply)
@@ -165,13 +171,7 @@ def test_a_worker_that_has_nothing_bound_yet_tells_nothing_of_what_a_bind_adds()
 
 
 def test_what_lacked_private_memory_is_bound_when_a_measurement_shows_that_there_is_some():
-    world = node(14)
-    use(world, "f")
-    measure(world)
-    world.arrive("f")
-    request = world.arrive("g")
-    world.settle_processes()
-    assert not of(Bind, world.log)
+    world, request = lacking()
     assert of(Bind, world.send(MemoryMeasured(((1, NEED),))))
     world.settle()
     assert isinstance(world.answers[request], Reply)

@@ -1,9 +1,11 @@
 """How is a function bound in a worker of its family, and how is it unbound?
 
 A bind takes a slot of the worker and a core, as a run does. What it is expected to add to the worker's private memory
-counts from its begin until the worker is measured: what each of its family takes beyond what the worker was to need, as
-far as that was seen. Where there is no room for that, a bind does not wait: a function that is idle in the worker is
-unbound for it, and an idle worker of others leaves, so that there is room for the next.
+counts from its begin until it has ended and the worker is measured: what each of its family takes beyond what the
+worker was to need, as far as that was seen. Where there is no room for that, a bind does not wait: a function that is
+idle in the worker is unbound for it, and an idle worker of others leaves, so that there is room for the next. What the
+one that is unbound took counts for the bind. Where none is idle, the function waits for a run in the worker to end, or
+for private memory to come free.
 
 An unbind takes no time: its worker hears of it before anything else that comes later.
 """
@@ -83,6 +85,8 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     """Bind a function in a worker of its family; where there is no room for it, in the place of one that is idle."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
     replaced = None if _has_room(cycle, function, worker) else _least_used(worker)
+    # What it replaces counts in its stead until the worker is measured.
+    added = 0 if replaced is not None else int(function.family.bind_bytes)
     operation = OperationId(next(cycle.bind_ids))
     set_to_work(cycle, worker)
     if replaced is not None:
@@ -91,8 +95,8 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     hangs_at = now + cycle.config.start_timeout_s
     overdue_at = now + max(UNKNOWN_S, OVERDUE * bind_s)
     bind = worker.binds[id_] = Operation(function, now, now + bind_s, overdue_at, hangs_at, id=operation)
-    if replaced is None:
-        worker.coming += int(function.family.bind_bytes)
+    if added:
+        worker.coming += added
         count_bytes(cycle, worker)
     worker.bound[id_], worker.keeps_s = Binding(function), None
     function.workers[worker.id] = worker
