@@ -27,6 +27,19 @@ def runs(sharing: Sharing, count: int, cost: Callable[[], float], alone_s: float
     return joined
 
 
+def test_shared_runs_that_fail_are_looks_too():
+    sharing = Sharing()
+    runs(sharing, 100, lambda: 3.0)
+    joined = []
+    for _ in range(200):
+        joined.append(sharing.joins)
+        if joined[-1]:
+            sharing.count(several=True)
+        else:
+            sharing.observe(POINT, [1], ALONE_S)
+    assert 0 < joined.count(True) <= 20
+
+
 @given(cost=st.floats(0.2, 0.95))
 def test_runs_that_pay_are_shared_but_now_and_then(cost):
     joined = runs(Sharing(), 2000, lambda: cost)

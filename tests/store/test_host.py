@@ -199,6 +199,19 @@ def test_of_no_blocks_none_is_unverified(repository, memory):
     assert after.unverified() == after.unverified([BLOB.address]) == [BLOB.address]
 
 
+def test_what_an_earlier_owner_left_is_handed_out_when_it_was_hashed_and_not_before(repository, memory):
+    put(repository, BLOB.address, DATA)
+    HostStore(memory / "host", repository).stage([BLOB])
+    after = HostStore(memory / "host", repository)
+    after.sweep([BLOB])
+    with pytest.raises(StoreError, match=BLOB.address):
+        after.open([BLOB.address])
+    assert after.holds(BLOB.address)
+    assert after.verify(BLOB.address)
+    [descriptor] = after.open([BLOB.address])
+    os.close(descriptor)
+
+
 def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, host):
     put(repository, BLOB.address, DATA)
     host.stage([BLOB])

@@ -184,6 +184,8 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
         # One that failed for some was done again for each: how long that took says nothing of the others.
         if len(counts) == 1 or not failures:
             asked(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
+        else:
+            trunk.sharing.count(several=True)
         _prepare(cycle, function, spent_s)
     for function in served:
         function.failures = 0

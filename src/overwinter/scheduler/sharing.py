@@ -47,17 +47,21 @@ class Sharing(msgspec.Struct, eq=False):
     def observe(self, point: Point, counts: Sequence[int], seconds: float) -> None:
         """A run in a worker so made, of so many requests of each of one or more functions, took so long."""
         several = len(counts) > 1
+        self.count(several)
+        if several:
+            self._compare(self._apart_s(point, counts), seconds)
+        else:
+            alone = self._alone.setdefault((point.cores, point.concurrency), {})
+            _add(alone.setdefault(counts[0].bit_length(), []), seconds / counts[0])
+
+    def count(self, several: bool) -> None:
+        """A run ended, of several functions or of one, of which nothing else may be known."""
         if several == self.pays:
             self._runs += 1
         else:
             # One that had nobody to share it says nothing of how often to look.
             times = 2 if self._runs >= self._look_after else 1
             self._runs, self._look_after = 0, min(times * self._look_after, LOOK_LAST)
-        if several:
-            self._compare(self._apart_s(point, counts), seconds)
-        else:
-            alone = self._alone.setdefault((point.cores, point.concurrency), {})
-            _add(alone.setdefault(counts[0].bit_length(), []), seconds / counts[0])
 
     def _compare(self, apart: float, seconds: float) -> None:
         if apart <= 0:

@@ -131,11 +131,14 @@ class HostStore:
     def open(self, addresses: Iterable[Address]) -> list[int]:
         """Read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
 
-        StoreError when one is not resident or has lost its size; that one is dropped, so that it can be staged again.
+        StoreError when one is not resident or has lost its size, which is dropped, so that it can be staged again; and
+        when one was left by an earlier owner and could not be hashed.
         """
         descriptors: list[int] = []
         with ExitStack() as undo:
             for address in addresses:
+                if address in self._unverified:
+                    raise StoreError(f"block {address} in {self.root} was not hashed yet: try again")
                 descriptor = self._open(address)
                 undo.callback(os.close, descriptor)
                 descriptors.append(descriptor)

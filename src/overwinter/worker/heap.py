@@ -59,7 +59,8 @@ def _give_back_end() -> None:
     block = _libc.malloc(room) if room > 0 else None
     if block is not None:
         start, stop = -(-block // _PAGE) * _PAGE, (block + room) // _PAGE * _PAGE
-        _libc.madvise(start, stop - start, mmap.MADV_DONTNEED)
+        if start < stop:
+            _libc.madvise(start, stop - start, mmap.MADV_DONTNEED)
         _libc.free(block)
 
 
