@@ -61,8 +61,8 @@ BETWEEN_S = (0.5, 2.5)
 RECOVERY_S = 60.0
 UNLOADED = 0.4
 """Share of the faults of storage."""
-DESCRIPTORS_SPARE = 32
-"""Of zygotes, workers and processes forked ahead, which come and go: seven each."""
+DESCRIPTORS_SPARE = 84
+"""Of four zygotes and eight processes forked ahead, which come and go: seven each."""
 STATUSES = {429, 500, 503, 504, 507}
 DAMAGED = re.compile(r"\b[0-9a-f]{64}\b|block")
 
