@@ -4,7 +4,7 @@ Between two looks a worker can grow by a GiB a second on each core. So it is loo
 often while the sum grows towards its bound. Who has not computed since takes what it took, and who has computed most
 can have taken most: a look costs a microsecond for each worker, and more for those few that are measured. What is
 counted is the kernel's own account, which anybody may read: pages that the process alone may write to, and those of the
-trays that it shares with the node. A process that was forked ahead has a fixed claim; one that takes far more is ended.
+buffers that it shares with the node. A process that was forked ahead has a fixed claim; one that takes far more ends.
 
 What a fork shares with its zygote is not the worker's as long as neither writes to it. When it is forked that is what
 its zygote has; later, what the full account (accounting.py) finds to be shared still.
