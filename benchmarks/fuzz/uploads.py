@@ -66,7 +66,8 @@ class Uploads:
 
     def _wrong_bytes(self, rng: Random) -> None:
         data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
-        address = address_of(data + b".")
+        # Of so many bytes that no other case has brought the same.
+        address = address_of(data + rng.randbytes(16))
         self._refused(address, self._put(address, data))
 
     def _broken_off(self, rng: Random) -> None:

@@ -212,7 +212,8 @@ class Arena:
             return
         try:
             connect(self.port).close()
-        except OSError:
+        except (ConnectionError, TimeoutError):
+            # No other error says anything of the node.
             try:
                 process.wait(ENDS_S)
             except subprocess.TimeoutExpired:

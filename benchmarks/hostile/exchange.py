@@ -1,5 +1,6 @@
 """How does an attacker speak to a node? Raw bytes over a socket, and an answer that may be anything or nothing."""
 
+import errno
 import json
 import socket
 import time
@@ -12,6 +13,9 @@ ATTACKER = "127.0.0.2"
 """Where attackers come from: a node may bound what one address takes, and the neighbour has another."""
 PATIENCE_S = 30.0
 """Who has sent a whole request and has heard nothing for so long was left hanging."""
+NO_PORT = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+PORTS_S = 90.0
+"""A connection that was closed keeps its port for a minute."""
 
 
 class Reply(NamedTuple):
@@ -40,8 +44,15 @@ class HungError(Exception):
 
 
 def connect(port: int, patience_s: float = PATIENCE_S) -> socket.socket:
-    """A connection; ConnectionError when nobody listens."""
-    return socket.create_connection(("127.0.0.1", port), patience_s, (ATTACKER, 0))
+    """A connection; ConnectionError when nobody listens. Waits while this machine has no port left for it."""
+    until = time.monotonic() + PORTS_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), patience_s, (ATTACKER, 0))
+        except OSError as error:
+            if error.errno not in NO_PORT or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 def exchange(port: int, parts: bytes | Iterable[bytes], patience_s: float = PATIENCE_S) -> Reply | None:

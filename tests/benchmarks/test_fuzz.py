@@ -1,5 +1,6 @@
 """The fuzz does the same again with the same seed, and tells harm from what is none."""
 
+import errno
 import json
 import socket
 import threading
@@ -13,7 +14,7 @@ from benchmarks.hostile import mutation, wires
 from benchmarks.hostile.arena import Journal, Tail, tracebacks
 from benchmarks.hostile.bodies import HEAVY, LIGHT, row_of
 from benchmarks.hostile.canaries import canary, canary_in
-from benchmarks.hostile.exchange import HungError, Reply, exchange
+from benchmarks.hostile.exchange import ATTACKER, HungError, Reply, connect, exchange
 from benchmarks.hostile.neighbour import Told
 from benchmarks.hostile.verdicts import Tally, fatal_signal, unforeseen
 
@@ -66,6 +67,22 @@ def test_only_a_row_beyond_doubt_is_checked():
     assert row_of({"inputs": []}) is None
     assert row_of({"inputs": [{**sure["inputs"][0], "shape": [4]}]}) is None
     assert row_of([None]) is None
+
+
+def test_an_attacker_waits_for_a_port_of_the_machine(monkeypatch):
+    tries = []
+    plain = socket.create_connection
+
+    def scarce(*args):
+        tries.append(args)
+        if len(tries) == 1:
+            raise OSError(errno.EADDRNOTAVAIL, "no port is left")
+        return plain(*args)
+
+    monkeypatch.setattr(socket, "create_connection", scarce)
+    with socket.create_server(("127.0.0.1", 0)) as server, connect(server.getsockname()[1]) as end:
+        assert end.getsockname()[0] == ATTACKER
+    assert len(tries) == 2
 
 
 class Kind:
