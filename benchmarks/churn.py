@@ -33,8 +33,8 @@ from overwinter.core.errors import CallerError
 MODELS = ("mlp", "textcnn", "mobilenet-v2", "minilm")
 PROGRAMS_KEPT = 256
 """That the zygote keeps prepared (`prepared_max`)."""
-STEPS_KEPT = 4096
-"""That the journal keeps (`journal_ring` of core/config.py)."""
+STEPS = 4096
+"""More than the journal keeps (`journal_ring` of core/config.py)."""
 UNLOADED_EVERY = 4
 REFUSED_EVERY = 10
 PARTS = 4
@@ -136,7 +136,7 @@ class Churn:
                 if (cycle + 1) % 64 == 0:
                     print(f"  warm-up: {cycle + 1} programs of {PROGRAMS_KEPT}", file=sys.stderr)
             # Eight steps a cycle at least, large ones: a function with all its blocks is named in them.
-            for cycle in range(STEPS_KEPT // 8 - PROGRAMS_KEPT):
+            for cycle in range(STEPS // 8 - PROGRAMS_KEPT):
                 self.deploy(cycle, connection)
 
     def standing(self) -> Standing:

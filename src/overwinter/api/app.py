@@ -13,7 +13,7 @@ from overwinter.api.budget import Budget, Hold, client_of
 from overwinter.api.connections import PIECE_BYTES, Connections
 from overwinter.api.deployments import DeploymentApi
 from overwinter.api.errors import error_response
-from overwinter.api.exchange import Request, Response
+from overwinter.api.exchange import CONNECTION, Request, Response
 from overwinter.api.front import Front
 from overwinter.api.inference import InferenceApi
 from overwinter.api.insight import InsightApi
@@ -54,7 +54,7 @@ def create_app(front: Front, limits: RequestLimits, budget: Budget) -> App:
         try:
             try:
                 handler, values = find(scope["method"], scope["path"])
-                response = await handler(Request(headers, values, receive, hold, turns))
+                response = await handler(Request(headers, values, receive, hold, turns, scope[CONNECTION]))
             except Exception as error:  # noqa: BLE001 - the outer border: whatever failed, the caller gets an answer
                 response = error_response(error)
                 # Its frames hold what the request sent, and are held by it: that would stay until the next collection.

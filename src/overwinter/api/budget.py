@@ -66,9 +66,11 @@ class Budget:
     def add(self, client: str, nbytes: int) -> None:
         """Count more, or less, as held; who waits gets what became free, in order."""
         self.held += nbytes
-        self.held_by[client] += nbytes
-        if not self.held_by[client]:
-            del self.held_by[client]
+        held = self.held_by.get(client, 0) + nbytes
+        if held:
+            self.held_by[client] = held
+        else:
+            self.held_by.pop(client, None)
         if nbytes < 0 and self._waiting:
             self._grant()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -10,21 +10,28 @@ from overwinter.api.budget import Hold
 from overwinter.api.messages import Headers, Receive
 from overwinter.api.reading import Bounds, read_body
 from overwinter.api.steps import Turns
-from overwinter.core.errors import CallerError, OverwinterError
+from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
 
 JSON_TYPE = (b"content-type", b"application/json")
 
-WATCH_AFTER_S = 0.02
-"""Whether a caller has gone is looked at from then on: most answers are there sooner, and need no second task."""
+CONNECTION = "overwinter.connection"
+"""Where in the scope of a request its connection is."""
+
+LEFT = "the client closed the connection before its answer was ready"
 
 T = TypeVar("T")
 
 encode_json = msgspec.json.Encoder().encode
 
 
-class _HungUpError(Exception):
-    """The client closed its connection."""
+class Connection(Protocol):
+    """The connection over which a request came, as long as it is the one that is answered."""
+
+    has_left: bool
+    """Whether its other side has closed it."""
+    on_leave: Callable[[], object] | None
+    """What is called when that happens."""
 
 
 Write = Callable[[bytes], Awaitable[None]]
@@ -65,6 +72,7 @@ class Request(msgspec.Struct):
     """What it holds of the memory for requests; given back when its answer is sent."""
     turns: Turns
     """For work of more than one step."""
+    connection: Connection
 
     async def body(self, bounds: Bounds) -> Buffer:
         """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError
@@ -74,31 +82,17 @@ class Request(msgspec.Struct):
 
     async def unless_gone(self, answer: Awaitable[T]) -> T:
         """Await `answer` after the body was read; cancel it when the client hangs up, so that no queue holds it."""
-        gone = False
-        outcome: T | OverwinterError
-        watchers: list[asyncio.Task[None]] = []
+        task = asyncio.current_task()
+        assert task is not None
+        if self.connection.has_left:
+            task.cancel()
+        # A task of its own that watches would cost each request more.
+        self.connection.on_leave = task.cancel
         try:
-            async with asyncio.TaskGroup() as group:
-                later = asyncio.get_running_loop().call_later(
-                    WATCH_AFTER_S, lambda: watchers.append(group.create_task(self._hung_up()))
-                )
-                try:
-                    outcome = await answer
-                except OverwinterError as error:
-                    outcome = error
-                finally:
-                    later.cancel()
-                for watcher in watchers:
-                    watcher.cancel()
-        except* _HungUpError:
-            gone = True
-        if gone:
-            raise CallerError("the client closed the connection before its answer was ready")
-        if isinstance(outcome, OverwinterError):
-            raise outcome
-        return outcome
-
-    async def _hung_up(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-        raise _HungUpError
+            return await answer
+        except asyncio.CancelledError:
+            if self.connection.has_left and not task.uncancel():
+                raise CallerError(LEFT) from None
+            raise
+        finally:
+            self.connection.on_leave = None

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from overwinter.api.budget import client_of
 from overwinter.api.connections import Connections, Waits
+from overwinter.api.exchange import CONNECTION
 from overwinter.api.steps import Steps
 
 STEP_BYTES = 16 << 10
@@ -95,6 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self._refusal: tuple[int, str] | None = None
         self._refused = False
+        self.has_left = False
+        self.on_leave: Callable[[], object] | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the last one that came."""
         self._number = 0
@@ -270,6 +273,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self._all.crowded(self.caller):
             # Its caller sees that it ends. One that only idles may have to make room just when it is used again.
             cycle.keep_alive = False
@@ -291,9 +295,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _leave(self) -> None:
         """Tell the request under way that nobody waits for its answer; those behind it are not begun."""
         self.pipeline.clear()
+        self.has_left = True
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            if self.on_leave is not None:
+                self.on_leave()
 
     def _waits_for(self) -> str:
         if self._refused or self.transport.is_closing():

@@ -182,7 +182,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Blocks that no function needs stay so long, so that a deploy under way does not lose what it sent."""
     journal: str | None = None
     """File to which every step is appended; None: only the ring."""
-    journal_ring: int = 4096
+    journal_ring: int = 512
+    """Steps kept in memory. Each new one is written where the oldest lay: with few that is still in the cache."""
     profile_on_deploy: bool = True
     """Measure each new program in the background."""
     profile_share: float = 0.1

@@ -135,7 +135,7 @@ def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
     """
     if len(tensor.shape) > RANK_MAX:
         raise CallerError(f"tensor {tensor.name!r} has {len(tensor.shape)} sizes in its shape; at most {RANK_MAX}")
-    if any(size < 0 for size in tensor.shape):
+    if min(tensor.shape, default=0) < 0:
         raise CallerError(f"tensor {tensor.name!r} has a negative size in shape {list(tensor.shape)}")
     count = prod(tensor.shape)
     if tensor.datatype == BYTES:

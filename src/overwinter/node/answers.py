@@ -21,6 +21,7 @@ from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
 from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.tray import Tray, offsets
 
+KNOWN = frozenset((*ITEM_BYTES, BYTES))
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
 """Whose fault a worker may say that something is; all else is its own."""
 TOLD_MOST = 4000
@@ -65,19 +66,29 @@ class AnswerCheck:
         """Before any arithmetic: sizes may be anything."""
         if len(metas) != len(self._outputs):
             raise ValueError(f"{len(metas)} outputs are given, {len(self._outputs)} are declared")
+        nbytes = elements = 0
         for meta, spec in zip(metas, self._outputs, strict=True):
-            same = (meta.name, meta.datatype, len(meta.shape)) == (spec.name, spec.datatype, len(spec.shape))
-            if not same or any(
-                size < 0 or (isinstance(wanted, int) and size != wanted)
-                for size, wanted in zip(meta.shape, spec.shape, strict=True)
-            ):
+            if not _is_declared(meta, spec):
                 raise ValueError(f"an output is not {spec.name!r} as it is declared")
-            if not 0 <= meta.nbytes <= ANSWER_BYTES_MAX or meta.datatype not in (*ITEM_BYTES, BYTES):
+            if not 0 <= meta.nbytes <= ANSWER_BYTES_MAX or meta.datatype not in KNOWN:
                 raise ValueError(f"output {spec.name!r} cannot have {meta.nbytes} bytes")
-        if sum(meta.nbytes for meta in metas) > ANSWER_BYTES_MAX:
+            nbytes += meta.nbytes
+            if meta.datatype == BYTES:
+                elements += prod(meta.shape)
+        if nbytes > ANSWER_BYTES_MAX:
             raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
-        if sum(prod(meta.shape) for meta in metas if meta.datatype == BYTES) > ELEMENTS_MAX:
+        if elements > ELEMENTS_MAX:
             raise ValueError(f"an answer has more than {ELEMENTS_MAX} elements of BYTES")
+
+
+def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
+    if meta.name != spec.name or meta.datatype != spec.datatype or len(meta.shape) != len(spec.shape):
+        return False
+    # Plainly: each answer comes through here.
+    for size, wanted in zip(meta.shape, spec.shape, strict=True):
+        if size < 0 or (size != wanted and isinstance(wanted, int)):
+            return False
+    return True
 
 
 def said_bytes(answer: Answer) -> int:

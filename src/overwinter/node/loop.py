@@ -1,9 +1,10 @@
-"""The one owner of the scheduler: events in, actions out, each step into the journal.
+"""The one owner of the scheduler: events in, actions out, each step into the journal and to those who read steps.
 
 `post` may be called from any callback of the node's event loop, never from another thread. An event posted
 while another is handled waits for its turn, so a step is never inside a step.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -28,16 +29,27 @@ class Effects(Protocol):
 
 
 class Loop:
-    """Feeds events to the scheduler, one after another, and hands its actions to `effects`; readers see each step."""
+    """Feeds events to the scheduler, one after another, and hands its actions to `effects`.
+
+    Readers see each step soon afterwards, in order: a caller's answer does not wait for what is counted of it.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, journal: Journal, effects: Effects, readers: Sequence[Observe] = ()
+        self,
+        scheduler: Scheduler,
+        journal: Journal,
+        effects: Effects,
+        readers: Sequence[Observe] = (),
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
+        """`failed` hears why a reader could not read on."""
         self._scheduler = scheduler
         self._journal = journal
         self._effects = effects
         self._readers = readers
+        self._failed = failed
         self._events: deque[Event] = deque()
+        self._unread: list[tuple[Seconds, Event, list[Action]]] = []
         self._turning = False
 
     def post(self, event: Event) -> None:
@@ -56,7 +68,20 @@ class Loop:
         now = clock.now()
         actions = self._scheduler.handle(event, now)
         self._journal.record(now, event, actions)
-        for read in self._readers:
-            read(now, event, actions)
+        if self._readers:
+            if not self._unread:
+                asyncio.get_running_loop().call_soon(self._read)
+            self._unread.append((now, event, actions))
         for action in actions:
             self._effects.carry_out(action)
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        try:
+            for step in unread:
+                for read in self._readers:
+                    read(*step)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)

@@ -343,6 +343,11 @@ class Node:
         except Exception as error:  # noqa: BLE001 - the border to the mind: nothing may go on after it failed
             if self._scheduler.in_hand is not None:
                 self._quarantine.add(self._scheduler.in_hand, error)
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing may go on after this: the node ends."""
+        if not self._broken.done():
             self._broken.set_exception(error)
             self._effects.close()
 

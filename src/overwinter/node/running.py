@@ -70,7 +70,7 @@ async def running(
             with repository.reserve.spent():
                 node.insight = Insight(node, node._scheduler, node._deployed, faults, log)
             readers = (node.profiler.observer.observe, node.insight.statistics.observe)
-            node._loop = Loop(node._scheduler, node.journal, node._effects, readers)
+            node._loop = Loop(node._scheduler, node.journal, node._effects, readers, node.fail)
             node._effects.post = node.post
             node.processes.start()
             calm, lose = partial(is_calm, node._scheduler.cycle), node._effects.placing.lose

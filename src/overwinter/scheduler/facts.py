@@ -285,6 +285,8 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 def _look_after(cycle: Cycle, worker: Worker, function: Function) -> None:
     """Something ended in a worker for a function that is none of its family's any more, perhaps: who settles it?"""
+    if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
+        return
     if worker.is_forsaken and worker.is_idle:
         stop(cycle, worker)
     elif (function.removed or function.family is not worker.family) and worker.family.members:

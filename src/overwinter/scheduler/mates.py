@@ -88,7 +88,7 @@ def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: i
 
 def changed(cycle: Cycle, function: Function) -> None:
     """A request came or went: those that wait for more of them look again."""
-    if cycle.policy.joins:
+    if cycle.policy.joins and len(function.family.members) > 1:
         for mate in _waiting(function):
             if mate.batch_at is not None:
                 cycle.mark(mate)
@@ -214,7 +214,9 @@ def _waiting(function: Function) -> Iterator[Function]:
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
     """Those whose requests wait and could join a run of the function in one of these workers."""
-    if not (cycle.policy.joins and function.family.trunks[function.trunk].sharing.joins) or is_suspect(function):
+    if len(function.family.members) == 1 or not cycle.policy.joins or is_suspect(function):
+        return
+    if not function.family.trunks[function.trunk].sharing.joins:
         return
     for mate in _waiting(function):
         if not mate.queue or is_suspect(mate):

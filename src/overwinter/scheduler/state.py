@@ -233,7 +233,8 @@ class Function(msgspec.Struct, eq=False):
     def is_ready(self) -> bool:
         """Whether a worker that has it could run a request."""
         id_ = self.spec.id
-        return any(worker.is_ready and id_ not in worker.binds for worker in self.workers.values())
+        # Asked at every request: as `is_ready` of each.
+        return any(each.start is None and not each.stopping and id_ not in each.binds for each in self.workers.values())
 
     @property
     def is_starting(self) -> bool:

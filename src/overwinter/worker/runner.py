@@ -45,6 +45,8 @@ class Prepared:
         self.run: Compiled = compile_program(self.program)
         self.declared = Declared(self.program)
         self.trunks = Trunks(self.program)
+        self.joinable = not self.program.unjoinable
+        """Whether requests may share a run, as far as shapes tell."""
 
     def unchecked(self) -> Compiled:
         """The same for zeros: what the program checks of tensors need not hold of them."""
@@ -281,6 +283,8 @@ def _attempt(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Fai
 
 def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
     """Indices of requests that run together: of one shape but for the batch, and no more than the program takes."""
+    if len(ready) == 1:
+        return [] if isinstance(ready[0], Failure) else [[0]]
     groups: list[list[int]] = []
     for alike in _alike(ready):
         rows = most = 0
@@ -288,9 +292,8 @@ def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
             item = ready[index]
             if isinstance(item, Failure):
                 continue
-            program = item.runner.program
-            _, most = program.dimensions.get(BATCH, (1, 1))
-            count = most if program.unjoinable else item.inputs[0].shape[0]
+            _, most = item.runner.program.dimensions.get(BATCH, (1, 1))
+            count = item.inputs[0].shape[0] if item.runner.prepared.joinable else most
             if not rows or rows + count > most:
                 groups.append([])
                 rows = 0
@@ -308,7 +311,7 @@ def _alike(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
         if isinstance(item, Failure):
             continue
         batches = {tensor.shape[0] if tensor.dim() else -1 for tensor in item.inputs}
-        alone = len(batches) != 1 or -1 in batches or bool(item.runner.program.unjoinable)
+        alone = len(batches) != 1 or -1 in batches or not item.runner.prepared.joinable
         key = (index,) if alone else tuple(tensor.shape[1:] for tensor in item.inputs)
         groups.setdefault(key, {}).setdefault(item.runner, []).append(index)
     return [[index for own in group.values() for index in own] for group in groups.values()]

@@ -44,10 +44,10 @@ def plain(name: str, value: torch.Tensor) -> torch.Tensor:
     """
     if type(value) not in _PLAIN:
         raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")
-    kind = next((word for word, is_kind in _KINDS if is_kind(value)), None)
-    if kind is not None:
-        raise HandlerError(f"{name!r} is {kind}: give a plain tensor of the CPU")
-    return value.detach()
+    if value.is_cpu and value.layout is torch.strided and not (value.is_nested or value.is_quantized):
+        return value.detach()
+    kind = next((word for word, is_kind in _KINDS if is_kind(value)), "on another device")
+    raise HandlerError(f"{name!r} is {kind}: give a plain tensor of the CPU")
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -56,7 +56,6 @@ _KINDS: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
     ("a nested tensor", lambda value: value.is_nested),
     ("quantized", lambda value: value.is_quantized),
     ("a sparse tensor", lambda value: value.layout is not torch.strided),
-    ("on another device", lambda value: value.device.type != "cpu"),
 )
 
 

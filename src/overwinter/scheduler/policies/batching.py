@@ -50,9 +50,14 @@ Rule = Callable[[Waiting, Sequence[Worker]], Step]
 
 
 def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
-    """Whatever waits goes at once, to the worker that does least; of those the one used last, so that others sleep."""
+    """Whatever waits goes at once."""
+    return at_once(waiting.count, workers)
+
+
+def at_once(count: int, workers: Sequence[Worker]) -> Send:
+    """So many go to the worker that does least; of those the one used last, so that others sleep."""
     worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))
-    return Send(worker, min(waiting.count, worker.point.batch))
+    return Send(worker, min(count, worker.point.batch))
 
 
 def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
