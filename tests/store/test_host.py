@@ -174,6 +174,22 @@ def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
     assert host.verify(BLOB.address)
 
 
+def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place(repository, host):
+    put(repository, BLOB.address, DATA)
+    host.stage([BLOB])
+    flip_bit(host.root / BLOB.address)
+
+    def staged_anew():
+        host.drop([BLOB.address])
+        host.stage([BLOB])
+
+    with pytest.raises(StoreError, match=f"{BLOB.address}.*left"):
+        host.verify(BLOB.address, staged_anew)
+    assert host.health.damaged_memory == 0
+    with opened(host, [BLOB.address]) as (descriptor,):
+        assert os.pread(descriptor, len(DATA), 0) == DATA
+
+
 def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host):
     live, cut_short, dead = stored(repository, 3)
     host.stage([live, cut_short, dead])

@@ -213,7 +213,7 @@ class HostStore:
     def verify(self, address: Address, pause: Callable[[], None] = _at_once) -> bool:
         """Hash a resident block again; when it is not what its name says it is dropped, and the answer is False.
 
-        `pause` is called after each chunk. StoreError when the block is not here.
+        `pause` is called after each chunk. StoreError when the block is not here, or left meanwhile.
         """
         hasher = blake3()
         with open(self._open(address), "rb") as file, disk_errors(f"read block {address}", self.root):
@@ -221,11 +221,25 @@ class HostStore:
                 hasher.update(chunk)
                 self.health.verified_bytes += len(chunk)
                 pause()
-        if hasher.hexdigest() == address:
-            self._unverified.discard(address)
-            return True
-        self.health.damaged_memory += self.drop([address]) > 0
+            if hasher.hexdigest() == address:
+                self._unverified.discard(address)
+                return True
+            self._drop_damaged(address, file.fileno())
         return False
+
+    def _drop_damaged(self, address: Address, descriptor: int) -> None:
+        """Drop a block whose file hashed wrong; StoreError when another file has taken its place since."""
+        with self._changed:
+            if not self._is_file_of(address, descriptor):
+                raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
+            self.health.damaged_memory += self.drop([address]) > 0
+
+    def _is_file_of(self, address: Address, descriptor: int) -> bool:
+        """Whether the descriptor is of the file that lies under the address; also when somebody removed that."""
+        try:
+            return os.path.samestat(os.stat(self._path(address)), os.fstat(descriptor))
+        except FileNotFoundError:
+            return address in self._resident
 
     def _path(self, address: Address) -> Path:
         return self.root / check_address(address)
