@@ -1,6 +1,7 @@
 """Blocks in memory are hashed again: at once what an earlier node left, the rest for a share of a core."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_what_somebody_has_hashed_meanwhile_is_not_hashed_first(left):
         assert left.host.health.verified_bytes < NBYTES + BLOBS[0].nbytes
 
     left.verify(scene)
+
+
+def test_a_node_that_stops_waits_for_no_block_to_be_hashed_to_its_end(left):
+    left.calm = False
+    left.verify(lambda: until(lambda: left.host.health.verified_bytes))
+    for thread in [each for each in threading.enumerate() if each.name.startswith("verifier")]:
+        thread.join()
+    assert left.host.health.verified_bytes < BLOBS[0].nbytes
+    assert sorted(left.host.unverified()) == sorted(left.host.resident()) == sorted(CONTENTS)
 
 
 def test_a_block_that_changed_while_no_node_ran_leaves_and_is_told_of(left):

@@ -13,6 +13,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import Address, Seconds, StoreName
@@ -27,6 +28,11 @@ EVERY_S = 1.0
 PAUSE_S = 0.01
 """Shorter pauses are saved up."""
 NICE = 19
+
+
+class StoppedError(Exception):
+    """The node stops: a block is not hashed to its end."""
+
 
 Lost = Callable[[StoreName, Address], list[str]]
 """Told of a block that was dropped; names the workers that went with it."""
@@ -82,11 +88,18 @@ class Verifier:
 
     def _is_sound(self, host: HostStore, address: Address, pause: Callable[[], None] | None = None) -> bool:
         self._begun = clock.now()
+        goes_on = partial(self._go_on, pause or self._pause)
         try:
-            return self._closing.is_set() or not host.holds(address) or host.verify(address, pause or self._pause)
-        except MachineError:
-            # It left meanwhile.
+            return self._closing.is_set() or not host.holds(address) or host.verify(address, goes_on)
+        except (MachineError, StoppedError):
+            # It left meanwhile, or nobody asks any more.
             return True
+
+    def _go_on(self, pause: Callable[[], None]) -> None:
+        """Between two pieces of a block."""
+        pause()
+        if self._closing.is_set():
+            raise StoppedError
 
     def _yield(self) -> None:
         """Pause only while others want the cores."""
