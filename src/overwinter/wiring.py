@@ -28,6 +28,9 @@ ZYGOTE_ENVIRONMENT = {
 }
 """All that zygotes and bodies see of the environment, but for Python's own search path."""
 
+NO_THREAD = "can't start new thread"
+"""How Python says so."""
+
 SWITCH_S = 0.0005
 """A thread that computes in Python lets the loop go on after so long; Python's own 5 ms are a request's whole time."""
 
@@ -84,7 +87,7 @@ def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None],
 
     try:
         uvloop.run(serve_to_the_end())
-    except RuntimeError:
-        # The loop's own end takes a thread, and the system gives none any more.
-        if not stopped:
+    except RuntimeError as error:
+        # The loop's own end takes a thread, which the system may not give any more: all has ended by then.
+        if not stopped or str(error) != NO_THREAD:
             raise

@@ -37,6 +37,24 @@ with bind("127.0.0.1", 0) as listener:
     run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, print, end)
 """
 
+ENDS_BADLY = """
+import asyncio, os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from overwinter.core.config import NodeConfig
+from overwinter.wiring import bind, run
+
+class Unfinished(ThreadPoolExecutor):
+    def shutdown(self, *_, **__):
+        raise RuntimeError("work was left")
+
+def end(node):
+    asyncio.get_running_loop().set_default_executor(Unfinished())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+with bind("127.0.0.1", 0) as listener:
+    run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, print, end)
+"""
+
 
 @contextmanager
 def no_more_threads():
@@ -99,6 +117,12 @@ def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
             await asyncio.gather(waking, return_exceptions=True)
 
     asyncio.run(scene())
+
+
+def test_what_else_fails_at_the_end_of_the_loop_is_seen(tmp_path):
+    command = [sys.executable, "-c", ENDS_BADLY, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, "work was left" in ended.stderr) == (1, True), ended.stderr
 
 
 def test_a_node_stops_cleanly_when_the_system_gives_no_more_threads(tmp_path):
