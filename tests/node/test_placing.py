@@ -1,8 +1,11 @@
 """A function whose blocks an earlier node left in memory: real processes, a real host store, the node's hands."""
 
 import asyncio
+import os
+import signal
 import threading
 
+import msgspec
 import pytest
 import torch
 
@@ -124,5 +127,34 @@ def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
         rig.effects.carry_out(StopBody(left.worker))
         await until(lambda: rig.exits(left.worker))
         assert BodyReady(left.worker) not in rig.events
+
+    left.run(scene)
+
+
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [
+        (None, "ProgramError"),
+        (StopBody(WorkerId(0), kill=False), "WorkerError"),
+        (StopBody(WorkerId(0), kill=True), "WorkerError"),
+    ],
+    ids=["by itself", "told to", "killed"],
+)
+def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless_the_node_ended_it(
+    rig, tmp_path, stop, error
+):
+    left = Left(rig, tmp_path / "store")
+    left.deployed.on_trial = True
+
+    async def scene():
+        await until(lambda: rig.processes.body(left.worker).tried)
+        if stop is None:
+            os.kill(rig.processes.body_pids()[left.worker], signal.SIGKILL)
+        else:
+            rig.effects.carry_out(msgspec.structs.replace(stop, worker=left.worker))
+        await until(lambda: rig.exits(left.worker))
+        [exited] = rig.exits(left.worker)
+        assert exited.error == error
+        assert (left.deployed.id in exited.reason) == ("program" in exited.reason) == (stop is None)
 
     left.run(scene)

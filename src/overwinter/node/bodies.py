@@ -51,10 +51,10 @@ class BodyProcess:
         self.lost_blocks = False
         """Whether it is killed because a block of it had changed in memory."""
         self.answer_check = AnswerCheck(load.outputs)
-        self.trying = False
-        """Whether it says that it tries its function, and nothing else was done to it."""
         self.tried = False
-        """Whether it has said so."""
+        """Whether it has said that it tries its function."""
+        self.dismissed = False
+        """Whether the node has ended it, or told it to end."""
         self._handled = load.source_bytes is not None
         self.pid: int | None = None
         self.pidfd: int | None = None
@@ -160,12 +160,15 @@ class BodyProcess:
 
     def ended(self, how: str) -> Failure:
         """Why its process is over, where it did not say so. On trial nothing runs in it but what its author gave."""
-        if self.ready or not self.trying:
+        if self.ready or not self.tried or self.dismissed:
             return Failure("WorkerError", how)
+        told = f"{self.function} was tried, and {how}"
+        if not self._handled:
+            return Failure("ProgramError", f"{told}. Its program ended it; if it needs more memory, set memory_mib")
         return Failure(
-            "HandlerError" if self._handled else "ProgramError",
-            f"{self.function} was tried, and {how}. If its handler ends it where a request is made up, give "
-            "one that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
+            "HandlerError",
+            f"{told}. Its program or its handler ended it; if the handler does where a request is made up, give one "
+            "that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
             "memory_mib",
         )
 

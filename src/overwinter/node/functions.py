@@ -150,6 +150,7 @@ class DeployedFunction:
             source_bytes=None if handler is None else handler.source.nbytes,
             inputs=() if handler is None else self.manifest.inputs,
             outputs=() if bare else self.manifest.outputs,
+            tried=self.on_trial and not bare,
         )
 
     def bind(self, rehearse: bool = False, *, bare: bool = False) -> Bind:

@@ -130,7 +130,7 @@ class Processes:
         if not self._closing:
             self._staff.zygote_lost(zygote.tenant, culprit if in_rehearsal else None, zygote.overran)
         for worker, body in list(zygote.bodies.items()):
-            body.trying = False
+            body.dismissed = True
             self._end_body(zygote, worker, ending(-signal.SIGKILL))
         if zygote.tenant is not None:
             self.ahead.advance(zygote.tenant)
@@ -270,11 +270,12 @@ class Processes:
         if body is not None and (kill or worker in self._held):
             self.kill(body)
         elif body is not None:
+            body.dismissed = True
             self.send(body, Stop())
 
     def kill(self, body: BodyProcess) -> None:
         """Kill a body, if it still lives; nobody is asked."""
-        body.trying = False
+        body.dismissed = True
         if body.worker in self._held or self.ahead.is_unasked(body):
             self.end(body, "it was stopped before it was forked")
         elif not body.over:
@@ -303,7 +304,7 @@ class Processes:
                 self._staff_of(body.worker).body_answered(body, message)
             case Trying():
                 _require(not (body.ready or body.tried), "it was tried before")
-                body.trying = body.tried = True
+                body.tried = True
             case Waiting():
                 _require(body.is_ahead and not body.waits, "nobody asked it to wait")
                 body.waits = True
@@ -366,7 +367,7 @@ class Processes:
                 if isinstance(message, LoadFailed):
                     body.failure = failed(message)
                 elif isinstance(message, Trying):
-                    body.trying = True
+                    body.tried = True
                 elif isinstance(message, Answer):
                     self._staff_of(body.worker).body_answered(body, message)
         except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):

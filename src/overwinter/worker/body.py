@@ -166,6 +166,8 @@ class Body:
         """Load the family, and bind the function that comes with it; whether both could be done. The node may hash the
         function's blocks meanwhile, and sends the bind then.
         """
+        if load.tried:
+            self._channel.send(Trying())
         torch.set_num_threads(load.threads)
         made = _made(load, fds, self._prepared)
         try:
@@ -175,8 +177,6 @@ class Body:
         if not isinstance(bind, Bind):
             # It is stopped before the blocks were hashed.
             return False
-        if bind.trial is not None:
-            self._channel.send(Trying())
         try:
             family = made()
             told = family.take(bind, bind_fds)()

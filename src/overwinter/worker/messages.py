@@ -79,6 +79,8 @@ class Load(_Message, frozen=True):
     """What the handler takes."""
     outputs: tuple[TensorSpec, ...] = ()
     """What it has to give."""
+    tried: bool = False
+    """The function that it is to bind first is on trial."""
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +226,9 @@ class Waiting(_Message, frozen=True):
 
 
 class Trying(_Message, frozen=True):
-    """The function is on trial from now on: what ends this process before it is ready is the function's doing."""
+    """The function is on trial from now on: what ends this process before it is ready, also while the program is
+    compiled, is the function's doing.
+    """
 
 
 class Ready(_Message, frozen=True):
