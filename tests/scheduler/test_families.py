@@ -107,6 +107,15 @@ def test_a_worker_has_no_room_for_functions_that_came_after_it():
     assert not of(Bind, world.log)
 
 
+def test_an_idle_worker_leaves_for_one_of_its_family_that_came_after_it():
+    world = family("f", config={"bodies_max": 1})
+    world.deploy(member("g"))
+    request = world.arrive("g")
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    assert [start.function for start in of(StartBody, world.log)] == ["f@1", "g@1"]
+
+
 def test_a_bind_that_fails_is_not_tried_again_there_and_a_worker_is_forked():
     world = family("f", "g")
     request = world.arrive("g")

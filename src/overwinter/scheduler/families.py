@@ -52,6 +52,7 @@ def leave(cycle: Cycle, function: Function) -> None:
     family.trunks[function.trunk].waiting.pop(function.spec.id, None)
     family.trunks.leave(function.trunk)
     family.waiting.pop(function.spec.id, None)
+    family.wanting.pop(function.spec.id, None)
     family.waking.pop(function.spec.id, None)
     if family.members:
         _settings_changed(cycle, family, family.lead.spec)
@@ -87,6 +88,10 @@ def note(function: Function) -> None:
     else:
         family.waiting.pop(id_, None)
         trunk.waiting.pop(id_, None)
+    if function.queue and function.line not in ("places", "bytes"):
+        family.wanting[id_] = None
+    else:
+        family.wanting.pop(id_, None)
     if function.wants_wake:
         family.waking[id_] = None
     else:

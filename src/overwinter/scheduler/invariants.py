@@ -86,6 +86,8 @@ def _check_families(state: State) -> None:
         assert all(each.family is family for each in family.members.values()), f"a member of {family.id} is another's"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the members of {family.id} that wait are wrong"
+        wanting = {id_ for id_ in waiting if family.members[id_].line not in ("places", "bytes")}
+        assert set(family.wanting) == wanting, f"the members of {family.id} that want an idle worker are wrong"
         for id_, trunk in family.trunks.items():
             own_waiting = {each for each in waiting if family.members[each].trunk == id_}
             assert set(trunk.waiting) == own_waiting, f"the members of trunk {id_} that wait are wrong"
@@ -112,7 +114,7 @@ def _check_tenants(cycle: Cycle) -> None:
 
 
 def _is_spare(worker: Worker) -> bool:
-    return worker.is_idle and not worker.family.wants_workers
+    return worker.is_idle and not worker.family.wanting
 
 
 def _check_ahead(cycle: Cycle) -> None:

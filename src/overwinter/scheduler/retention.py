@@ -33,7 +33,7 @@ def settle(cycle: Cycle, function: Function) -> None:
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:
-    is_wanted = family.wants_workers
+    is_wanted = bool(family.wanting)
     for worker in list(family.workers.values()):
         if not worker.is_idle:
             continue
@@ -96,7 +96,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
 def is_counted(worker: Worker) -> bool:
     """Whether the worker is one of several whose number follows the rate. One for which requests wait stays too."""
     family = worker.family
-    if family.wants_workers:
+    if family.wanting:
         return True
     if family.look_at is None or not family.latency.points:
         return False

@@ -282,6 +282,8 @@ class Family(msgspec.Struct, eq=False):
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Members of which requests wait."""
+    wanting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Those of them that an idle worker of it could run: who waits for a place, or for bytes, can use none."""
     waking: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Members that are to be awake, without a request."""
     slo_ms: float | None = None
@@ -307,11 +309,6 @@ class Family(msgspec.Struct, eq=False):
     """When the number of its workers is looked at again."""
     best_effort: bool = False
     """No configuration keeps its SLO."""
-
-    @property
-    def wants_workers(self) -> bool:
-        """Whether requests wait that its workers could run: for bytes of a host store they wait elsewhere."""
-        return any(self.members[id_].line != "bytes" for id_ in self.waiting)
 
     @property
     def lead(self) -> Function:
