@@ -1,5 +1,9 @@
 """A bind claims the private memory that it is expected to add, and finds room for it or takes another's place."""
 
+import sys
+from random import Random
+
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +41,7 @@ def use(world: World, *names: str) -> None:
 
 
 def true_bytes(world: World, worker: int) -> int:
-    return NEED + (len(world.bound[worker]) * STATE if world.forked_for[worker][0] in NAMES else 0)
+    return NEED + (len(world.bound[worker]) * STATE if world.forked_for[worker][0] in NAMES + "klm" else 0)
 
 
 def measure(world: World) -> list:
@@ -122,6 +126,67 @@ def test_an_idle_worker_leaves_so_that_the_next_bind_finds_room():
     world.settle()
     use(world, "i", "j")
     assert len(of(Unbind, world.log)) == 1
+
+
+def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
+    """A request waits beside a slot of a worker in which another runs, and others have an idle worker."""
+    world = node(mib)
+    small = Profile(weight_bytes=10, macs=100, points=(Point(1, idle_mib * MIB, 1, 1, 0.1),))
+    world.deploy(spec("x", blobs=(("x", 10),), profile=small))
+    use(world, "x", "f")
+    world.send(MemoryMeasured(((1, idle_mib * MIB), (2, NEED + STATE))))
+    world.arrive("f")
+    request = world.arrive("g")
+    world.settle_processes()
+    return world, request
+
+
+def test_an_idle_worker_of_others_leaves_for_a_bind_where_nothing_is_idle_beside_it():
+    world, request = beside_a_run(NEED // MIB + 15, idle_mib=10)
+    assert [stop.worker for stop in of(StopBody, world.log)] == [1]
+    assert world.bound[2] == {"f@1", "g@1"}
+    assert [run.function for run in world.running.values()] == [None, "g@1"]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_nobody_leaves_for_a_bind_that_would_not_fit_without_them_either():
+    world, request = beside_a_run(15, idle_mib=1)
+    assert not of(StopBody, world.log)
+    assert not of(Bind, world.log)
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+
+
+def calls(waiting: int) -> int:
+    """How many calls it takes to look at a measurement while so many wait for private memory."""
+    world = node(15)
+    names = [f"w{number}" for number in range(waiting)]
+    for name in names:
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 5)), family="one", profile=PROFILE, concurrency=2))
+    use(world, "f")
+    measure(world)
+    for name in ("f", *names):
+        world.arrive(name)
+        world.settle_processes()
+    assert not of(Bind, world.log)
+    called = 0
+
+    def count(_frame, event, _what):
+        nonlocal called
+        called += event == "call"
+
+    event = MemoryMeasured(((1, NEED + STATE),))
+    sys.setprofile(count)
+    try:
+        world.scheduler.handle(event, world.now)
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_those_that_lack_private_memory_are_not_all_looked_at_whenever_places_change():
+    assert calls(waiting=40) == calls(waiting=20)
 
 
 def test_what_waits_for_a_place_is_not_overtaken_by_binds():
@@ -215,3 +280,44 @@ def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
     assert world.resources.memory.taken - stopping <= mib * MIB
     world.calm()
     assert not world.open
+
+
+WHOSE = {"t": "fghx", "u": "klmy", "v": "z"}
+FAMILIES = {**dict.fromkeys("fgh", "one"), **dict.fromkeys("klm", "two")}
+CROWD = "".join(WHOSE.values())
+
+
+def crowded(chance: Random) -> World:
+    """Families of two tenants and functions of three, and too little memory for all."""
+    bounds = {"memory_bytes": chance.choice([15, 18, 24, 28, 33]) * MIB, "cores": chance.choice([None, 1, 2])}
+    world = World(**bounds, bodies_max=chance.choice([None, 2, 3]))
+    for tenant, names in WHOSE.items():
+        for name in names:
+            own = {"profile": PROFILE, "concurrency": 2, "max_bodies": 2, "timeout_s": 300.0, "tenant": tenant}
+            world.deploy(spec(name, blobs=((tenant, 10), (name, 5)), family=FAMILIES.get(name, ""), **own))
+    return world
+
+
+def happens(world: World, chance: Random) -> None:
+    """Some request comes, or something that is under way goes on."""
+    world.now += chance.choice([0.0, 0.05, 0.3])
+    if world.alarm is not None and world.now >= world.alarm:
+        world.ring()
+    ways = {
+        lambda: world.arrive(chance.choice(CROWD)): 8,
+        lambda: measure(world): 2,
+        world.settle_processes: 2,
+        **({lambda: world.finish_run(chance.choice(list(world.running.values()))): 6} if world.running else {}),
+        **({world.bind: 2} if world.binding else {}),
+        **({lambda: world.die(min(world.stopping)): 2} if world.stopping else {}),
+    }
+    chance.choices(list(ways), list(ways.values()))[0]()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_nobody_is_forgotten_where_binds_and_starts_lack_the_same_memory(seed):
+    chance = Random(seed)
+    world = crowded(chance)
+    for _ in range(250):
+        happens(world, chance)
+    world.end_well(CROWD, soon_s=100.0)

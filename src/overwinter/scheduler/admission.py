@@ -4,7 +4,8 @@ Each function whose facts changed is asked for its want. What fits begins at onc
 else the function joins the line of what its want lacks. Then each line is looked at from its front, and no further than
 to the first that does not fit: what is free is reserved for that one, and for it alone others have to give back.
 
-1. Places for workers. The first in line takes the next free core too, for it has waited for one before.
+1. Places for workers, and private memory for binds. The first in line takes the next free core too, for it has waited
+   for one before.
 2. Cores, also for the one run more than there are cores that a short request in a hurry may have.
 3. Bytes of a host store.
 """
@@ -17,17 +18,18 @@ from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, mates, memory, order, retention, victims
 from overwinter.scheduler.answers import refuse
-from overwinter.scheduler.binding import begin_bind, worker_to_bind_in
+from overwinter.scheduler.binding import begin_bind, claimed_in_line, could_fit, roomiest
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.containment import expected_s
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.idle import give_room
+from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import begin_run, begin_start, drain
 from overwinter.scheduler.policies.batching import Send, Wait
 from overwinter.scheduler.sizing import next_to_start, told, wanted_points
 from overwinter.scheduler.state import Family, Function, Worker
-from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Want, next_want, waits_for_room, wants_worker
+from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Room, Want, next_want, wants_place
 
 PLACES_AT_ONCE = 8
 """Of those that wait for a place, so many may have others stopped for them at once."""
@@ -44,8 +46,6 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
-        if cycle.places_changed:
-            _mark_roomless(cycle)
         if state.waiting:
             _give_places(cycle)
         else:
@@ -61,7 +61,7 @@ def _is_left(cycle: Cycle) -> bool:
     """Whether somebody waits for something of which more may be free now."""
     state = cycle.state
     return bool(
-        (cycle.places_changed and (state.waiting or cycle.roomless))
+        (cycle.places_changed and state.waiting)
         or (cycle.cores_changed and state.cores.waits)
         or (cycle.bytes_changed and state.bytes)
     )
@@ -92,14 +92,17 @@ def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) 
             return _bind(cycle, function, worker, has_core)
         case Fork():
             return _fork(cycle, function, has_core)
+        case Room():
+            order.join(cycle, function, "places")
+            function.starts, function.lacks_room = None, True
+            return False
         case LoadBlocks():
             return _load(cycle, function)
         case Wait(seconds):
             function.batch_at = Seconds(cycle.now + seconds)
             cycle.timers.arm(function.spec.id, function.batch_at)
         case None:
-            if waits_for_room(cycle, function):
-                cycle.roomless[function.spec.id] = None
+            pass
     order.leave(cycle, function)
     return False
 
@@ -130,21 +133,6 @@ def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> b
     order.leave(cycle, function)
     begin_bind(cycle, function, worker)
     return True
-
-
-def _mark_roomless(cycle: Cycle) -> None:
-    """Private memory may be free: look at those that lacked it for a bind and have room now. Those whose families have
-    no slot any more are looked at when one comes.
-    """
-    waiting, cycle.roomless = cycle.roomless, {}
-    for id_ in waiting:
-        function = cycle.state.functions.get(id_)
-        if function is None or function.line is not None or not waits_for_room(cycle, function):
-            continue
-        if worker_to_bind_in(cycle, function) is None:
-            cycle.roomless[id_] = None
-        else:
-            cycle.mark(function)
 
 
 def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:
@@ -216,7 +204,7 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
             return True
         starts = points[0]
     order.join(cycle, function, "places")
-    function.starts = starts
+    function.starts, function.lacks_room = starts, False
     return False
 
 
@@ -224,9 +212,10 @@ def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
     """Whether it is worth while to ask for configurations."""
     if order.is_behind(cycle, function):
         return False
-    if not cycle.resources.workers.fits(1) and ahead.fitting(cycle, function, function.latency.usual) is None:
+    resources, usual = cycle.resources, function.latency.usual
+    if not resources.workers.fits(1) and ahead.fitting(cycle, function, resources.of_start(usual)) is None:
         return False
-    return has_core or cycle.resources.cores.fits(1) or not order.waits_for_cores(cycle, function)
+    return has_core or resources.cores.fits(1) or not order.waits_for_cores(cycle, function)
 
 
 def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> int:
@@ -234,7 +223,7 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
     if function.spec.id == cycle.state.giving_back:
         return 0
     for started, point in enumerate(points):
-        if order.is_behind(cycle, function) or not _has_place(cycle, function, point):
+        if order.is_behind(cycle, function) or not _fits(cycle, function, cycle.resources.of_start(point)):
             return started
         order.leave(cycle, function)
         begin_start(cycle, function, point, ahead.take_over(cycle, function, point))
@@ -251,24 +240,28 @@ def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:
-    """Whether there is room for what a function in line would start."""
-    return _has_place(cycle, function, function.starts or function.latency.usual)
+    """Whether there is room for what a function in line waits for."""
+    return _fits(cycle, function, claimed_in_line(cycle, function))
 
 
-def _has_place(cycle: Cycle, function: Function, point: Point) -> bool:
-    resources = cycle.resources
+def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+    workers = cycle.resources.workers
     # What the process that it would go on in has claimed is its own to claim.
-    own = {} if ahead.fitting(cycle, function, point) is None else ahead.claim(cycle)
-    if resources.workers.of(function.spec.tenant) - own.get(resources.workers, 0) >= order.workers_max(cycle):
+    own = {} if ahead.fitting(cycle, function, wanted) is None else ahead.claim(cycle)
+    most = order.workers_max(cycle)
+    if wanted.get(workers) and workers.of(function.spec.tenant) - own.get(workers, 0) >= most:
         return False
-    claim = resources.of_worker(point, point.memory_bytes)
-    return all(each.fits(amount, each.taken - own.get(each, 0)) for each, amount in claim.items())
+    return all(each.fits(amount, each.taken - own.get(each, 0)) for each, amount in wanted.items())
 
 
 def _give_places(cycle: Cycle) -> None:
-    """Start a worker for the first in line, if there is room now, else have others leave."""
+    """Let the first in line begin, if there is room now, else have others leave."""
     may_leave, cycle.places_changed = cycle.places_changed, False
     while (function := order.first_for_places(cycle)) is not None:
+        if function.lacks_room and roomiest(function) is None:
+            # Others took the slot.
+            _look_again(cycle, function)
+            return
         if not has_place(cycle, function):
             if may_leave:
                 _make_room(cycle)
@@ -283,28 +276,36 @@ def _give_places(cycle: Cycle) -> None:
 def _make_room(cycle: Cycle) -> None:
     """Have workers leave for the first of those who wait, until there will be room for each."""
     first = order.first_for_places(cycle)
-    if first is not None and _stop_excessive(cycle, first, first.starts or first.latency.usual):
+    if first is not None and could_fit(cycle, first) and _stop_excessive(cycle, first, claimed_in_line(cycle, first)):
         return
     coming = victims.Coming(cycle)
     for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
-        if function.has_worker and not wants_worker(cycle, function):
-            cycle.mark(function)
+        if function.has_worker and not wants_place(cycle, function):
+            _look_again(cycle, function)
             return
-        point = function.starts or function.latency.usual
-        while not coming.has_place(function, point):
-            if not _drain_one(cycle, function, point):
+        if not could_fit(cycle, function):
+            continue
+        wanted = claimed_in_line(cycle, function)
+        while not coming.has_place(function, wanted):
+            if not _drain_one(cycle, function, wanted):
                 return
-        coming.add(function, point)
+        coming.add(function, wanted)
 
 
-def _stop_excessive(cycle: Cycle, function: Function, point: Point) -> bool:
+def _look_again(cycle: Cycle, function: Function) -> None:
+    """What a function in line waits for is not what it wants now; what it wants may be short of the same."""
+    cycle.mark(function)
+    cycle.places_changed = True
+
+
+def _stop_excessive(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     """Take back what a worker takes far beyond its need, if a function lacks just that; whether that is so."""
-    if ahead.victim(cycle, function, point) is not None:
+    if ahead.victim(cycle, function, wanted) is not None:
         return False
-    excessive = memory.excessive_for(cycle, function, point)
+    excessive = memory.excessive_for(cycle, function, wanted)
     if excessive is None:
         return False
-    idle = victims.idle_for_place(cycle, function, point.memory_bytes)
+    idle = victims.idle_for_place(cycle, function, wanted)
     if idle.worker is None:
         memory.outgrew(cycle, excessive)
     else:
@@ -312,11 +313,11 @@ def _stop_excessive(cycle: Cycle, function: Function, point: Point) -> bool:
     return True
 
 
-def _drain_one(cycle: Cycle, function: Function, point: Point) -> bool:
-    """Have a worker leave for one that a function wants, those forked ahead first; False: none may be, now."""
-    if ahead.give_room(cycle, function, point):
+def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+    """Have a worker leave for what a function wants, those forked ahead first; False: none may be, now."""
+    if ahead.give_room(cycle, function, wanted):
         return True
-    victim = victims.for_place(cycle, function, point.memory_bytes)
+    victim = victims.for_place(cycle, function, wanted)
     if victim.worker is None:
         if victim.at < inf:
             cycle.timers.arm("places", victim.at)

@@ -45,9 +45,9 @@ START_S = 0.01
 # What a start takes over
 
 
-def fitting(cycle: Cycle, function: Function, point: Point) -> ForkedAhead | None:
-    """The process in which a start of the function would go on, the one that waits longest."""
-    if point.concurrency != 1 or function.on_trial:
+def fitting(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
+    """The process in which a start of the function with this claim would go on, the one that waits longest."""
+    if wanted.get(cycle.resources.runs) != 1 or function.on_trial:
         return None
     spec = function.spec
     for each in cycle.state.ahead.values():
@@ -64,7 +64,8 @@ def claim(cycle: Cycle) -> Claim:
 
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
     """A worker of the function starts: in this process, if there is one; what it claimed is the worker's to claim."""
-    found, need = fitting(cycle, function, point), cycle.state.tenants[function.spec.tenant].need
+    found = fitting(cycle, function, cycle.resources.of_start(point))
+    need = cycle.state.tenants[function.spec.tenant].need
     need.function, need.started = function.spec.id, cycle.now
     look_at(cycle, cycle.now + REFILL_S)
     if found is None:
@@ -247,21 +248,21 @@ def _stop(cycle: Cycle, found: ForkedAhead) -> None:
 # Who needs their room
 
 
-def victim(cycle: Cycle, function: Function, point: Point) -> ForkedAhead | None:
-    """The process that goes first for a worker that a function wants: one of its own tenant's before others'. Not the
-    one in which the worker would go on: what that has claimed is the worker's already.
+def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
+    """The process that goes first for what a function wants: one of its own tenant's before others'. Not the one in
+    which its worker would go on: what that has claimed is the worker's already.
     """
-    mine, workers, fits = function.spec.tenant, cycle.resources.workers, fitting(cycle, function, point)
+    mine, workers, fits = function.spec.tenant, cycle.resources.workers, fitting(cycle, function, wanted)
     found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not fits]
     own = next((each for each in found if each.tenant == mine), None)
-    if own is not None or workers.of(mine) - (fits is not None) >= workers_max(cycle):
+    if own is not None or (wanted.get(workers) and workers.of(mine) - (fits is not None) >= workers_max(cycle)):
         return own
     return next(iter(found), None)
 
 
-def give_room(cycle: Cycle, function: Function, point: Point) -> bool:
-    """End one for a worker that a function wants; False: none would help."""
-    found = victim(cycle, function, point)
+def give_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+    """End one for what a function wants; False: none would help."""
+    found = victim(cycle, function, wanted)
     if found is not None:
         _stop(cycle, found)
     return found is not None

@@ -4,8 +4,8 @@ A bind takes a slot of the worker and a core, as a run does. What it is expected
 counts from its begin until it has ended and the worker is measured: what each of its family takes beyond what the
 worker was to need, as far as that was seen. Where there is no room for that, a bind does not wait: a function that is
 idle in the worker is unbound for it, and an idle worker of others leaves, so that there is room for the next. What the
-one that is unbound took counts for the bind. Where none is idle, the function waits for a run in the worker to end, or
-for private memory to come free.
+one that is unbound took counts for the bind. Where none is idle, the function waits for a run in the worker to end, and
+in the line for places for private memory, which others give back as they do for a start.
 
 An unbind takes no time: its worker hears of it before anything else that comes later.
 """
@@ -16,6 +16,7 @@ from overwinter.core.actions import Bind, Unbind
 from overwinter.core.ids import FunctionId, OperationId, Seconds
 from overwinter.scheduler import families, idle, order, victims
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import (
     OVERDUE,
@@ -37,10 +38,33 @@ SMOOTHING = 0.2
 
 def worker_to_bind_in(cycle: Cycle, function: Function) -> Worker | None:
     """A worker of its family with a slot, and room, in which the function can be bound: the one with most slots."""
-    id_ = function.spec.id
-    free = [each for each in function.usable() if each.has_slot and id_ not in each.bound]
-    may = (each for each in free if _has_room(cycle, function, each) or _least_used(each) is not None)
+    may = (each for each in _free(function) if _has_room(cycle, function, each) or _least_used(each) is not None)
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
+
+
+def roomiest(function: Function) -> Worker | None:
+    """The worker of its family with a slot in which the function could be bound with the least more private memory."""
+    return min(_free(function), key=lambda each: (_growth(function, each), each.id), default=None)
+
+
+def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
+    """What a function in the line for places waits for: private memory to be bound, or a worker."""
+    if function.lacks_room:
+        worker = roomiest(function)
+        return cycle.resources.of_bind(0 if worker is None else _growth(function, worker))
+    return cycle.resources.of_start(function.starts or function.latency.usual)
+
+
+def could_fit(cycle: Cycle, function: Function) -> bool:
+    """Whether what a function in that line waits for would fit if all others left: the worker of a bind stays."""
+    capacity, worker = cycle.resources.memory.capacity, roomiest(function) if function.lacks_room else None
+    return worker is None or capacity is None or worker.nbytes + _growth(function, worker) <= capacity
+
+
+def _free(function: Function) -> list[Worker]:
+    """The workers of its family with a slot that do not have it, and can bind it."""
+    id_ = function.spec.id
+    return [each for each in function.usable() if each.has_slot and id_ not in each.bound]
 
 
 def _growth(function: Function, worker: Worker) -> int:
@@ -55,7 +79,7 @@ def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
         return True
     first = order.first_for_places(cycle)
     is_behind = first is not None and order.is_behind(cycle, function)
-    reserved = (first.starts or first.latency.usual).memory_bytes if first is not None and is_behind else 0
+    reserved = claimed_in_line(cycle, first)[memory] if first is not None and is_behind else 0
     return memory.fits(growth + reserved)
 
 
@@ -76,7 +100,7 @@ def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if memory.fits(growth) or memory.leaving:
         return
-    victim = victims.idle_for_place(cycle, function, growth).worker
+    victim = victims.idle_for_place(cycle, function, cycle.resources.of_bind(growth)).worker
     if victim is not None:
         idle.give_room(cycle, victim)
 

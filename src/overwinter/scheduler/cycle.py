@@ -52,8 +52,6 @@ class Cycle:
         self.actions: list[Action] = []
         self.changed: dict[FunctionId, bool] = {}
         """Functions whose want may be another now; True: a core is theirs already."""
-        self.roomless: dict[FunctionId, None] = {}
-        """Functions that, when last asked, found a slot in their family and no private memory to be bound there."""
         self.cores_changed = False
         """Whether a core was given back, or somebody new waits for one."""
         self.places_changed = False

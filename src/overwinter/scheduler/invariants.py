@@ -5,14 +5,14 @@ from collections import Counter
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
 from overwinter.scheduler import ahead, order, victims
 from overwinter.scheduler.admission import has_place
-from overwinter.scheduler.binding import worker_to_bind_in
+from overwinter.scheduler.binding import claimed_in_line, could_fit, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner, request_owner, run_owner, start_owner, store_owner, worker_owner
 from overwinter.scheduler.state import Function, State, Worker
-from overwinter.scheduler.wants import wants_worker
+from overwinter.scheduler.wants import wants_place
 
 
 def check(cycle: Cycle) -> None:
@@ -210,6 +210,9 @@ def _check_lines(cycle: Cycle) -> None:
     for id_ in state.bytes:
         lines.setdefault(id_, []).append("bytes")
     assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a line is wrong"
+    assert all(each.line == "places" for each in state.functions.values() if each.lacks_room), (
+        "room is awaited elsewhere"
+    )
     for id_ in lines:
         function = state.functions[id_]
         assert function.queue or function.wants_wake, f"{id_} waits in line and wants nothing"
@@ -252,11 +255,11 @@ def _check_places(cycle: Cycle) -> None:
         waits = order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1)
         assert waits, f"{id_} waits beside room enough"
         return
-    point = function.starts or function.latency.usual
-    if not victims.Coming(cycle).has_place(function, point):
-        assert ahead.victim(cycle, function, point) is None, f"{id_} waits beside what is forked ahead"
-        victim = victims.for_place(cycle, function, point.memory_bytes)
-        stale = function.has_worker and not wants_worker(cycle, function)
+    wanted = claimed_in_line(cycle, function)
+    if could_fit(cycle, function) and not victims.Coming(cycle).has_place(function, wanted):
+        assert ahead.victim(cycle, function, wanted) is None, f"{id_} waits beside what is forked ahead"
+        victim = victims.for_place(cycle, function, wanted)
+        stale = function.has_worker and not wants_place(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits beside worker {victim.worker}"
 
 

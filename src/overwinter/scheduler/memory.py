@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from overwinter.core.actions import StopBody
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
-from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import give_back_blocks, give_back_idle
 from overwinter.scheduler.state import Function, Worker
@@ -81,19 +81,19 @@ def give_back(cycle: Cycle, nbytes: int) -> None:
         outgrew(cycle, excessive)
 
 
-def excessive_for(cycle: Cycle, function: Function, point: Point) -> Worker | None:
-    """The worker of another tenant that has to go at once for a function's: what it takes beyond its need was free
-    until somebody needs it.
+def excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
+    """The worker of another tenant that has to go at once for what a function wants: what it takes beyond its need was
+    free until somebody needs it.
     """
     memory, mine, workers = cycle.resources.memory, function.spec.tenant, cycle.state.workers.values()
     if memory.capacity is None or len(cycle.state.tenants) <= 1:
         return None
     staying = memory.taken - sum(worker.nbytes for worker in workers if worker.stopping)
     staying -= ahead.leaving_bytes(cycle)
-    if staying + point.memory_bytes <= memory.capacity:
+    if staying + wanted[memory] <= memory.capacity:
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))
-    return next_to_stop(worker for worker in others if worker.is_leaving or may_give(cycle, function, point, worker))
+    return next_to_stop(worker for worker in others if worker.is_leaving or may_give(cycle, function, wanted, worker))
 
 
 def is_far_beyond(worker: Worker) -> bool:

@@ -125,9 +125,11 @@ def set_to_work(cycle: Cycle, worker: Worker) -> None:
 
 
 def slots_changed(cycle: Cycle, worker: Worker) -> None:
-    """Another of its family may have waited for a core for it, and needs more or less cores elsewhere."""
+    """Another of its family may have waited for a core for it, or for room to be bound in it, and needs more or less
+    elsewhere.
+    """
     if len(worker.family.members) > 1:
-        cycle.cores_changed = True
+        cycle.cores_changed = cycle.places_changed = True
 
 
 def _use(cycle: Cycle, function: Function) -> None:

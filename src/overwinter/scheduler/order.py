@@ -7,14 +7,14 @@ A function has one want at a time, and stands in the line of the one resource th
   which they came. Every LATE_EVERY-th core goes to one that is late, so that none stays unanswered; a function of
   which some are late and others are not waits for both. One run more than there are cores may go on for a request that
   would be late otherwise and is not at the slower pace: short ones need not wait for the end of long ones.
-* places for workers: the tenant with the least share first; of its functions those without a worker, then the others,
-  the longest waiting first.
+* places for workers, and private memory for binds: the tenant with the least share first; of its functions those
+  without a worker, then the others, the longest waiting first.
 * bytes of a host store: the longest waiting first.
 """
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 
 from overwinter.core.ids import FunctionId, TenantId
 from overwinter.scheduler.containment import expected_s
@@ -65,7 +65,7 @@ def leave(cycle: Cycle, function: Function) -> None:
         tenant.more_workers.pop(id_, None)
         if tenant.waits is None:
             del state.waiting[tenant.id]
-        function.starts = None
+        function.starts, function.lacks_room = None, False
         cycle.places_changed = True
     elif function.line == "bytes":
         del state.bytes[id_]
@@ -247,7 +247,7 @@ def first_for_places(cycle: Cycle) -> Function | None:
 def in_line_for_places(cycle: Cycle) -> Iterator[Function]:
     """All who wait for a place, in order."""
     for tenant in sorted(cycle.state.waiting.values(), key=lambda each: _rank(cycle, each)):
-        for id_ in (*tenant.first_workers, *tenant.more_workers):
+        for id_ in chain(tenant.first_workers, tenant.more_workers):
             yield cycle.state.functions[id_]
 
 

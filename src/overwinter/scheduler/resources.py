@@ -42,6 +42,14 @@ class Resources:
         """What a worker so made keeps from its start until its exit."""
         return {self.workers: 1, self.memory: nbytes, self.runs: point.concurrency, self.reserved: point.cores}
 
+    def of_start(self, point: Point) -> Claim:
+        """What a start of such a worker claims."""
+        return self.of_worker(point, point.memory_bytes)
+
+    def of_bind(self, nbytes: int) -> Claim:
+        """What a bind claims beside its slot: what it adds to its worker's private memory."""
+        return {self.memory: nbytes}
+
     def of_cores(self, cores: int, keeps: bool) -> Claim:
         """What a run or a start keeps until it ends."""
         return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}

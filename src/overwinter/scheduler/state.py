@@ -192,8 +192,7 @@ class Function(msgspec.Struct, eq=False):
     killed_at: int | None = None
     """How many runs of it had begun when a worker last died, or hung, of one or of a bind."""
     trunk: FunctionId = FunctionId("")
-    """The member of its family with which it has most of its blocks in common, perhaps itself: those that name the same
-    may share runs."""
+    """The member of its family whose blocks it mostly has, perhaps itself: those that name the same may share runs."""
     backoff_until: Seconds = Seconds(0.0)
     lost: bool = False
     """Its blocks had vanished from memory, and it was tried once more; nothing of it has run since."""
@@ -209,6 +208,8 @@ class Function(msgspec.Struct, eq=False):
     """In which line it stands; at most one, for it has one want at a time."""
     starts: Point | None = None
     """What it would start, if it waits for a place for a worker."""
+    lacks_room: bool = False
+    """It waits in that line for private memory to be bound, and for no worker."""
     slice_from: Seconds | None = None
     """When a worker of it could first use the blocks that it has in the host store; None: none could yet."""
     forecast: float | None = None

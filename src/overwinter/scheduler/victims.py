@@ -20,13 +20,12 @@ from math import inf
 from typing import NamedTuple
 
 from overwinter.core.ids import Address, FunctionId, StoreName, TenantId, WorkerId
-from overwinter.core.profile import Point
 from overwinter.scheduler import ahead
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.forked import ForkedAhead
 from overwinter.scheduler.idle import least_valuable
-from overwinter.scheduler.ledger import Resource
+from overwinter.scheduler.ledger import Claim, Resource
 from overwinter.scheduler.operations import SLICE_WAKES
 from overwinter.scheduler.order import share, workers_max
 from overwinter.scheduler.policies.eviction import RULES, Candidate
@@ -65,43 +64,44 @@ class Coming:
         self._workers: Counter[TenantId] = Counter()
         self._taken_over: set[WorkerId] = set()
 
-    def has_place(self, function: Function, point: Point) -> bool:
-        """Whether there will be room for one more worker. What the workers of its own tenant still do will end, as far
-        as it is concerned.
+    def has_place(self, function: Function, wanted: Claim) -> bool:
+        """Whether there will be room for what a function wants. What the workers of its own tenant still do will end,
+        as far as it is concerned.
         """
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
         given_back = [
             resources.of_worker(each.point, each.nbytes) for each in cycle.state.tenants[mine].draining.values()
         ]
-        if self._goes_on_in(function, point) is not None:
+        if self._goes_on_in(function, wanted) is not None:
             given_back.append(ahead.claim(cycle))
-        if resources.workers.staying(mine) - len(given_back) + self._workers[mine] >= workers_max(cycle):
+        workers = resources.workers.staying(mine) - len(given_back) + self._workers[mine]
+        if wanted.get(resources.workers) and workers >= workers_max(cycle):
             return False
-        for resource, amount in resources.of_worker(point, point.memory_bytes).items():
+        for resource, amount in wanted.items():
             taken = resource.taken - resource.leaving - sum(claim.get(resource, 0) for claim in given_back)
             if not resource.fits(amount, taken + self._added[resource]):
                 return False
         return True
 
-    def add(self, function: Function, point: Point) -> None:
+    def add(self, function: Function, wanted: Claim) -> None:
         """It will have its place."""
-        self._added.update(self._cycle.resources.of_worker(point, point.memory_bytes))
-        self._workers[function.spec.tenant] += 1
-        process = self._goes_on_in(function, point)
+        self._added.update(wanted)
+        self._workers[function.spec.tenant] += wanted.get(self._cycle.resources.workers, 0)
+        process = self._goes_on_in(function, wanted)
         if process is not None:
             self._taken_over.add(process.id)
             self._added.subtract(ahead.claim(self._cycle))
             self._workers[function.spec.tenant] -= 1
 
-    def _goes_on_in(self, function: Function, point: Point) -> ForkedAhead | None:
+    def _goes_on_in(self, function: Function, wanted: Claim) -> ForkedAhead | None:
         """The process forked ahead that its worker takes over, with what that has claimed."""
-        found = ahead.fitting(self._cycle, function, point)
+        found = ahead.fitting(self._cycle, function, wanted)
         return None if found is None or found.id in self._taken_over else found
 
 
-def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
-    """The worker that is stopped for one that a function wants, of so many private bytes."""
-    victim = idle_for_place(cycle, function, nbytes)
+def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
+    """The worker that is stopped for what a function wants: a worker, or private memory alone."""
+    victim = idle_for_place(cycle, function, wanted)
     if victim.worker is not None:
         return victim
     mine, most, next_at = function.spec.tenant, _most_workers(cycle), victim.at
@@ -109,30 +109,30 @@ def for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
         if tenant.id == mine and function.has_worker:
             continue
         worker, at = _next_slice_end(cycle, tenant, mine == tenant.id)
-        if worker is not None and _may_take(cycle, function, nbytes, worker, most):
+        if worker is not None and _may_take(cycle, function, wanted, worker, most):
             if at <= cycle.now:
                 return Victim(worker)
             next_at = min(next_at, at)
     return Victim(None, next_at)
 
 
-def idle_for_place(cycle: Cycle, function: Function, nbytes: int) -> Victim:
+def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
     """The same of idle workers alone."""
     most, next_at = _most_workers(cycle), inf
     for tenant in _givers(cycle):
         spare = least_valuable(tenant)
-        if spare is not None and _may_take(cycle, function, nbytes, spare, most):
+        if spare is not None and _may_take(cycle, function, wanted, spare, most):
             return Victim(spare)
-        worker, at = _idle_for_long(cycle, function, tenant)
+        worker, at = _idle_for_long(cycle, function, wanted, tenant)
         if worker is not None and at <= cycle.now:
             return Victim(worker)
         next_at = min(next_at, at)
     return Victim(None, next_at)
 
 
-def may_give(cycle: Cycle, function: Function, point: Point, worker: Worker) -> bool:
-    """Whether a worker may be stopped for one that a function would start."""
-    return worker.is_ready and _may_take(cycle, function, point.memory_bytes, worker, _most_workers(cycle))
+def may_give(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) -> bool:
+    """Whether a worker may be stopped for what a function wants."""
+    return worker.is_ready and _may_take(cycle, function, wanted, worker, _most_workers(cycle))
 
 
 def _givers(cycle: Cycle) -> list[Tenant]:
@@ -145,10 +145,10 @@ def _most_workers(cycle: Cycle) -> int:
     return max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
 
 
-def _idle_for_long(cycle: Cycle, function: Function, tenant: Tenant) -> tuple[Worker | None, float]:
+def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tenant) -> tuple[Worker | None, float]:
     """Another tenant's worker that is idle longest, and when a function may have its room whatever the shares."""
     longest = next(iter(tenant.spare.values()), None)
-    if longest is None or cycle.resources.workers.of(function.spec.tenant) >= workers_max(cycle):
+    if longest is None or _has_most(cycle, function, wanted):
         return None, inf
     return longest, longest.since + OWN_S
 
@@ -171,18 +171,24 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
     return found, min(at, found.ready_at + cycle.config.drain_timeout_s)
 
 
-def _may_take(cycle: Cycle, function: Function, nbytes: int, worker: Worker, most: int) -> bool:
+def _has_most(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+    """Whether its tenant may have no more of the workers that it wants."""
+    workers = cycle.resources.workers
+    return bool(wanted.get(workers)) and workers.of(function.spec.tenant) >= workers_max(cycle)
+
+
+def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, most: int) -> bool:
     """Whether a function may have this worker's place; `most`: workers of the tenant that has most."""
     mine, giver = function.spec.tenant, worker.tenant
     if giver == mine:
         return True
-    workers = cycle.resources.workers
-    if workers.of(mine) >= workers_max(cycle):
+    workers, memory = cycle.resources.workers, cycle.resources.memory
+    if _has_most(cycle, function, wanted):
         return False
     if not workers.staying(mine):
         return workers.staying(giver) == most
     after = share(cycle, giver, -1, -worker.nbytes)
-    return share(cycle, mine, 1, nbytes) <= after + EPSILON
+    return share(cycle, mine, wanted.get(workers, 0), wanted[memory]) <= after + EPSILON
 
 
 # Bytes of a host store

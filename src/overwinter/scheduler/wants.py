@@ -8,7 +8,7 @@ from math import inf
 import msgspec
 
 from overwinter.scheduler import mates
-from overwinter.scheduler.binding import worker_to_bind_in
+from overwinter.scheduler.binding import roomiest, worker_to_bind_in
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import batching
@@ -27,19 +27,23 @@ class BindIn(msgspec.Struct, frozen=True):
     worker: Worker
 
 
+class Room(msgspec.Struct, frozen=True):
+    """Private memory, to be bound in a worker of its family that has a slot."""
+
+
 class Fork(msgspec.Struct, frozen=True):
     """One more worker, or as many as a scaler says."""
 
 
-Want = Send | Wait | LoadBlocks | BindIn | Fork
+Want = Send | Wait | LoadBlocks | BindIn | Room | Fork
 """Send: a run of the first requests in a worker that has a slot; Wait: nothing until then."""
 
-LOAD_BLOCKS, FORK = LoadBlocks(), Fork()
+LOAD_BLOCKS, ROOM, FORK = LoadBlocks(), Room(), Fork()
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
     """The best option for what waits: run it in a worker that has it and a slot, else bind it in one of its family that
-    has a slot, else fork one; its blocks before.
+    has a slot and room, or make room for it there, else fork one; its blocks before.
     """
     if function.unloaded or not (function.queue or function.wants_wake):
         return None
@@ -56,23 +60,16 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
         if not function.workers and not function.loaded and function.has_worker:
             # It waits for a slot, and needs them whoever gives it one.
             return LOAD_BLOCKS
-    if not _needs_worker_now(cycle, function):
-        return None
-    return FORK if function.loaded else LOAD_BLOCKS
+    if _needs_worker_now(cycle, function):
+        return FORK if function.loaded else LOAD_BLOCKS
+    if function.queue and _wants_bind(function) and roomiest(function) is not None:
+        return ROOM if function.loaded else LOAD_BLOCKS
+    return None
 
 
-def wants_worker(cycle: Cycle, function: Function) -> bool:
-    """Whether a worker should be started for the function, and may be."""
-    if not _may_wake(cycle, function) or (_wants_bind(function) and worker_to_bind_in(cycle, function) is not None):
-        return False
-    return _needs_worker_now(cycle, function)
-
-
-def waits_for_room(cycle: Cycle, function: Function) -> bool:
-    """Whether a function that can be bound nowhere now could be if there were more private memory."""
-    if not function.queue or not _wants_bind(function) or not _may_wake(cycle, function):
-        return False
-    return any(each.has_slot and function.spec.id not in each.bound for each in function.usable())
+def wants_place(cycle: Cycle, function: Function) -> bool:
+    """Whether a function that waits in the line for places still wants what it waits for."""
+    return next_want(cycle, function) == (ROOM if function.lacks_room else FORK)
 
 
 def _may_wake(cycle: Cycle, function: Function) -> bool:
