@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from overwinter.cli.main import main
+from overwinter.core.errors import OverwinterError
 
 from .nodes import NodeProcess, deploy, wait_until
 from .test_serving import SLOW
@@ -96,6 +97,26 @@ def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
         [body] = node.body_pids()
         os.kill(body, signal.SIGKILL)
         assert all(answer.result() for answer in answers)
+
+
+def test_a_variant_of_which_runs_hang_twice_goes_on_in_a_worker_of_its_own(make_node):
+    node = make_node()
+    for number in (1, 2):
+        put(node, number, handler=SLOW, timeout_s=3.0)
+    put_to_sleep(node)
+    for _ in range(2):
+        assert right(node, 1)
+        assert right(node, 2)
+        assert len(node.body_pids()) == 1
+        with pytest.raises(OverwinterError, match="v2@1 hung"):
+            right(node, 2, wait_s=60.0)
+    assert [each["function"] for each in actions(node, "Decide") if each["what"] == "quarantine"] == ["v2@1"]
+    binds = actions(node, "Bind")
+    assert [each["function"] for each in binds] == ["v2@1"] * 2
+    for number in (2, 1, 2, 1):
+        assert right(node, number)
+    assert actions(node, "Bind") == binds
+    assert len(node.body_pids()) == 2
 
 
 @pytest.mark.parametrize("apart", ["isolation", "tenant"])
