@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Stage, StartBody, StopBody
-from overwinter.core.events import Profiled
+from overwinter.core.events import MemoryMeasured, Profiled
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
@@ -98,6 +98,38 @@ def test_those_behind_who_gave_up_are_not_kept_waiting():
     world.finish()
     world.settle_processes()
     assert started(world) == ["busy@1", "small@1"]
+
+
+def test_who_lost_its_room_to_a_start_in_a_hurry_takes_that_of_a_worker_whose_time_slice_is_over():
+    world = World(memory_bytes=30, cores=1)
+    for name, tenant, seconds, slo in (
+        ("f", "t", 10.0, None),
+        ("y", "u", 0.1, 50.0),
+        ("k", "u", 0.1, None),
+        ("s", "v", 0.1, None),
+    ):
+        made = Profile(weight_bytes=30, macs=1, points=(Point(1, 10, 1, 1, seconds),))
+        world.deploy(spec(name, blobs=((name, 10),), tenant=tenant, profile=made, slo_ms=slo, timeout_s=1000.0))
+    for name in "fy":
+        world.arrive(name)
+        world.settle()
+    world.send(MemoryMeasured(((2, 15),)))
+    # One of y goes on waiting, so that its worker is no spare one while f has the core.
+    for name in "yyyk":
+        world.arrive(name)
+    world.settle_processes()
+    world.finish()
+    world.arrive("f")
+    world.finish()
+    world.send(MemoryMeasured(((2, 10),)))
+    world.now += 1.0
+    while world.alarm <= world.now:
+        world.ring()
+    assert [function.line for function in world.state.functions.values()] == [None, "cores", "places", None]
+    world.arrive("s")
+    world.settle_processes()
+    assert started(world) == ["f@1", "y@1", "s@1"]
+    assert [action.worker for action in world.log if isinstance(action, StopBody)] == [2]
 
 
 def test_many_idle_bodies_go_for_one_large_one():

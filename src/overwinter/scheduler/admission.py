@@ -227,6 +227,8 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
             return started
         order.leave(cycle, function)
         begin_start(cycle, function, point, ahead.take_over(cycle, function, point))
+        # The first in line may have had room until now, and have waited for a core alone.
+        cycle.places_changed = True
     return len(points)
 
 
