@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse, Reply, Run
@@ -179,6 +179,8 @@ def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answ
     st.sampled_from([None, 32.0, 1000.0]),
     st.integers(1, 3),
 )
+# A worker starts for a function that shares workers with nobody any more.
+@example(503, 0.9, 0.0, 2.0, None, None, 2)
 def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, bodies_max):
     scenario = scene(
         function("a", variants=3, settings={"max_bodies": 2, "max_batch": 4, "timeout_s": 3, "queue_limit": 4}),

@@ -239,6 +239,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
         functions.prove(cycle, function)
     # The core of its start is its own still, unless it had to give that up.
     cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
+    _look_after(cycle, worker, function)
     _mark_others(cycle, worker, function)
 
 
