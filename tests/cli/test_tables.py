@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overwinter.cli.list_tables import functions_table
 from overwinter.cli.tables import (
     age_text,
     agreement_facts,
     function_table,
-    functions_table,
     short_text,
     show,
     slo_text,

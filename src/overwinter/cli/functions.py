@@ -11,13 +11,16 @@ from overwinter.cli.options import as_json, connect, id_of, named_function, node
 @node_url
 @as_json
 def ps(url: str, as_json: bool) -> None:
-    """List every version of every function, and every pipeline."""
+    """List every version of every function, and every pipeline.
+
+    A terminal shows the columns that it has room for; a pipe and --json have all.
+    """
     with connect(url) as client:
         functions, pipelines = client.functions(), client.pipelines()
     if as_json:
         print_json([*functions, *pipelines])
         return
-    from overwinter.cli.tables import functions_table, pipelines_table
+    from overwinter.cli.list_tables import functions_table, pipelines_table
     from overwinter.cli.tables import show as show_table
 
     if functions:

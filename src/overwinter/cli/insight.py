@@ -2,13 +2,15 @@
 
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from overwinter.cli.options import as_json, connect, named_function, node_url, print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from overwinter.api.client import Client
 
 
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 @node_url
 @as_json
 def top(once: bool, every: float, limit: int | None, url: str, as_json: bool) -> None:
-    """Watch what the node and its functions do, the most active first, until interrupted."""
+    """Watch what the node and its functions do, the most active first, until interrupted.
+
+    A terminal shows the columns that it has room for; a pipe and --json have all.
+    """
     with connect(url) as client:
         if as_json:
             print_json(client.activity())
@@ -36,19 +41,32 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from overwinter.cli.insight_tables import FRAME_LINES, activity_table
+    from overwinter.cli.insight_tables import activity_table
 
     console = Console(markup=False, highlight=False, emoji=False)
     pause = threading.Event()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                rows = limit or max(1, console.height - FRAME_LINES)
-                live.update(activity_table(client.activity(), rows), refresh=True)
+                seen = client.activity()
+                live.update(activity_table(seen, limit or _rows(seen, console)), refresh=True)
                 pause.wait(every)
     except KeyboardInterrupt:
         # The way to leave it.
         return
+
+
+def _rows(activity: dict[str, Any], console: "Console") -> int:
+    """Of how many functions the terminal shows all lines: names may take several, and so may what is above them."""
+    from overwinter.cli.insight_tables import activity_table
+
+    rows = min(console.height, len(activity["functions"]))
+    while rows > 1:
+        beyond = len(console.render_lines(activity_table(activity, rows))) + 1 - console.height
+        if beyond <= 0:
+            break
+        rows = max(1, rows - beyond)
+    return max(1, rows)
 
 
 @click.command()
@@ -78,7 +96,8 @@ def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
 def usage(tenant: str | None, url: str, as_json: bool) -> None:
     """Show what each function used: cores while it ran and while it idled, and memory over time on each tier.
 
-    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth.
+    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth. A terminal shows the
+    columns that it has room for; a pipe and --json have all.
     """
     with connect(url) as client:
         used = client.usage(tenant)

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overwinter.cli.fitting import Column, Fitted
 from overwinter.cli.options import size_text
 from overwinter.cli.tables import (
     Description,
@@ -21,16 +22,13 @@ from overwinter.cli.tables import (
 
 BESIDE = 5
 """Functions that are named of those that share runs with one."""
-FRAME_LINES = 7
-"""Lines of the table of activity that are no functions."""
 
 
 def activity_table(activity: Description, limit: int | None) -> RenderableType:
     """What the node does in two lines, and a line for each function, at most `limit`."""
-    table = _titled("FUNCTION", "STATE", "FAMILY", "WORKERS", numbers=_ACTIVITY)
     shown = activity["functions"][:limit]
-    for each in shown:
-        table.add_row(
+    rows = [
+        (
             each["name"],
             each["state"],
             family_text(each),
@@ -50,26 +48,32 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
             str(each["requests"]),
             str(each["refused"]),
         )
+        for each in shown
+    ]
     more = len(activity["functions"]) - len(shown)
     rest = Text(f"and {more} more" if more else "")
-    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), table, rest)
+    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), Fitted(_ACTIVITY, rows), rest)
 
 
 _ACTIVITY = (
-    "RUN",
-    "QUEUE",
-    "SHARED",
-    "RATE/S",
-    "P50",
-    "P99",
-    "SLO",
-    "MET",
-    "IN HOST",
-    "ITS OWN",
-    "PRIVATE",
-    "WAKES",
-    "REQUESTS",
-    "REFUSED",
+    Column("FUNCTION", "name"),
+    Column("STATE", "word"),
+    Column("FAMILY", "word", 1),
+    Column("WORKERS", "word", 5),
+    Column("RUN", leaves=11),
+    Column("QUEUE"),
+    Column("SHARED", leaves=2),
+    Column("RATE/S", leaves=14),
+    Column("P50", leaves=10),
+    Column("P99"),
+    Column("SLO", leaves=12),
+    Column("MET", leaves=13),
+    Column("IN HOST", leaves=7),
+    Column("ITS OWN", leaves=3),
+    Column("PRIVATE", leaves=9),
+    Column("WAKES", leaves=4),
+    Column("REQUESTS", leaves=8),
+    Column("REFUSED", leaves=6),
 )
 
 
@@ -201,12 +205,10 @@ def _happened_table(title: str, happened: Sequence[Description]) -> Table:
     return table
 
 
-def usage_table(used: Sequence[Description]) -> Table:
+def usage_table(used: Sequence[Description]) -> Fitted:
     """One line for each function of each tenant."""
-    amounts = ("REQUESTS", "CORE", "IDLE CORE", "BILLED", "DISK", "HOST", "PRIVATE")
-    table = _titled("TENANT", "FUNCTION", "FAMILY", "SINCE", numbers=amounts)
-    for each in used:
-        table.add_row(
+    rows = [
+        (
             each["tenant"],
             each["function"],
             each["family"] or "-",
@@ -215,7 +217,24 @@ def usage_table(used: Sequence[Description]) -> Table:
             *(f"{each[key]:.0f} ms" for key in ("core_ms", "idle_core_ms", "billed_core_ms")),
             *(f"{size_text(each[key] / 3600)} h" for key in ("disk_byte_s", "host_byte_s", "private_byte_s")),
         )
-    return table
+        for each in used
+    ]
+    return Fitted(_USAGE, rows)
+
+
+_USAGE = (
+    Column("TENANT", "name", 6),
+    Column("FUNCTION", "name"),
+    Column("FAMILY", "word", 1),
+    Column("SINCE", "word", 2),
+    Column("REQUESTS"),
+    Column("CORE", leaves=7),
+    Column("IDLE CORE", leaves=4),
+    Column("BILLED"),
+    Column("DISK", leaves=3),
+    Column("HOST", leaves=5),
+    Column("PRIVATE", leaves=8),
+)
 
 
 def _titled(*words: str, numbers: Sequence[str] = ()) -> Table:

@@ -25,52 +25,6 @@ def show(what: object) -> None:
     console.print(what)
 
 
-def functions_table(functions: Sequence[Description], now: float) -> Table:
-    """One line for each version of each function."""
-    table = plain_table()
-    for title in ("NAME", "VERSION", "STATE", "LIFE", "FAMILY", "WORKERS"):
-        table.add_column(title, no_wrap=True)
-    for title in ("WAITING", "SIZE", "MISSING", "SLO", "CREATED"):
-        table.add_column(title, no_wrap=True, justify="right")
-    for each in functions:
-        table.add_row(
-            each["name"],
-            f"{each['version']}{'' if each['latest'] else ' (old)'}",
-            each["state"],
-            each["life"],
-            family_text(each),
-            workers_text(each["workers"]),
-            str(each["waiting"]),
-            size_text(each["nbytes"]),
-            size_text(each["missing_bytes"]),
-            slo_text(each["settings"]["slo_ms"]),
-            age_text(now - each["created"]),
-        )
-    return table
-
-
-def pipelines_table(pipelines: Sequence[Description], now: float) -> Table:
-    """One line for each pipeline."""
-    table = plain_table()
-    for title in ("PIPELINE", "VERSION", "STATE"):
-        table.add_column(title, no_wrap=True)
-    for title in ("RUNNING", "ANSWERED", "IN SLO", "FAILED", "SLO", "CREATED"):
-        table.add_column(title, no_wrap=True, justify="right")
-    table.add_column("FUNCTIONS")
-    for each in pipelines:
-        requests = each["requests"]
-        table.add_row(
-            each["name"],
-            str(each["version"]),
-            each["state"],
-            *(str(requests[key]) for key in ("running", "answered", "in_slo", "failed")),
-            slo_text(each["settings"]["slo_ms"]),
-            age_text(now - each["created"]),
-            ", ".join(stage_text(stage) for stage in each["stages"].values()),
-        )
-    return table
-
-
 def pipeline_table(pipeline: Description, now: float) -> Table:
     """All that is known of a pipeline, a fact a line."""
     requests, slo_ms = pipeline["requests"], pipeline["settings"]["slo_ms"]

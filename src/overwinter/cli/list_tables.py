@@ -1,0 +1,74 @@
+"""How do the lists of functions and of pipelines look to people?"""
+
+from collections.abc import Sequence
+
+from overwinter.cli.fitting import Column, Fitted
+from overwinter.cli.options import size_text
+from overwinter.cli.tables import Description, age_text, family_text, slo_text, stage_text, workers_text
+
+
+def functions_table(functions: Sequence[Description], now: float) -> Fitted:
+    """One line for each version of each function."""
+    rows = [
+        (
+            each["name"],
+            f"{each['version']}{'' if each['latest'] else ' (old)'}",
+            each["state"],
+            each["life"],
+            family_text(each),
+            workers_text(each["workers"]),
+            str(each["waiting"]),
+            size_text(each["nbytes"]),
+            size_text(each["missing_bytes"]),
+            slo_text(each["settings"]["slo_ms"]),
+            age_text(now - each["created"]),
+        )
+        for each in functions
+    ]
+    return Fitted(_FUNCTIONS, rows)
+
+
+_FUNCTIONS = (
+    Column("NAME", "name"),
+    Column("VERSION", "word"),
+    Column("STATE", "word"),
+    Column("LIFE", "word", 8),
+    Column("FAMILY", "word", 1),
+    Column("WORKERS", "word", 2),
+    Column("WAITING", leaves=5),
+    Column("SIZE", leaves=6),
+    Column("MISSING", leaves=3),
+    Column("SLO", leaves=7),
+    Column("CREATED", leaves=4),
+)
+
+
+def pipelines_table(pipelines: Sequence[Description], now: float) -> Fitted:
+    """One line for each pipeline."""
+    rows = [
+        (
+            each["name"],
+            str(each["version"]),
+            each["state"],
+            *(str(each["requests"][key]) for key in ("running", "answered", "in_slo", "failed")),
+            slo_text(each["settings"]["slo_ms"]),
+            age_text(now - each["created"]),
+            ", ".join(stage_text(stage) for stage in each["stages"].values()),
+        )
+        for each in pipelines
+    ]
+    return Fitted(_PIPELINES, rows)
+
+
+_PIPELINES = (
+    Column("PIPELINE", "name"),
+    Column("VERSION", "word"),
+    Column("STATE", "word"),
+    Column("RUNNING", leaves=4),
+    Column("ANSWERED"),
+    Column("IN SLO", leaves=5),
+    Column("FAILED"),
+    Column("SLO", leaves=3),
+    Column("CREATED", leaves=2),
+    Column("FUNCTIONS", "name", 1),
+)

@@ -1,0 +1,110 @@
+"""Tables on narrow terminals: columns are left out, names are folded, and no number is cut."""
+
+import re
+
+import pytest
+from rich.console import Console
+
+from overwinter.cli.insight_tables import activity_table, usage_table
+from overwinter.cli.list_tables import functions_table, pipelines_table
+
+NAME = "a-model-of-our-shop.with-a-long-name_" + "x" * 40
+MANY = {
+    "name": NAME, "tenant": "t", "state": "UNAVAILABLE", "running": 12_345, "queued": 98_765, "shared": 0.98765,
+    "rate": 123_456.7, "family": f"{NAME}@1234", "members": 1234, "bodies": 64,
+    "workers": list(range(100_000, 100_064)), "p50_ms": 123_456.0, "p99_ms": 987_654.0, "attainment": 0.99999,
+    "slo_ms": 123_456.0, "host_bytes": 1023 << 30,
+    "exclusive_bytes": 1022 << 30, "private_bytes": 1021 << 30, "wakes": 1_234_567, "requests": 12_345_678_901,
+    "refused": 9_876_543_210,
+}  # fmt: skip
+FEW = {
+    **MANY, "name": "f", "state": "awake", "family": "f@1", "members": 1, "workers": [1], "running": 0, "queued": 0,
+    "shared": None, "rate": 0.0, "p50_ms": None, "p99_ms": 1.0, "attainment": None, "slo_ms": None, "host_bytes": 0,
+    "exclusive_bytes": 0, "private_bytes": 0, "wakes": 0, "requests": 0, "refused": 0,
+}  # fmt: skip
+ACTIVITY = {
+    "cores": 128, "cores_running": 128, "bodies": {"idle": 10_000, "busy": 128, "starting": 1000},
+    "functions_deployed": 20_000, "running": 123_456, "queued": 1_234_567, "host_bytes": 1 << 40,
+    "host_budget": 2 << 40, "private_bytes": 1 << 40, "private_budget": 2 << 40, "functions": [MANY, FEW],
+}  # fmt: skip
+LISTED = {
+    "name": NAME, "version": 1234, "latest": False, "tenant": "t", "state": "UNAVAILABLE", "life": "unloaded",
+    "family": f"{NAME}@1234", "members": 1234, "workers": MANY["workers"], "waiting": 98_765, "nbytes": 1023 << 30,
+    "missing_bytes": 1022 << 30, "settings": {"slo_ms": 123_456.0}, "created": 0.0,
+}  # fmt: skip
+PIPELINE = {
+    "name": NAME, "version": 1234, "state": "UNAVAILABLE", "settings": {"slo_ms": 123_456.0}, "created": 0.0,
+    "requests": {"running": 12_345, "answered": 12_345_678_901, "in_slo": 11_345_678_901, "failed": 9_876_543_210},
+    "stages": {f"s{number}": {"function": f"{NAME}{number}"} for number in range(4)},
+}  # fmt: skip
+USED = {
+    "tenant": "a-tenant-" + "t" * 40, "function": NAME, "family": f"{NAME}@1234", "since": "2025-01-02",
+    "requests": 12_345_678_901, "core_ms": 9.87e12, "idle_core_ms": 8.76e12, "billed_core_ms": 1.23e13,
+    "disk_byte_s": 3600.0 * (1023 << 40), "host_byte_s": 3600.0 * (1022 << 40), "private_byte_s": 3600.0 * (1021 << 40),
+}  # fmt: skip
+TABLES = {
+    "top": activity_table(ACTIVITY, None),
+    "ps": functions_table([LISTED, {**LISTED, "name": "f", "members": 1, "workers": []}], 86_400 * 123.0),
+    "pipelines": pipelines_table([PIPELINE], 86_400 * 123.0),
+    "usage": usage_table([USED, {**USED, "tenant": "t", "function": "f"}]),
+}
+STAY = {
+    "top": ["FUNCTION", "STATE", "QUEUE", "P99"],
+    "ps": ["NAME", "VERSION", "STATE"],
+    "pipelines": ["PIPELINE", "VERSION", "STATE", "ANSWERED", "FAILED"],
+    "usage": ["FUNCTION", "REQUESTS", "BILLED"],
+}
+
+
+def shown(name: str, width: int) -> list[str]:
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    with console.capture() as captured:
+        console.print(TABLES[name])
+    return captured.get().splitlines()
+
+
+def cells(lines: list[str]) -> tuple[list[str], list[list[str]]]:
+    """The titles of a table and the cells of each line below."""
+    rule = next(number for number, line in enumerate(lines) if "─" in line)
+    titles, *rows = (re.split(" {2,}", line.strip()) for line in [lines[rule - 1], *lines[rule + 1 :]] if line.strip())
+    return titles, rows
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+@pytest.mark.parametrize("name", TABLES)
+def test_nothing_is_cut(name: str, width: int) -> None:
+    lines, (all_titles, whole) = shown(name, width), cells(shown(name, 2000))
+    titles, rows = cells(lines)
+    assert max(map(len, lines)) <= width
+    assert set(STAY[name]) <= set(titles) <= set(all_titles)
+    # A cell is there as a whole, or it is a piece of a name.
+    known = {cell for row in whole for cell in row}
+    names = [NAME, USED["tenant"], whole[0][all_titles.index("FUNCTIONS")] if "FUNCTIONS" in all_titles else ""]
+    pieces = [cell for row in rows for cell in row if cell not in known]
+    assert [piece for piece in pieces if not any(piece in each for each in names)] == []
+    assert len(rows[0]) == len(titles)
+    told = 0
+    for cell in (cell for row in rows for cell in row):
+        told += len(cell) if NAME.startswith(cell, told) else 0
+    assert told == len(NAME)
+    if name == "top":
+        above = " ".join(" ".join(lines[: lines.index("")]).split())
+        assert above == " ".join(" ".join(shown(name, 2000)[:2]).split())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_wider_terminal_shows_more(name: str) -> None:
+    titles = [{word for line in shown(name, width) for word in line.split() if word.isupper()} for width in (80, 2000)]
+    assert titles[0] < titles[1]
+
+
+def test_nothing_is_left_out_that_there_is_room_for() -> None:
+    small = {
+        **LISTED, "name": "f", "members": 1, "workers": [], "version": 1, "latest": True, "state": "READY",
+        "waiting": 0, "nbytes": 1 << 20, "missing_bytes": 0, "settings": {"slo_ms": 80.0},
+    }  # fmt: skip
+    for width, whole in ((110, True), (80, False)):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(functions_table([small], 60.0))
+        assert ("FAMILY" in captured.get()) == whole
