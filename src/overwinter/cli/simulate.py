@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ROWS = 20
 """Functions in the table; the JSON has all."""
+TARGET = 0.98
+"""Share of the requests within the SLO that is marked in the figure where --capacity asks for none."""
 
 _existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _directory = click.Path(file_okay=False, path_type=Path)
@@ -118,7 +120,7 @@ def _write(found: "Capacity | Report", directory: Path, figures: bool) -> list[P
         return [path]
     from overwinter.simulation.figures import draw
 
-    return [path, *draw(report, directory)]
+    return [path, *draw(report, directory, TARGET if isinstance(found, Report) else found.target)]
 
 
 def _tell(found: "Capacity | Report") -> None:

@@ -1,41 +1,68 @@
 """How does a report look? PNG files, drawn by matplotlib, which only this file needs."""
 
+from math import floor
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from overwinter.simulation.report import Report
 
 MIB = 1 << 20
 BARS = 40
 """Functions drawn by name; beyond that the worst are drawn."""
+SLOS = 6
+"""Different SLOs marked one by one; of more, the span between the shortest and the longest is marked."""
+STEP = 0.05
+"""The axis of attainment begins at a multiple of this, below the lowest bar and the target."""
 
 
-def draw(report: Report, directory: Path) -> list[Path]:
-    """Write all figures of a report into a directory that exists; their paths."""
-    figures = {"latency": _latency, "memory": _memory, "attainment": _attainment}
+def draw(report: Report, directory: Path, target: float) -> list[Path]:
+    """Write all figures of a report into a directory that exists; their paths. `target`: the attainment to mark."""
     paths = []
-    for name, fill in figures.items():
+    for name, figure in figures_of(report, target).items():
         path = directory / f"{name}.png"
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        fill(report, figure.add_subplot())
         figure.savefig(path, dpi=120)
         paths.append(path)
     return paths
 
 
-def _latency(report: Report, axes: Axes) -> None:
-    axes.plot([seconds * 1000 for seconds, _ in report.latencies], [share for _, share in report.latencies])
-    if report.latencies:
+def figures_of(report: Report, target: float) -> dict[str, Figure]:
+    """All figures of a report by name; `target`: the attainment to mark."""
+    figures = {name: Figure(figsize=(8, 4.5), layout="constrained") for name in ("latency", "memory", "attainment")}
+    for figure in figures.values():
+        FigureCanvasAgg(figure)
+    _latency(report, figures["latency"])
+    _memory(report, figures["memory"])
+    _attainment(report, figures["attainment"], target)
+    return figures
+
+
+def _latency(report: Report, figure: Figure) -> None:
+    axes = figure.add_subplot()
+    latencies = [(seconds * 1000, share) for seconds, share in report.latencies]
+    axes.plot([ms for ms, _ in latencies], [share for _, share in latencies], label="answers")
+    if latencies:
         axes.set_xscale("log")
+    _mark_slos(sorted({each.slo_ms for each in report.functions.values() if each.slo_ms is not None}), axes)
     axes.set(xlabel="latency, ms", ylabel="share of the answers", title="Latency", ylim=(0, 1.01))
     axes.grid(alpha=0.3)
+    _legend(figure)
 
 
-def _memory(report: Report, axes: Axes) -> None:
+def _mark_slos(slos_ms: list[float], axes: Axes) -> None:
+    if len(slos_ms) > SLOS:
+        label = f"SLOs, {slos_ms[0]:g} to {slos_ms[-1]:g} ms"
+        axes.axvspan(slos_ms[0], slos_ms[-1], color="tab:red", alpha=0.15, label=label)
+        return
+    for number, slo_ms in enumerate(slos_ms):
+        axes.axvline(slo_ms, color=f"C{1 + number}", linewidth=1, linestyle="--", label=f"SLO {slo_ms:g} ms")
+
+
+def _memory(report: Report, figure: Figure) -> None:
+    axes = figure.add_subplot()
     times = [sample.at_s for sample in report.samples]
     blocks = [sample.blocks_bytes / MIB for sample in report.samples]
     bodies = [sample.bodies_bytes / MIB for sample in report.samples]
@@ -45,17 +72,29 @@ def _memory(report: Report, axes: Axes) -> None:
     count.plot(times, [sample.bodies for sample in report.samples], color="black", linewidth=0.8, label="bodies alive")
     count.set(ylabel="bodies")
     count.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
-    count.legend(loc="upper right")
+    count.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure)
 
 
-def _attainment(report: Report, axes: Axes) -> None:
+def _attainment(report: Report, figure: Figure, target: float) -> None:
+    axes = figure.add_subplot()
     promised = [
         (figures.attainment, name) for name, figures in report.functions.items() if figures.attainment is not None
     ]
     worst = sorted(promised)[:BARS]
-    axes.bar([name for _, name in worst], [share for share, _ in worst])
+    lowest = min([target, *(share for share, _ in worst)])
+    # A bar as low as the axis begins would not be seen.
+    least = max(0.0, (floor(lowest / STEP) - 1) * STEP)
+    axes.bar([name for _, name in worst], [share - least for share, _ in worst], bottom=least, label="attainment")
+    axes.axhline(target, color="tab:red", linewidth=1, linestyle="--", label=f"target, {target:.4g}")
     axes.tick_params(axis="x", labelrotation=90)
     named = "" if len(worst) == len(promised) else f", the worst {len(worst)} of {len(promised)} functions"
-    axes.set(ylabel="requests within the SLO", title=f"SLO attainment{named}", ylim=(0, 1.01))
+    top = 1 + (1 - least) / 100
+    axes.set(ylabel="requests within the SLO", title=f"SLO attainment{named}", ylim=(least, top))
     axes.grid(alpha=0.3, axis="y")
+    _legend(figure)
+
+
+def _legend(figure: Figure) -> None:
+    """Below the axes, where it covers no data."""
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)

@@ -33,6 +33,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Neither answered nor refused nor cancelled."""
     attainment: float | None
     """Share of the requests, of functions with a latency promise, that were answered within it; None: no promise."""
+    slo_ms: float | None = None
+    """Of one function."""
     p50_ms: float | None
     p99_ms: float | None
     started: dict[str, int]
@@ -106,6 +108,7 @@ class Tally:
             cancelled=self.cancelled,
             lost=self.requests - self.answered - self.cancelled - self.refused.total(),
             attainment=self.within / self.requests if self.slo_s is not None and self.requests else None,
+            slo_ms=_ms(self.slo_s),
             p50_ms=_ms(self.latencies.quantile(0.5)),
             p99_ms=_ms(self.latencies.quantile(0.99)),
             started=dict(sorted(self.started.items())),
