@@ -54,6 +54,8 @@ class Tracker(Generic[T]):
         self.tallies: dict[FunctionName, T] = {}
         self.nobody = tally(FunctionName(""))
         """Of requests for names that are not deployed here: callers may invent as many as they like."""
+        self.own = tally(FunctionName(""))
+        """Of the node itself: what workers cost that tried a version and have served nobody since."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.bodies: dict[WorkerId, LivingBody[T]] = {}
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
@@ -139,6 +141,7 @@ class Tracker(Generic[T]):
             requests = dict(Counter(body.bound[function] for function in action.functions))
         else:
             requests = {body.tally if action.function is None else body.bound[action.function]: len(action.requests)}
+        body.serve(requests, now)
         body.runs[action.run] = OpenRun(now, requests)
         for id_ in action.requests:
             request = self._requests[id_]
@@ -175,7 +178,8 @@ class Tracker(Generic[T]):
         tally = self.tallies[spec.name]
         asked = self._from_disk.pop(action.function, None)
         start: Start = "host" if asked is None else "disk"
-        body = LivingBody(tally, action, start, now if asked is None else asked, now)
+        trial = self.own if action.function in self._trials else None
+        body = LivingBody(tally, action, start, now if asked is None else asked, now, trial)
         body.nbytes = self._body_bytes(spec, action)
         self.bodies[action.worker] = body
         tally.wakes[start] += 1

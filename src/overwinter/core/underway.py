@@ -1,6 +1,6 @@
 """What is known of a request that has no answer yet, and of a body that lives?"""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Generic, TypeVar
 
 from overwinter.core.actions import Start, StartBody
@@ -62,11 +62,16 @@ class LivingBody(Generic[T]):
         "start",
         "stopping",
         "tally",
+        "trial",
         "weighed",
     )
 
-    def __init__(self, tally: T, action: StartBody, start: Start, asked: Seconds, now: Seconds) -> None:
+    def __init__(
+        self, tally: T, action: StartBody, start: Start, asked: Seconds, now: Seconds, trial: T | None = None
+    ) -> None:
         self.tally = tally
+        self.trial = trial
+        """Who pays in place of its first function, until it serves that: it was started to try a version."""
         self.function = action.function
         self.cores = action.cores
         self.run_cores = max(1, action.cores // action.concurrency)
@@ -95,6 +100,19 @@ class LivingBody(Generic[T]):
         """Private memory, for each of the functions that it has."""
         return int(self.nbytes / len(self.bound))
 
+    @property
+    def payers(self) -> list[T]:
+        """Who pays equal parts of what it costs while it runs nothing."""
+        # Other threads ask, too: what may change meanwhile is taken once.
+        trial, bound = self.trial, list(self.bound.values())
+        return bound if trial is None else [trial if tally is self.tally else tally for tally in bound]
+
+    def serve(self, tallies: Container[T], now: Seconds) -> None:
+        """It serves these functions: whoever was tried in it pays from now on."""
+        if self.trial is not None and self.tally in tallies:
+            self.pay(now)
+            self.trial = None
+
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
         """It is told to bind a further function."""
         self.pay(now)
@@ -122,12 +140,13 @@ class LivingBody(Generic[T]):
             self.bound.pop(function, None)
 
     def pay(self, now: Seconds) -> None:
-        """What it cost since it was last weighed is split among its functions."""
+        """What it cost since it was last weighed is split among those who pay."""
         passed, busy = now - self.weighed, self.busy_s
         if self.is_busy:
             busy += now - self.busy_since
-        idle, sharers = passed - (busy - self.busy_weighed), len(self.bound)
-        for tally in self.bound.values():
+        payers = self.payers
+        idle, sharers = passed - (busy - self.busy_weighed), len(payers)
+        for tally in payers:
             tally.private_byte_s += passed * self.nbytes / sharers
             tally.body_s += passed / sharers
             tally.idle_core_s += idle * self.cores / sharers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Bind, Reply, Run, StartBody, StopBody
+from overwinter.core.actions import Announce, Bind, Reply, Run, StartBody, StopBody
 from overwinter.core.events import Arrived, BodyExited, BodyReady, Bound, Deployed, Removed, RunEnded
 from overwinter.core.profile import Point, Profile
 from overwinter.node.insight.metering import Meter
@@ -100,3 +100,44 @@ def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(ledger
         statistics.observe(now, event, actions)
     told = Meter(statistics, ledger, print).usage(None, 4.0, DAY)
     assert {each.function: each.core_ms for each in told} == {"f": pytest.approx(1000), "g": pytest.approx(2000)}
+
+
+TRIED = (
+    (0.0, Deployed(spec("f", family="one"), on_trial=True), StartBody(1, "f@1", True, 2, 1)),
+    (1.0, BodyReady(1), Announce("f@1", None)),
+)
+CALLED = (
+    (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
+    (6.0, RunEnded(1, 1), Reply(1, "f@1", "warm")),
+)
+SIBLING = (
+    (1.0, Deployed(spec("g", family="one"), resident=True)),
+    (2.0, Arrived(1, "g", None, None), Bind(1, "g@1", 1)),
+    (2.0, Bound(1, "g@1", 1), Run(1, 1, (1,), "g@1")),
+    (3.0, RunEnded(1, 1), Reply(1, "g@1", "bound")),
+)
+
+
+def idle_ms(steps, ledger):
+    """What each function pays for idle cores after ten seconds, before and after its worker has ended."""
+    statistics = Statistics()
+    meter = Meter(statistics, ledger, print)
+    for now, event, *actions in steps:
+        statistics.observe(now, event, actions)
+    before = {each.function: each for each in meter.usage(None, 10.0, DAY)}
+    statistics.observe(10.0, BodyExited(1, "WorkerError", "stopped"), [])
+    after = {each.function: each for each in meter.usage(None, 10.0, DAY)}
+    for name, each in before.items():
+        assert after[name].idle_core_ms == pytest.approx(each.idle_core_ms)
+        assert after[name].private_byte_s == pytest.approx(each.private_byte_s)
+        assert bool(each.private_byte_s) == bool(each.idle_core_ms)
+    return {name: pytest.approx(each.idle_core_ms) for name, each in before.items()}
+
+
+def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(ledger):
+    assert idle_ms(TRIED, ledger) == {"f": 0}
+    assert idle_ms((*TRIED, *CALLED), ledger) == {"f": 2 * 4000}
+
+
+def test_who_was_only_tried_does_not_pay_beside_a_sibling(ledger):
+    assert idle_ms((*TRIED, *SIBLING), ledger) == {"f": 0, "g": 7000}

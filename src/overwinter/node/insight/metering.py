@@ -1,7 +1,8 @@
 """Who used what, and what is to be paid for it?
 
 Two prices of a core: the time in which it ran something, and a tenth of that while a body was alive and ran nothing,
-as in Torpor. What a body computes while nothing runs has the first price. Memory is counted in byte-seconds for each
+as in Torpor. What a body computes while nothing runs has the first price. A worker that was started to try a version is
+the node's own until it serves a request: nobody pays for it. Memory is counted in byte-seconds for each
 tier; the sharers of a block pay equal parts of it. What was used is written to the ledger once a minute and at a clean
 stop: a crash loses a minute.
 """
@@ -136,17 +137,17 @@ class Meter:
 
 
 def _add_body(totals: dict[FunctionStatistics, Amounts], body: LivingBody[FunctionStatistics], now: Seconds) -> None:
-    """What a body cost since it was last weighed: runs for whose they are, the rest split among all that it has."""
+    """What a body cost since it was last weighed: runs for whose they are, the rest split among those who pay."""
     for run in list(body.runs.values()):
         for tally, _, share in run.shares():
             if tally in totals:
                 totals[tally] = totals[tally].plus(Amounts(core_s=(now - run.begun) * body.run_cores * share))
-    bound, passed = list(body.bound.values()), now - body.weighed
+    payers, passed = body.payers, now - body.weighed
     busy_s = body.busy_s + (now - body.busy_since if body.is_busy else 0.0) - body.busy_weighed
     each = Amounts(
-        idle_core_s=(passed - busy_s) * body.cores / len(bound), private_byte_s=passed * body.nbytes / len(bound)
+        idle_core_s=(passed - busy_s) * body.cores / len(payers), private_byte_s=passed * body.nbytes / len(payers)
     )
-    for tally in bound:
+    for tally in payers:
         if tally in totals:
             totals[tally] = totals[tally].plus(each)
 

@@ -1,0 +1,19 @@
+"""What nobody calls is not billed."""
+
+import json
+import time
+
+from tests.cli.conftest import Run
+
+
+def test_a_function_that_nobody_called_is_not_billed_for_its_trial(run: Run) -> None:
+    run("deploy", "cli_scale:fixed", "--name", "uncalled")
+    time.sleep(0.5)
+
+    def used() -> dict[str, float]:
+        [found] = [each for each in json.loads(run("usage", "--json").stdout) if each["function"] == "uncalled"]
+        return {key: found[key] for key in ("core_ms", "idle_core_ms", "billed_core_ms", "private_byte_s")}
+
+    assert used() == {"core_ms": 0, "idle_core_ms": 0, "billed_core_ms": 0, "private_byte_s": 0}
+    run("infer", "uncalled", "-i", "x=[[1, 2]]")
+    assert min(used().values()) > 0
