@@ -125,7 +125,7 @@ def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
     assert "[[2, 10]]" in run("infer", scale, "-i", "x=[1, 1]").stdout
 
     assert run("rm", scale, text="n\n").stdout == ""
-    assert run("rm", scale, exit_code=130, text="").stderr.endswith("\ninterrupted\n")
+    assert "--yes" in run("rm", scale, exit_code=2, text="").stderr
     assert json.loads(run("rm", f"{scale}@{described['version']}", "--yes", "--json").stdout) == {
         "removed": scale,
         "version": described["version"],

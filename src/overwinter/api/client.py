@@ -181,6 +181,8 @@ class Client:
                     response.read()
                     _raise_error(response)
                 return _measured(response.iter_lines(), progress)
+        except httpx.ConnectError as error:
+            raise self._unreachable(error) from error
         except httpx.TransportError as error:
             raise MachineError(f"the node at {self._url} left while it measured: {error}") from error
 
@@ -279,9 +281,10 @@ class Client:
         except httpx.TimeoutException as error:
             raise DeadlineError(f"the node at {self._url} did not answer in time") from error
         except httpx.TransportError as error:
-            raise MachineError(
-                f"no node answers at {self._url} ({error}): start one with `overwinter serve`"
-            ) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: httpx.TransportError) -> MachineError:
+        return MachineError(f"no node answers at {self._url} ({error}): start one with `overwinter serve`")
 
 
 def _raise_error(response: httpx.Response) -> None:

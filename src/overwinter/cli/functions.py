@@ -1,5 +1,6 @@
 """How are deployed functions listed, looked at, woken, put to sleep and removed?"""
 
+import sys
 import time
 
 import click
@@ -62,10 +63,20 @@ def rm(function: tuple[str, int | None], yes: bool, tenant: str, url: str, as_js
     with connect(url, tenant=tenant) as client:
         pipeline = "stages" in client.function(name, version)
         what = f"all versions of {name}" if version is None and not pipeline else id_of(name, version)
-        if not yes and not click.confirm(f"Remove {what}?", err=True):
+        if not yes and not _agreed(what):
             return
         client.remove(name, version)
     _done({"removed": name, "version": version}, f"removed {what}", as_json)
+
+
+def _agreed(what: str) -> bool:
+    """Whether a person agrees; a usage error where there is none to ask."""
+    try:
+        return click.confirm(f"Remove {what}?", err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError(f"there is no terminal to ask whether to remove {what}: say --yes") from None
 
 
 @click.command()

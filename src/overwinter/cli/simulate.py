@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from overwinter.cli.options import as_json, print_json, size_text
+from overwinter.core.errors import CallerError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +84,8 @@ def _simulated(scenario: "Scenario", base: Path, journal: Path | None) -> "Repor
     with ExitStack() as stack:
         file = None if journal is None else stack.enter_context(journal.open("wb"))
         told = stack.enter_context(_progress("simulating", scenario.duration_s))
-        return World(scenario, base, file).run(told)
+        with _traces_there():
+            return World(scenario, base, file).run(told)
 
 
 def _searched(scenario: "Scenario", base: Path, target: float) -> "Capacity":
@@ -93,7 +95,19 @@ def _searched(scenario: "Scenario", base: Path, target: float) -> "Capacity":
         fits = "fits" if tried.fits else "does not fit"
         click.echo(f"{tried.copies} copies, {tried.functions} functions: {tried.attainment:.4f}, {fits}", err=True)
 
-    return capacity(scenario, target, base, told)
+    with _traces_there():
+        return capacity(scenario, target, base, told)
+
+
+@contextmanager
+def _traces_there() -> Iterator[None]:
+    """CallerError with the way out where a recorded trace is not there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CallerError(
+            f"there is no trace {error.filename}: say with --traces DIR where the scenario's recorded traces lie"
+        ) from error
 
 
 @contextmanager

@@ -58,18 +58,28 @@ class Arguments(NamedTuple):
 
 def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None) -> Arguments:
     """The inputs as `export` takes them; ProgramError names what does not fit the module or the examples."""
+    parameters = signature(module.forward)
+    given: object = example_inputs
+    if not isinstance(given, tuple | Mapping):
+        name = next(iter(parameters.parameters), "x")
+        raise ProgramError(
+            f"the example inputs are a {type(given).__name__}; give a tuple of tensors in the order of the "
+            f"model's forward(), as (tensor,), or a dictionary of them by name, as {{{name!r}: tensor}}"
+        )
     positional = example_inputs if isinstance(example_inputs, tuple) else ()
     keywords = {} if isinstance(example_inputs, tuple) else dict(example_inputs)
     try:
-        bound = signature(module.forward).bind(*positional, **keywords)
+        bound = parameters.bind(*positional, **keywords)
     except TypeError as error:
         raise ProgramError(f"the example inputs do not fit the model's forward(): {error}") from error
     bounds: Bounds = {}
     inputs = []
-    for name, tensor in _leaves(bound):
+    leaves = _leaves(bound)
+    _check_form(dynamic, [name for name, _ in leaves])
+    for name, tensor in leaves:
         dims = _dimensions_of(name, tensor, dynamic, bounds)
         inputs.append(Input(name, _widened(name, tensor, dims), dims))
-    _check_names(inputs, dynamic)
+    _check_names(inputs)
     _check_bounds(inputs, bounds)
     return Arguments(bound, inputs, bounds)
 
@@ -92,6 +102,32 @@ def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
                 f"example input {name!r} is a {kind}; inputs must be tensors, so fix it in a wrapping module"
             )
     return found
+
+
+def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
+    """ProgramError unless `dynamic` names inputs, and numbers the dimensions of each: what authors write otherwise."""
+    if dynamic is None or not inputs:
+        return
+    if not isinstance(dynamic, Mapping):
+        raise ProgramError(
+            f"dynamic is a {type(dynamic).__name__}; it takes inputs by name, as {{{inputs[0]!r}: {{0: 'batch'}}}}"
+        )
+    for name, dims in dynamic.items():
+        if name not in inputs:
+            raise ProgramError(
+                f"dynamic names {name!r}; the inputs: {', '.join(inputs)}; write {{{inputs[0]!r}: {{0: 'batch'}}}}"
+            )
+        if not isinstance(dims, Mapping):
+            raise ProgramError(
+                f"dynamic has {dims!r} for input {name!r}; write a name for each dimension that may vary, as "
+                f"{{{name!r}: {{0: 'batch'}}}}, or leave the input out to fix its sizes"
+            )
+        for dim in dims:
+            if not isinstance(dim, int):
+                raise ProgramError(
+                    f"dynamic has {dim!r} for a dimension of input {name!r}; dimensions are numbers from 0 on, as "
+                    f"{{{name!r}: {{0: 'batch'}}}}"
+                )
 
 
 def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bounds: Bounds) -> dict[int, str]:
@@ -124,9 +160,10 @@ def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
             return size.__name__, None
         case _:
             pass
+    said = size.__name__ if isinstance(size, Dim) else repr(size)
     raise ProgramError(
-        f"a dynamic size of input {name!r} is {size!r}; write a name, or (name, smallest, largest) with 1 <= smallest "
-        "< largest; how sizes depend on each other is found in the model"
+        f"a dynamic size of input {name!r} is {said}; write a name, or (name, smallest, largest) with 1 <= smallest "
+        "< largest; how sizes depend on each other, and that one must be even, is found in the model"
     )
 
 
@@ -139,12 +176,7 @@ def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.
     return tensor.contiguous()
 
 
-def _check_names(inputs: Sequence[Input], dynamic: Dynamic | None) -> None:
-    unknown = set(dynamic or {}) - {name for name, _, _ in inputs}
-    if unknown:
-        raise ProgramError(
-            f"dynamic names {sorted(unknown)[0]!r}; the inputs: {', '.join(name for name, _, _ in inputs)}"
-        )
+def _check_names(inputs: Sequence[Input]) -> None:
     sizes: dict[str, int] = {}
     for name, tensor, dims in inputs:
         for dim, label in dims.items():

@@ -40,8 +40,12 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Trac
     sizes = {label: Dim.AUTO(min=low, max=high) for label, (low, high) in ranges.items()}
     shapes = {name: {dim: sizes[label] for dim, label in dims.items()} for name, _, dims in arguments.inputs}
     args, kwargs = arguments.filled(arguments.examples)
+    given = ", ".join(
+        f"{name} [{', '.join(str(dims.get(dim, size)) for dim, size in enumerate(tensor.shape))}]"
+        for name, tensor, dims in arguments.inputs
+    )
     with (
-        border("the model cannot be exported"),
+        border("the model cannot be exported", f"; the example inputs are {given}: are these the model's shapes?"),
         torch.no_grad(),
         untouched(module),
         no_cache(module),
@@ -63,8 +67,10 @@ def _check_buffers(module: torch.nn.Module) -> None:
 
 
 @contextmanager
-def border(what: str) -> Iterator[None]:
-    """Here the model's own code runs, or a file's: whatever it raises becomes a ProgramError with the line at fault."""
+def border(what: str, doubt: str = "") -> Iterator[None]:
+    """Here the model's own code runs, or a file's: whatever it raises becomes a ProgramError with the line at fault.
+    `doubt` ends the sentence where an operator may have refused what it was given.
+    """
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     said = io.StringIO()
@@ -77,18 +83,23 @@ def border(what: str) -> Iterator[None]:
     except ProgramError:
         raise
     except Exception as error:
-        failure = f"{_sentence(error)}{_user_line(error)}"
-        raise ProgramError(f"{what}: {failure}{way_past(failure)}") from error
+        known = _said(error)
+        failure = f"{known or _first_line(error)}{_user_line(error)}"
+        # Those of the exporter itself are of classes of their own.
+        doubted = doubt if not known and type(error) in (RuntimeError, IndexError, ValueError) else ""
+        raise ProgramError(f"{what}: {failure}{way_past(failure) or doubted}") from error
     finally:
         logging.disable(disabled)
 
 
-def _sentence(error: Exception) -> str:
-    """What went wrong, in one sentence with the way out."""
+def _said(error: Exception) -> str:
+    """What went wrong, in one sentence with the way out; empty if it is not known."""
+    found = ((re.search(pattern, str(error).strip()), said) for pattern, said in _SAID)
+    return next((match.expand(said) for match, said in found if match), "")
+
+
+def _first_line(error: Exception) -> str:
     text = str(error).strip()
-    for pattern, said in _SAID:
-        if found := re.search(pattern, text):
-            return found.expand(said)
     first = text.splitlines()[0].strip()[:_LONGEST] if text else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
