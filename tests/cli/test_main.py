@@ -13,7 +13,8 @@ from overwinter.core.errors import HandlerError, NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
 COMMANDS = [
-    "deploy", "explain", "infer", "load", "profile", "ps", "rm", "serve", "show", "simulate", "top", "unload", "usage",
+    "deploy", "explain", "infer", "load", "logs", "profile", "ps", "rm", "serve", "show", "simulate", "top",
+    "unload", "usage",
 ]  # fmt: skip
 
 

@@ -148,6 +148,12 @@ class Client:
         """Why a function is as it is: its blocks, profile and bodies, and what was decided. NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
 
+    def logs(self, name: str, version: int | None = None) -> list[dict[str, Any]]:
+        """The last lines that the code of a function printed, oldest first: `at` (seconds since 1970), `worker` and
+        `text`. NotFoundError.
+        """
+        return _json(self._send("GET", f"{_function(name, version)}/logs"), list[dict[str, Any]])
+
     def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:
         """What each function used, of all tenants or of one."""
         path = "/overwinter/v1/usage" + ("" if tenant is None else f"/{quote(tenant, safe='')}")

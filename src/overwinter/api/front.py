@@ -174,6 +174,10 @@ class Insight(Protocol):
         """Why a function is as it is; NotFoundError."""
         ...
 
+    async def logs(self, name: FunctionName, version: int | None, /) -> object:
+        """What the code of a function printed of late; NotFoundError."""
+        ...
+
 
 class Front(Protocol):
     """The node, seen from the front door. All methods raise core errors."""

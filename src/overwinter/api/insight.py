@@ -6,6 +6,7 @@ from overwinter.api.exchange import Request, Response, json_response
 from overwinter.api.front import Front
 from overwinter.api.inference import function_of
 from overwinter.api.routing import Route
+from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
 
 METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
@@ -26,6 +27,8 @@ class InsightApi:
             ("GET", "/overwinter/v1/usage/*", self.usage),
             ("GET", "/overwinter/v1/functions/*/explain", self.explain),
             ("GET", "/overwinter/v1/functions/*/versions/*/explain", self.explain),
+            ("GET", "/overwinter/v1/functions/*/logs", self.logs),
+            ("GET", "/overwinter/v1/functions/*/versions/*/logs", self.logs),
         ]
 
     async def metrics(self, request: Request) -> Response:
@@ -44,3 +47,9 @@ class InsightApi:
     async def explain(self, request: Request) -> Response:
         """Why a function is as it is."""
         return json_response(await self._front.insight.explain(*function_of(request)))
+
+    async def logs(self, request: Request) -> Response:
+        """What the code of a function printed of late, for its own tenant: it may have printed what callers sent."""
+        name, version = function_of(request)
+        check_owner(request, self._front, name)
+        return json_response(await self._front.insight.logs(name, version))

@@ -2,11 +2,21 @@
 
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from overwinter.cli.options import as_json, connect, named_function, node_url, print_json
+from overwinter.cli.options import (
+    as_json,
+    connect,
+    id_of,
+    named_function,
+    node_url,
+    print_json,
+    printable,
+    whose,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,14 +100,37 @@ def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
 
 
 @click.command()
+@named_function
+@whose
+@node_url
+@as_json
+def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
+    """Show the last lines that a function's code printed, oldest first.
+
+    Functions that share workers share what is printed there. The node keeps some hundred lines, until it stops.
+    """
+    with connect(url, tenant=tenant) as client:
+        lines = client.logs(*function)
+    if as_json:
+        print_json(lines)
+        return
+    for line in lines:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["at"]))
+        click.echo(f"{at} worker {line['worker']}: {printable(line['text'])}")
+    if not lines:
+        click.echo(f"{id_of(*function)} has printed nothing since the node started", err=True)
+
+
+@click.command()
 @click.option("--tenant", metavar="NAME", help="Only of this tenant.")
 @node_url
 @as_json
 def usage(tenant: str | None, url: str, as_json: bool) -> None:
     """Show what each function used: cores while it ran and while it idled, and memory over time on each tier.
 
-    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth. A terminal shows the
-    columns that it has room for; a pipe and --json have all.
+    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth; a worker that was started to
+    try a version is not billed before it serves a request. A terminal shows the columns that it has room for; a pipe
+    and --json have all.
     """
     with connect(url) as client:
         used = client.usage(tenant)

@@ -13,7 +13,7 @@ import click
 from overwinter.cli.deploy import deploy
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
-from overwinter.cli.insight import explain, top, usage
+from overwinter.cli.insight import explain, logs, top, usage
 from overwinter.cli.options import printable
 from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
@@ -55,7 +55,22 @@ def main() -> None:
     """Serverless inference for many models on few machines."""
 
 
-for _command in (serve, deploy, ps, show, infer, rm, load, unload, simulate, profile, top, explain, usage):
+for _command in (
+    serve,
+    deploy,
+    ps,
+    show,
+    infer,
+    rm,
+    load,
+    unload,
+    simulate,
+    profile,
+    top,
+    explain,
+    logs,
+    usage,
+):
     main.add_command(_command)
 
 

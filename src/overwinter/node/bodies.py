@@ -14,6 +14,7 @@ from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import SECTOR_BYTES
+from overwinter.node.printed import Line, Printed
 from overwinter.node.proofs import kill
 from overwinter.node.words import Words
 from overwinter.worker.channel import Channel, pair
@@ -47,6 +48,8 @@ class BodyProcess:
         """Whether it has said then that it is contained."""
         self.function = function.id
         self.family = function.family
+        self.printed: Printed | None = None
+        """Where what it prints is kept; None: it is nobody's yet."""
         self.bindings = Bindings()
         self.lost_blocks = False
         """Whether it is killed because a block of it had changed in memory."""
@@ -82,7 +85,7 @@ class BodyProcess:
                 Slot(_tray(f"overwinter-in-{worker}", undo), _tray(f"overwinter-out-{worker}", undo))
                 for _ in range(load.concurrency)
             ]
-            self.words = Words(f"worker {function.id}", log)
+            self.words = Words(f"worker {function.id}", log, self._keep)
             undo.callback(self.words.close)
             here, self.there = pair()
             undo.pop_all()
@@ -96,6 +99,10 @@ class BodyProcess:
         self._handled = load.source_bytes is not None
         self.is_ahead = False
         self.words.rename(f"worker {function.id}")
+
+    def _keep(self, text: str) -> None:
+        if self.printed is not None:
+            self.printed.add(Line(clock.wall(), self.worker, text))
 
     def tray_fds(self) -> list[int]:
         """The descriptors of its trays, slot by slot."""

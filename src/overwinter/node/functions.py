@@ -13,6 +13,7 @@ from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, StoreName
 from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pressure import total_bytes
+from overwinter.node.printed import Printed
 from overwinter.store.manifest import Deployment, encode_manifest
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
@@ -72,6 +73,8 @@ class DeployedFunction:
         self._has_less = "this machine has no more"
         if self._memory_max_bytes < total:
             self._has_less = "all workers of this node together may have no more (--memory-bytes)"
+        self.printed: Printed | None = None
+        """What its family's workers print; None: it had none."""
         self.doubts = ""
         """What its author should know of its trial."""
 

@@ -21,6 +21,7 @@ from overwinter.node.bodies import BodyProcess, ending
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
+from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
 from overwinter.node.staff import BodyStaff, Staff
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
@@ -63,6 +64,7 @@ class Processes:
         self._bodies: dict[WorkerId, BodyProcess] = {}
         self._measurers: dict[WorkerId, BodyStaff] = {}
         """Who hears of a body in place of the staff."""
+        self._records = Records()
         self._held: dict[WorkerId, ForkBody] = {}
         """Bodies that wait for the base zygote, in their order."""
         self.zygotes = Zygotes(self, environment, log, bounds or Bounds())
@@ -167,6 +169,7 @@ class Processes:
         body = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if body is None:
             body = self._forked(function, order, load, bind, fds)
+        body.printed = function.printed = function.printed or self._records.of(function.family.id)
         if bind is not None:
             body.bindings.begin_first(function, bind)
         self._bodies[order.worker] = body
@@ -228,6 +231,7 @@ class Processes:
         """
         if function.family != body.family:
             raise ValueError(f"{function.id} is not of the family of body {body.worker}")
+        function.printed = body.printed
         bind = function.bind()
         handed = tuple(body.bindings.lacking(bind))
         body.bindings.begin(function, bind, told)

@@ -1,4 +1,4 @@
-"""What a process prints goes into the node's log, line by line, with who printed it.
+"""What a process prints goes into the node's log, line by line, with who printed it; a worker's is kept, too.
 
 Each worker has a pipe of its own, so that none can hold up, fill or garble what others print. It is read so often and
 no more: a flood waits in its pipe, and what goes beyond a bound is counted and dropped.
@@ -23,10 +23,11 @@ LINE_BYTES_MAX = 4096
 class Words:
     """The reading end of one pipe, and the writing end to hand on. Belongs to the loop's thread."""
 
-    def __init__(self, who: str, log: Callable[[str], None]) -> None:
-        """OSError when the system has no descriptors left."""
+    def __init__(self, who: str, log: Callable[[str], None], keep: Callable[[str], None] | None = None) -> None:
+        """`keep` takes each line as it was printed. OSError when the system has no descriptors left."""
         self._who = who
         self._log = log
+        self._keep = keep
         self._loop = asyncio.get_running_loop()
         self._here, self.there = os.pipe()
         os.set_blocking(self._here, False)
@@ -87,11 +88,16 @@ class Words:
             return
         self._lines += 1
         self._bytes += len(line)
-        self._log(f"{self._who}: {_printable(line)}")
+        self._tell(_printable(line))
+
+    def _tell(self, text: str) -> None:
+        self._log(f"{self._who}: {text}")
+        if self._keep is not None:
+            self._keep(text)
 
     def _end_window(self) -> None:
         if self._dropped:
-            self._log(f"{self._who}: {self._dropped} more lines were dropped")
+            self._tell(f"{self._dropped} more lines were dropped")
         self._lines = self._bytes = self._dropped = 0
         self._window = None
 

@@ -19,6 +19,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from io import TextIOWrapper
 from typing import NamedTuple
 
 import torch
@@ -338,6 +339,9 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) 
     process has no namespaces of its own, and is empty if it has; `lacking` names what else is missing already.
     """
     faulthandler.enable()
+    # A pipe, here and in all forks: what a function's code prints would wait there until there is much of it.
+    assert isinstance(sys.stdout, TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     _call_itself("ow-base-zygote")
     # What tenants' zygotes leave behind when they die is this process's to end.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

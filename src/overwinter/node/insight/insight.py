@@ -25,6 +25,7 @@ from overwinter.node.insight.sharing import Shared
 from overwinter.node.insight.sources import Sources
 from overwinter.node.insight.statistics import Statistics
 from overwinter.node.pipelines import Seen
+from overwinter.node.printed import Line
 from overwinter.node.processes import Processes
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.scheduler import Scheduler
@@ -164,6 +165,11 @@ class Insight:
                 known: Snapshot = taken.value
                 return known
             await asyncio.sleep(0)
+
+    async def logs(self, name: FunctionName, version: int | None) -> list[Line]:
+        """What the code of a function printed of late; NotFoundError."""
+        printed = self._find(name, version).printed
+        return [] if printed is None else printed.lines()
 
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
         """Why a function is as it is; NotFoundError."""

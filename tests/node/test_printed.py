@@ -1,0 +1,60 @@
+"""What functions print is kept for their family, in bounds, and no longer than they are."""
+
+import gc
+
+import torch
+
+from overwinter.core.ids import FamilyId, WorkerId
+from overwinter.node.printed import BYTES_MAX, LINES_MAX, Line, Printed, Records
+
+from .rig import Function, Same, until
+
+X = {"x": torch.zeros(2, 4)}
+TALK = """
+def preprocess(inputs, state):
+    print("it was", inputs["x"].shape[0])
+    return inputs
+"""
+
+
+def texts(function: Function) -> list[str]:
+    printed = function.deployed.printed
+    return [] if printed is None else [line.text for line in printed.lines()]
+
+
+def test_what_is_printed_is_of_the_workers_family(rig):
+    async def scene():
+        one, sibling = Function(Same(), X, TALK, name="one"), Function(Same(), X, TALK, name="sibling")
+        stranger = Function(Same(), X, TALK, name="stranger", tenant="other")
+        body = await rig.start_body(one, members=[sibling])
+        other = await rig.start_body(stranger)
+        await rig.bind(body, sibling)
+        await rig.ended(rig.begin(body, one, x=torch.zeros(1, 4)), rig.begin(other, x=torch.zeros(7, 4)))
+        await until(lambda: texts(one) and texts(stranger))
+        assert texts(one) == texts(sibling) == ["it was 1"]
+        assert [line.worker for line in one.deployed.printed.lines()] == [body.worker]
+        assert texts(stranger) == ["it was 7"]
+        later = await rig.start_body(sibling)
+        await rig.ended(rig.begin(later, x=torch.zeros(2, 4)))
+        await until(lambda: texts(one) == ["it was 1", "it was 2"])
+
+    rig.run(scene())
+
+
+def test_the_oldest_lines_go_first():
+    many, long = Printed(), Printed()
+    for number in range(LINES_MAX + 5):
+        many.add(Line(0.0, WorkerId(1), f"{number}"))
+        long.add(Line(0.0, WorkerId(1), "x" * (BYTES_MAX // 4)))
+    assert [line.text for line in many.lines()] == [f"{number}" for number in range(5, LINES_MAX + 5)]
+    assert len(long.lines()) == 4
+
+
+def test_a_record_goes_with_the_last_who_has_it():
+    records = Records()
+    mine = records.of(FamilyId("f"))
+    mine.add(Line(0.0, WorkerId(1), "hello"))
+    assert records.of(FamilyId("f")) is mine
+    del mine
+    gc.collect()
+    assert records.of(FamilyId("f")).lines() == []
