@@ -13,7 +13,7 @@ from overwinter.core.errors import HandlerError, NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
 COMMANDS = [
-    "deploy", "explain", "infer", "load", "logs", "profile", "ps", "rm", "serve", "show", "simulate", "top",
+    "deploy", "doctor", "explain", "infer", "load", "logs", "profile", "ps", "rm", "serve", "show", "simulate", "top",
     "unload", "usage",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from overwinter.cli.deploy import deploy
+from overwinter.cli.doctor import doctor
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
 from overwinter.cli.insight import explain, logs, top, usage
@@ -70,6 +71,7 @@ for _command in (
     explain,
     logs,
     usage,
+    doctor,
 ):
     main.add_command(_command)
 

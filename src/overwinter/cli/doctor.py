@@ -1,0 +1,35 @@
+"""Can this machine run a node well? What is lacking, each with its remedy."""
+
+import click
+
+from overwinter.cli.options import as_json, print_json
+from overwinter.cli.serve import configured
+
+NEEDED = ("data", "host_store")
+
+
+@click.command(
+    params=[option for option in configured() if option.name in NEEDED],
+    context_settings={"auto_envvar_prefix": "OVERWINTER"},
+)
+@as_json
+def doctor(data: str, host_store: str, as_json: bool) -> None:
+    """Look at what a node needs of this machine: kernel, limits, memory, disk, the build of PyTorch.
+
+    Each thing that is lacking is told with its remedy. Ends with 1 if a node could not run at all.
+    """
+    from pathlib import Path
+
+    from overwinter.core.config import NodeConfig
+    from overwinter.node.checkup import checks, worst
+
+    config = NodeConfig(data=str(Path(data).expanduser()), host_store=host_store)
+    found = list(checks(config))
+    if as_json:
+        print_json(found)
+    else:
+        for check in found:
+            click.echo(f"{check.level:<8} {check.what:<14} {check.found}")
+            if check.remedy:
+                click.echo(f"{'':<8} {'':<14} -> {check.remedy}")
+    click.get_current_context().exit(1 if worst(found) == "fatal" else 0)

@@ -1,0 +1,230 @@
+"""Is this machine fit for a node, and what is to be done where it is not? Nothing is changed by looking."""
+
+import ast
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from overwinter.core.config import NodeConfig
+from overwinter.node.cgroups import CONTROLLERS, group_of
+from overwinter.node.limits import workers_most
+from overwinter.node.pressure import available_bytes
+from overwinter.store.sealing import free_bytes
+from overwinter.worker import namespaces
+from overwinter.worker.sandbox import Shelter
+
+Level = Literal["ok", "lacking", "fatal"]
+"""Whether a node runs here: as it is meant to, with less protection or room, or not at all."""
+
+PYTHONS = ((3, 11), (3, 12))
+TORCHES = ((2, 11), (2, 13))
+"""The oldest and the newest PyTorch that is tested."""
+WORKERS_FEW = 256
+GIB = 1 << 30
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MOUNTS = Path("/proc/self/mounts")
+TMPFS = ("tmpfs", "ramfs")
+
+CPU_BUILD = (
+    'install the CPU build of PyTorch before Overwinter: PyTorch\'s page "Get started" gives the command for Linux, '
+    "pip, CPU"
+)
+REMEDIES = {
+    "Landlock": "a kernel from 5.13 on, with landlock in its list of security modules (lsm= on its command line)",
+    "unshare": "allow namespaces: user.max_user_namespaces above 0 (sysctl), in a container the capability SYS_ADMIN",
+    "user of its own": "start the node as root: it gives each worker a user without rights",
+    "/proc shows": "in a container, an unmasked /proc; workers then see no other processes",
+    "filtered": "a kernel with seccomp filters (CONFIG_SECCOMP_FILTER), on x86-64 or ARM64",
+}
+"""What to do, by words of what a worker lacks."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    what: str
+    level: Level
+    found: str
+    remedy: str = ""
+    """Empty where all is well."""
+
+
+def checks(config: NodeConfig) -> Iterator[Check]:
+    """Everything that a node with this configuration needs of the machine."""
+    yield _python()
+    yield _torch()
+    yield from _containment()
+    yield _groups()
+    yield _huge_pages()
+    yield from _limits()
+    yield _host_store(Path(config.host_store))
+    yield _memory(config)
+    yield _data(Path(config.data), config.disk_free_min_bytes)
+
+
+def _python() -> Check:
+    found = platform.python_version()
+    if sys.version_info[:2] in PYTHONS:
+        return Check("Python", "ok", found)
+    tested = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+    return Check("Python", "lacking", f"{found} is not tested", f"use Python {tested}")
+
+
+def _torch() -> Check:
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Check("PyTorch", "fatal", "it is not installed", CPU_BUILD)
+    return torch_check(found, _accelerator())
+
+
+def torch_check(found: str, accelerator: str | None) -> Check:
+    """What is to be said of a version of PyTorch, and of what it was built for beside the CPU."""
+    oldest, newest = TORCHES
+    if not oldest <= tuple(int(part) for part in found.split(".")[:2]) <= newest:
+        tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+        return Check("PyTorch", "lacking", f"{found} is not tested", f"install PyTorch {tested}; {CPU_BUILD}")
+    if accelerator is not None:
+        told = f"{found} is built for {accelerator}: gigabytes that nothing here uses"
+        return Check("PyTorch", "lacking", told, f"remove it, and {CPU_BUILD}")
+    return Check("PyTorch", "ok", f"{found}, a CPU build")
+
+
+def _accelerator() -> str | None:
+    """What PyTorch was built for beside the CPU, as its file of versions says: it is not imported."""
+    found = find_spec("torch")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    with suppress(OSError, SyntaxError):
+        for node in ast.parse(Path(places[0], "version.py").read_text()).body if places else ():
+            match node:
+                case ast.AnnAssign(target=ast.Name(id="cuda" | "hip" | "xpu" as name), value=ast.Constant(str() as of)):
+                    return f"{name} {of}"
+                case ast.Assign(targets=[ast.Name(id="cuda" | "hip" | "xpu" as name)], value=ast.Constant(str() as of)):
+                    return f"{name} {of}"
+                case _:
+                    pass
+    return None
+
+
+def _containment() -> Iterator[Check]:
+    """What workers would lack, as the node's start tells it: a child is contained as they are."""
+    lacking = contained()
+    if not lacking:
+        yield Check("sandbox", "ok", f"Linux {platform.release()}: Landlock, seccomp, namespaces")
+    for each in lacking:
+        remedy = next((said for word, said in REMEDIES.items() if word in each), "see docs/decisions/sandbox.md")
+        yield Check("sandbox", "lacking", each, remedy)
+
+
+def contained() -> list[str]:
+    """What a worker would lack on this system."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(here)
+            lacking = namespaces.leave()
+            os.write(there, "\n".join([*lacking, *Shelter().try_out()]).encode())
+        except BaseException as error:  # noqa: BLE001 - the border of the child: whatever it was, it is told
+            os.write(there, f"workers cannot be contained: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(there)
+    with open(here) as said:
+        lacking = [line for line in said.read().split("\n") if line]
+    os.waitpid(pid, 0)
+    return lacking
+
+
+def _groups() -> Check:
+    lacking = []
+    for controller, meaning in CONTROLLERS.items():
+        parent = group_of(controller)
+        if parent is None or not os.access(parent, os.W_OK):
+            lacking.append(meaning)
+    if not lacking:
+        return Check("control groups", "ok", "threads and cores are bounded for each tenant")
+    remedy = "start the node as root, or as a systemd unit with Delegate=yes; in a container, a writable /sys/fs/cgroup"
+    return Check("control groups", "lacking", "; ".join(lacking), remedy)
+
+
+def _huge_pages() -> Check:
+    try:
+        chosen = HUGE_PAGES.read_text().split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        chosen = "never"
+    if chosen == "never":
+        return Check("huge pages", "lacking", "there are none: forks take longer", f"echo madvise > {HUGE_PAGES}")
+    return Check("huge pages", "ok", chosen)
+
+
+def _limits() -> Iterator[Check]:
+    unbounded = WORKERS_FEW * 1024
+    bounds = {
+        "descriptors": (
+            workers_most(tasks=unbounded),
+            "raise the hard limit: ulimit -Hn, LimitNOFILE= in a systemd unit",
+        ),
+        "processes": (
+            workers_most(descriptors=unbounded),
+            "raise kernel.pid_max, pids.max of the control group (TasksMax=), or ulimit -u",
+        ),
+    }
+    for what, (most, remedy) in bounds.items():
+        enough = most >= WORKERS_FEW
+        yield Check(what, "ok" if enough else "lacking", f"enough for {most} workers", "" if enough else remedy)
+
+
+def _host_store(place: Path) -> Check:
+    """Where the blocks of warm functions lie."""
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return Check("tmpfs", "fatal", f"{place} cannot be written", "mount a tmpfs there, or choose --host-store")
+    free = free_bytes(place)
+    remedy = f"mount -o remount,size=50% {place}; in a container, --shm-size"
+    if _kind_of(place) not in TMPFS:
+        return Check("tmpfs", "lacking", f"{place} is a {_kind_of(place)}, no memory", "choose a tmpfs: --host-store")
+    if free < GIB:
+        return Check("tmpfs", "lacking", f"{place} has room for {free >> 20} MiB of models", remedy)
+    return Check("tmpfs", "ok", f"{place} has room for {free >> 20} MiB of models")
+
+
+def _kind_of(place: Path) -> str:
+    """The kind of the filesystem on which a directory lies."""
+    mounts: dict[str, str] = {}
+    with suppress(OSError):
+        mounts = {fields[1]: fields[2] for line in MOUNTS.read_text().splitlines() if len(fields := line.split()) > 2}
+    real = place.resolve()
+    return next((mounts[str(path)] for path in (real, *real.parents) if str(path) in mounts), "filesystem")
+
+
+def _memory(config: NodeConfig) -> Check:
+    free = available_bytes()
+    if free is None:
+        return Check("memory", "lacking", "the system does not say what is free", "give --memory-bytes")
+    least = max(GIB, 2 * config.memory_free_min_bytes)
+    remedy = "" if free >= least else "end what else needs memory: half of what is free is for workers"
+    return Check("memory", "lacking" if remedy else "ok", f"{free >> 20} MiB are free", remedy)
+
+
+def _data(place: Path, least_bytes: int) -> Check:
+    """Where what is deployed lies; it may have to be made."""
+    existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        return Check("disk", "fatal", f"no directory can be made in {existing}", "choose another directory with --data")
+    free = free_bytes(place)
+    remedy = "" if free > 2 * least_bytes else "make room, or choose another directory with --data"
+    return Check("disk", "lacking" if remedy else "ok", f"{existing} has {free >> 20} MiB free", remedy)
+
+
+def worst(found: Sequence[Check]) -> Level:
+    """The worst of what was found."""
+    order: tuple[Level, ...] = ("ok", "lacking", "fatal")
+    return max((each.level for each in found), key=order.index, default="ok")

@@ -1,0 +1,35 @@
+"""`overwinter doctor` says what the machine lacks, without a node and without PyTorch."""
+
+import json
+import subprocess
+import sys
+
+from tests.cli.conftest import Run
+
+
+def test_each_thing_is_a_line_and_what_is_lacking_has_a_remedy(local: Run, tmp_path) -> None:
+    where = ("--data", str(tmp_path / "data"), "--host-store", "/dev/shm")
+    told = json.loads(local("doctor", *where, "--json").stdout)
+    lines = local("doctor", *where).stdout.splitlines()
+    for check in told:
+        assert any(line.startswith(check["level"]) and check["what"] in line for line in lines)
+        assert not check["remedy"] or any(line.endswith(check["remedy"]) for line in lines)
+
+
+def test_where_no_node_can_run_the_command_fails(local: Run, tmp_path) -> None:
+    told = local("doctor", "--data", str(tmp_path), "--host-store", str(tmp_path / "none"), exit_code=1)
+    assert str(tmp_path / "none") in told.stdout
+
+
+def test_pytorch_is_looked_at_and_not_imported() -> None:
+    code = (
+        "import sys\n"
+        "from overwinter.cli.main import main\n"
+        "try:\n"
+        "    main(['doctor'])\n"
+        "except SystemExit:\n"
+        "    print([name for name in ('torch', 'numpy') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "PyTorch" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"

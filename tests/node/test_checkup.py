@@ -1,0 +1,73 @@
+"""What a node needs of the machine is looked at, and each thing that is lacking has a remedy."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from overwinter.core.config import NodeConfig
+from overwinter.node.checkup import Check, checks, contained, torch_check, worst
+
+
+def found(tmp_path, **changes) -> dict[str, Check]:
+    config = NodeConfig(**{"data": str(tmp_path / "data"), **changes})
+    return {check.what: check for check in checks(config)}
+
+
+def test_everything_is_looked_at_and_what_is_lacking_has_a_remedy(tmp_path) -> None:
+    seen = found(tmp_path)
+    expected = {"Python", "PyTorch", "sandbox", "control groups", "huge pages", "descriptors", "processes", "tmpfs"}
+    assert set(seen) == expected | {"memory", "disk"}
+    assert [each for each in seen.values() if (each.level == "ok") != (each.remedy == "")] == []
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "accelerator", "level", "word"),
+    [
+        ("2.11.0", None, "ok", "2.11.0"),
+        ("2.13.1+cpu", None, "ok", "CPU"),
+        ("2.13.0", "cuda 13.0", "lacking", "cuda 13.0"),
+        ("2.10.1+cpu", None, "lacking", "2.10.1"),
+        ("2.14.0", None, "lacking", "2.14.0"),
+    ],
+)
+def test_builds_of_pytorch(version, accelerator, level, word) -> None:
+    check = torch_check(version, accelerator)
+    assert check.level == level
+    assert word in check.found
+    assert ("CPU build" in check.remedy) == (level != "ok")
+
+
+def test_places_that_do_not_do(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    seen = found(tmp_path, host_store=str(tmp_path / "none"), data=str(tmp_path / "file" / "data"))
+    assert worst([*seen.values()]) == seen["tmpfs"].level == seen["disk"].level == "fatal"
+    assert "--host-store" in seen["tmpfs"].remedy
+    assert "--data" in seen["disk"].remedy
+    assert found(tmp_path, host_store="/sys/kernel")["tmpfs"].level != "ok"
+
+
+def test_too_few_descriptors_are_told_with_the_limit_to_raise(tmp_path) -> None:
+    code = (
+        "from overwinter.core.config import NodeConfig\n"
+        "from overwinter.node.checkup import checks\n"
+        f"for check in checks(NodeConfig(data={str(tmp_path)!r})):\n"
+        "    print(check.what, check.level, check.remedy)\n"
+    )
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, preexec_fn=limited)
+    [told] = [line for line in done.stdout.splitlines() if line.startswith("descriptors")]
+    assert "lacking" in told
+    assert "ulimit -Hn" in told
+
+
+def test_containment_is_tried_in_a_child() -> None:
+    """Whoever looks stays as he is, and hears of what the node would tell at its start."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert contained() == contained()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
