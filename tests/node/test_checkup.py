@@ -3,11 +3,13 @@
 import resource
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from overwinter.core.config import NodeConfig
-from overwinter.node.checkup import Check, checks, contained, torch_check, worst
+from overwinter.node.checkup import TORCHES, Check, checks, contained, torch_check, worst
 
 
 def found(tmp_path, **changes) -> dict[str, Check]:
@@ -38,6 +40,15 @@ def test_builds_of_pytorch(version, accelerator, level, word) -> None:
     assert check.level == level
     assert word in check.found
     assert ("CPU build" in check.remedy) == (level != "ok")
+
+
+def test_the_versions_that_are_tested_are_those_that_are_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (low, high), (oldest, newest) = (
+        TORCHES,
+        next(each for each in project["dependencies"] if "torch" in each).split(","),
+    )
+    assert (oldest, newest) == (f"torch>={low[0]}.{low[1]}", f"<{high[0]}.{high[1] + 1}")
 
 
 def test_places_that_do_not_do(tmp_path) -> None:
