@@ -1,12 +1,20 @@
 """Tables on narrow terminals: columns are left out, names are folded, and no number is cut."""
 
+import fcntl
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 from rich.console import Console
 
 from overwinter.cli.insight_tables import activity_table, usage_table
 from overwinter.cli.list_tables import functions_table, pipelines_table
+from tests.cli.conftest import Run, Serving
 
 NAME = "a-model-of-our-shop.with-a-long-name_" + "x" * 40
 MANY = {
@@ -108,3 +116,39 @@ def test_nothing_is_left_out_that_there_is_room_for() -> None:
         with console.capture() as captured:
             console.print(functions_table([small], 60.0))
         assert ("FAMILY" in captured.get()) == whole
+
+
+def on_terminal(width: int, *arguments: str) -> list[str]:
+    """What a command shows on a terminal so wide."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    command = [sys.executable, "-m", "overwinter", *arguments]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(terminal)
+        shown = b""
+        # The end of a terminal is an error.
+        while piece := _read(screen):
+            shown += piece
+    os.close(screen)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+
+
+def _read(screen: int) -> bytes:
+    try:
+        return os.read(screen, 4096)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("command", [("ps",), ("usage",), ("top", "--once")], ids=lambda command: command[0])
+def test_what_a_node_tells_fits_a_real_terminal(node: Serving, run: Run, scale: str, command: tuple[str, ...]) -> None:
+    lines = on_terminal(80, *command, "--url", node.url)
+    titles = [len(re.findall("[A-Z0-9/]+", line)) for line in lines if "FUNCTION" in line or "NAME" in line]
+    wide = run(*command).stdout.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert any(scale in line for line in lines)
+    assert not any("…" in line for line in lines)
+    assert max(titles) < max(
+        len(re.findall("[A-Z0-9/]+", line)) for line in wide if "FUNCTION" in line or "NAME" in line
+    )

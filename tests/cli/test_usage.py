@@ -8,7 +8,7 @@ from tests.cli.conftest import Run
 
 def test_a_function_that_nobody_called_is_not_billed_for_its_trial(run: Run) -> None:
     run("deploy", "cli_scale:fixed", "--name", "uncalled")
-    time.sleep(0.5)
+    time.sleep(0.2)
 
     def used() -> dict[str, float]:
         [found] = [each for each in json.loads(run("usage", "--json").stdout) if each["function"] == "uncalled"]

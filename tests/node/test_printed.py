@@ -1,7 +1,5 @@
 """What functions print is kept for their family, in bounds, and no longer than they are."""
 
-import gc
-
 import torch
 
 from overwinter.core.ids import FamilyId, WorkerId
@@ -56,5 +54,4 @@ def test_a_record_goes_with_the_last_who_has_it():
     mine.add(Line(0.0, WorkerId(1), "hello"))
     assert records.of(FamilyId("f")) is mine
     del mine
-    gc.collect()
     assert records.of(FamilyId("f")).lines() == []
