@@ -12,7 +12,7 @@ import termios
 import pytest
 from rich.console import Console
 
-from overwinter.cli.insight_tables import activity_table, usage_table
+from overwinter.cli.insight_tables import activity_table, rows_for, usage_table
 from overwinter.cli.list_tables import functions_table, pipelines_table
 from tests.cli.conftest import Run, Serving
 
@@ -116,6 +116,16 @@ def test_nothing_is_left_out_that_there_is_room_for() -> None:
         with console.capture() as captured:
             console.print(functions_table([small], 60.0))
         assert ("FAMILY" in captured.get()) == whole
+
+
+@pytest.mark.parametrize("width", [80, 2000])
+def test_top_shows_whole_functions_only(width: int) -> None:
+    many = {**ACTIVITY, "functions": [MANY, FEW] * 30}
+    console = Console(width=width, height=24)
+    rows = rows_for(many, console)
+    assert len(console.render_lines(activity_table(many, rows))) < console.height
+    assert len(console.render_lines(activity_table(many, rows + 4))) >= console.height
+    assert rows_for(ACTIVITY, console) == 2
 
 
 def on_terminal(width: int, *arguments: str) -> list[str]:

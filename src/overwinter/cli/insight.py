@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,8 +19,6 @@ from overwinter.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from overwinter.api.client import Client
 
 
@@ -51,7 +49,7 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from overwinter.cli.insight_tables import activity_table
+    from overwinter.cli.insight_tables import activity_table, rows_for
 
     console = Console(markup=False, highlight=False, emoji=False)
     pause = threading.Event()
@@ -59,24 +57,11 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 seen = client.activity()
-                live.update(activity_table(seen, limit or _rows(seen, console)), refresh=True)
+                live.update(activity_table(seen, limit or rows_for(seen, console)), refresh=True)
                 pause.wait(every)
     except KeyboardInterrupt:
         # The way to leave it.
         return
-
-
-def _rows(activity: dict[str, Any], console: "Console") -> int:
-    """Of how many functions the terminal shows all lines: names may take several, and so may what is above them."""
-    from overwinter.cli.insight_tables import activity_table
-
-    rows = min(console.height, len(activity["functions"]))
-    while rows > 1:
-        beyond = len(console.render_lines(activity_table(activity, rows))) + 1 - console.height
-        if beyond <= 0:
-            break
-        rows = max(1, rows - beyond)
-    return max(1, rows)
 
 
 @click.command()

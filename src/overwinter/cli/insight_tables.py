@@ -1,10 +1,11 @@
 """How do activity, explanations and usage look to people?"""
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -53,6 +54,16 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
     more = len(activity["functions"]) - len(shown)
     rest = Text(f"and {more} more" if more else "")
     return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), Fitted(_ACTIVITY, rows), rest)
+
+
+def rows_for(activity: Description, console: Console) -> int:
+    """Of how many functions a terminal shows all lines: names may take several, and so may what is above them."""
+
+    def lines(rows: int) -> int:
+        return len(console.render_lines(activity_table(activity, rows)))
+
+    most = min(console.height, len(activity["functions"]))
+    return max(1, bisect_right(range(1, most + 1), console.height - 1, key=lines))
 
 
 _ACTIVITY = (
