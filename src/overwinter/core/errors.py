@@ -2,10 +2,12 @@
 
 OverwinterError
   CallerError           the caller's: 400
+    UnauthorizedError   401: no token, or none that is valid
     ForbiddenError      403
     NotFoundError       404
     ConflictError       409
     TooLargeError       413
+    RateError           429 with Retry-After
   AuthorError           the function author's: 400 on deploy
     ProgramError        what cannot be exported, validated or run
     HandlerError        raised by preprocess or postprocess, or an answer that is not what was declared: 500
@@ -37,8 +39,14 @@ class CallerError(OverwinterError):
     status = 400
 
 
+class UnauthorizedError(CallerError):
+    """The request has no token, or none that is valid."""
+
+    status = 401
+
+
 class ForbiddenError(CallerError):
-    """The thing belongs to another tenant."""
+    """The thing belongs to another tenant, or the token does not allow this."""
 
     status = 403
 
@@ -59,6 +67,12 @@ class TooLargeError(CallerError):
     """The request is larger than the node accepts."""
 
     status = 413
+
+
+class RateError(CallerError):
+    """The tenant sends more requests than its quota: try again after `retry_after_s`."""
+
+    status = 429
 
 
 class AuthorError(OverwinterError):

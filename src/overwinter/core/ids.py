@@ -2,8 +2,9 @@
 
 from typing import NewType
 
+NAME_MAX = 128
 # \A and \Z: a `$` would let a trailing newline through.
-NAME_PATTERN = r"\A[a-z0-9][a-z0-9._-]{0,127}\Z"
+NAME_PATTERN = rf"\A[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}\Z"
 """What a function, a pipeline, a stage of one or a tenant may be called."""
 
 Seconds = NewType("Seconds", float)

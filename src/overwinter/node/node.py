@@ -111,12 +111,14 @@ class Node:
             self.post(Cancelled(request))
             raise
 
-    async def deploy(self, manifest: Manifest) -> DeployedVersion:
+    async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
         """Register a version whose blocks are in the repository, and try it; raises what it failed with.
 
-        It answers for its name from then on. A version that fails leaves only its number behind.
+        It answers for its name from then on. A version that fails leaves only its number behind. `functions_max`: what
+        its tenant may have, if that is fewer than the node lets any have.
         """
-        with self._quotas.deploying(manifest.tenant, len(encode_manifest(manifest))) as counted:
+        nbytes = len(encode_manifest(manifest))
+        with self._quotas.deploying(manifest.tenant, nbytes, functions_max) as counted:
             return await self._deploy(manifest, counted)
 
     async def _deploy(self, manifest: Manifest, counted: Callable[[], None]) -> DeployedVersion:

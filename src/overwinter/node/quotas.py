@@ -34,8 +34,11 @@ class Quotas:
         """Under way."""
 
     @contextmanager
-    def deploying(self, tenant: TenantId, manifest_bytes: int) -> Iterator[Callable[[], None]]:
+    def deploying(
+        self, tenant: TenantId, manifest_bytes: int, functions_max: int | None = None
+    ) -> Iterator[Callable[[], None]]:
         """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed.
+        `functions_max`: what the tenant may have, if that is fewer than the node lets any have.
 
         What is given is called once its function is among the others; until then its place is kept for it.
         """
@@ -47,7 +50,9 @@ class Quotas:
         others = [share for share in shares if share.tenant != tenant]
         own = [share for share in shares if share.tenant == tenant]
         self._check(len(others) + len(own), self._config.functions_max, "this node")
-        self._check(len(own), self._config.tenant_functions_max, f"tenant {tenant!r}")
+        any_max = self._config.tenant_functions_max
+        own_max = any_max if functions_max is None else min(any_max, functions_max)
+        self._check(len(own), own_max, f"tenant {tenant!r}")
         room = self._config.manifests_bytes_max
         taken = manifest_bytes + sum(share.manifest_bytes for share in own)
         _check_bytes(taken, room // 2, f"tenant {tenant!r}")

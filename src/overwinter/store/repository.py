@@ -123,13 +123,15 @@ class Repository:
                 upload.write(chunk)
             return upload.commit(now)
 
-    def upload(self, tenant: TenantId, address: str) -> Upload:
-        """`put` for a body that arrives bit by bit: `with` it, `write` to it, `commit`."""
-        checked = check_address(address)
-        taken = 0 if self._bounds.tenant_bytes is None else self._holdings.taken(tenant, checked)
-        check = checked_growth(self._bounds, self._incoming, tenant, taken)
+    def upload(self, tenant: TenantId, address: str, most_bytes: int | None = None) -> Upload:
+        """`put` for a body that arrives bit by bit: `with` it, `write` to it, `commit`. `most_bytes`: what the tenant
+        may hold, if that is fewer than any may.
+        """
+        checked, bounds = check_address(address), self._bounds.within(most_bytes)
+        taken = 0 if bounds.tenant_bytes is None else self._holdings.taken(tenant, checked)
+        check = checked_growth(bounds, self._incoming, tenant, taken)
         check(0)
-        return Upload(checked, Draft(self._incoming, checked), check, partial(self._admit, tenant))
+        return Upload(checked, Draft(self._incoming, checked), check, partial(self._admit, tenant, bounds))
 
     def open(self, address: Address) -> int:
         """A read-only file descriptor of the block; StoreError when it is not here."""
@@ -346,12 +348,12 @@ class Repository:
         except FileNotFoundError:
             return -1
 
-    def _admit(self, tenant: TenantId, draft: Draft, now: float) -> bool:
+    def _admit(self, tenant: TenantId, bounds: DiskBounds, draft: Draft, now: float) -> bool:
         place = self._place(draft.digest)
         with self._locked(fcntl.LOCK_SH):
             here = os.path.exists(place)
             # First who holds it: a tenant that may not hold more must not have stored it either.
-            new = self._holdings.add(tenant, draft.digest, draft.nbytes, now, self._bounds.tenant_bytes)
+            new = self._holdings.add(tenant, draft.digest, draft.nbytes, now, bounds.tenant_bytes)
             draft.seal(private_directory(Path(place).parent), durable=True)
         return new or not here
 

@@ -25,6 +25,13 @@ class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
     tenant_bytes: int | None = None
     """Most bytes that one tenant holds, each file in whole pages; None: no bound."""
 
+    def within(self, tenant_bytes: int | None) -> Self:
+        """The same for a tenant that may hold so much, if that is less; None: no less."""
+        if tenant_bytes is None:
+            return self
+        most = tenant_bytes if self.tenant_bytes is None else min(tenant_bytes, self.tenant_bytes)
+        return msgspec.structs.replace(self, tenant_bytes=most)
+
     def check_free(self, directory: Path, nbytes: int) -> None:
         """NoSpaceError unless so many bytes more leave enough of the disk of `directory` free."""
         state = os.statvfs(directory)

@@ -1,0 +1,217 @@
+"""Who may use a node? One file in its data directory holds the tokens, hashed, and the quotas of their tenants.
+
+    tokens.json        replaced as a whole by a rename, so that a reader never sees half of it
+    tokens.lock        held by whoever changes it
+
+Whoever may write into the data directory is the operator. A token is 256 random bits, which nobody can guess or
+enumerate: one round of SHA-256 is enough to make the file useless to a reader, and it is fast enough for each request.
+A slow hash (argon2, bcrypt) protects words that people choose, and would let anybody keep the node busy.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args
+
+import msgspec
+from msgspec import Meta
+
+from overwinter.core.errors import CallerError, NotFoundError, StoreError
+from overwinter.core.ids import NAME_PATTERN, TenantId
+from overwinter.store.sealing import disk_errors, private_directory
+
+Scope = Literal["infer", "deploy", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+FILE = "tokens.json"
+LOCK = "tokens.lock"
+PREFIX = "ow"
+"""Begins every token, so that scanners of source code find one that was checked in."""
+SECRET_BYTES = 32
+ID_BYTES = 6
+TENANT_MAX = 63
+LABEL_MAX = 64
+TOKENS_MAX = 10_000
+SEPARATOR = ".."
+"""Between a tenant and a name in what the node calls a tenant's function (`api/tenancy.py`); no tenant has it in its
+name."""
+
+NOBODY = "0" * 64
+"""The digest of no token."""
+
+_is_name = re.compile(NAME_PATTERN).match
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One token, as the file has it."""
+
+    id: str
+    """Names it to people; a part of the token itself."""
+    label: str = ""
+    """What it is for."""
+    tenant: TenantId
+    scopes: tuple[Scope, ...]
+    digest: str
+    """SHA-256 of the whole token."""
+    created: float
+    """Seconds since 1970."""
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a tenant may take; None: what the node's configuration says, or no bound."""
+
+    functions: Annotated[int, Meta(ge=0)] | None = None
+    """Versions of functions deployed."""
+    nbytes: Annotated[int, Meta(ge=0)] | None = None
+    """Of the disk, each block in whole pages."""
+    requests_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """Of all tokens of the tenant together."""
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that the file says."""
+
+    tokens: dict[str, Token] = {}
+    """By their ids."""
+    quotas: dict[TenantId, Quota] = {}
+
+    def find(self, text: bytes) -> Token | None:
+        """The token whose text this is. It takes as long whether its id is known or not."""
+        parts = text.split(b"_", 2)
+        token = self.tokens.get(parts[1].decode("latin-1")) if len(parts) == 3 else None
+        expected = NOBODY if token is None else token.digest
+        return token if hmac.compare_digest(digest_of(text), expected) else None
+
+
+class Version(NamedTuple):
+    """Tells one content of the file from another, without reading it."""
+
+    inode: int
+    modified_ns: int
+    nbytes: int
+
+
+NOTHING = Known()
+
+
+class TokenFile:
+    """The tokens of the node that serves a data directory."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._path = str(data / FILE)
+
+    def version(self) -> Version | None:
+        """Which content the file has; None when there is none. One system call: it is made for each request."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot look at {self._path}: {error.strerror}") from error
+        return Version(found.st_ino, found.st_mtime_ns, found.st_size)
+
+    def read(self) -> Known:
+        """What the file says, nothing where there is none; StoreError when it cannot be read."""
+        try:
+            return msgspec.json.decode(Path(self._path).read_bytes(), type=Known)
+        except FileNotFoundError:
+            return NOTHING
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror}: give it to the node's user") from error
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise StoreError(f"{self._path} is damaged ({error}): nobody is let in until it is mended") from error
+
+    def create(self, tenant: str, scopes: Sequence[Scope], label: str, now: float) -> tuple[Token, str]:
+        """A new token and its text, which is kept nowhere. CallerError for what is no tenant."""
+        _check_tenant(tenant)
+        if not scopes:
+            raise CallerError(f"a token needs a scope: {', '.join(SCOPES)}")
+        if len(label) > LABEL_MAX or not label.isprintable():
+            raise CallerError(f"a label has at most {LABEL_MAX} printable characters")
+        id_ = secrets.token_hex(ID_BYTES)
+        text = f"{PREFIX}_{id_}_{secrets.token_urlsafe(SECRET_BYTES)}"
+        chosen = tuple(scope for scope in SCOPES if scope in scopes)
+        token = Token(
+            id=id_, label=label, tenant=TenantId(tenant), scopes=chosen, digest=digest_of(text.encode()), created=now
+        )
+        with self._changing() as known:
+            if len(known.tokens) >= TOKENS_MAX:
+                raise CallerError(f"{self._path} has {TOKENS_MAX} tokens: revoke some first")
+            self._write(msgspec.structs.replace(known, tokens={**known.tokens, id_: token}))
+        return token, text
+
+    def revoke(self, id_: str) -> Token:
+        """Take a token away, from the next request on; NotFoundError."""
+        with self._changing() as known:
+            if id_ not in known.tokens:
+                raise NotFoundError(f"no token {id_!r} in {self._path}: `overwinter token list` tells the ids")
+            left = {key: token for key, token in known.tokens.items() if key != id_}
+            self._write(msgspec.structs.replace(known, tokens=left))
+        return known.tokens[id_]
+
+    def limit(self, tenant: str, quota: Quota) -> None:
+        """Give a tenant a quota in place of the one it had."""
+        _check_tenant(tenant)
+        with self._changing() as known:
+            quotas = {**known.quotas, TenantId(tenant): quota}
+            self._write(msgspec.structs.replace(known, quotas=quotas))
+
+    @contextmanager
+    def _changing(self) -> Iterator[Known]:
+        """What the file says, while nobody else changes it."""
+        private_directory(self._data)
+        with disk_errors("lock the tokens", self._data):
+            descriptor = os.open(self._data / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield self.read()
+        finally:
+            os.close(descriptor)
+
+    def _write(self, known: Known) -> None:
+        draft = f"{self._path}.draft"
+        with disk_errors("write the tokens", self._data):
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(known)))
+                owner = os.stat(self._data)
+                if os.geteuid() == 0:
+                    # Made by root for a node of another user, which must be able to read it.
+                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self._path)
+            directory = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+
+def has_tokens(data: Path) -> bool:
+    """Whether a node with this data directory asks for tokens: from the first one on, also when all are revoked."""
+    return (data / FILE).exists()
+
+
+def digest_of(text: bytes) -> str:
+    """What the file keeps of a token."""
+    return hashlib.sha256(text).hexdigest()
+
+
+def is_tenant(name: str) -> bool:
+    """Whether a tenant with tokens may be called so."""
+    return bool(_is_name(name)) and len(name) <= TENANT_MAX and SEPARATOR not in name and name[-1] != "."
+
+
+def _check_tenant(tenant: str) -> None:
+    if not is_tenant(tenant):
+        raise CallerError(
+            f"{tenant[:80]!r} is no name of a tenant: at most {TENANT_MAX} lower-case letters, digits, single dots, "
+            "dashes and underscores, a letter or digit first and no dot last"
+        )
