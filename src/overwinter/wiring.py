@@ -6,16 +6,20 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import uvloop
 
+from overwinter.api.access import Access
 from overwinter.api.app import create_app, serve
+from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError
 from overwinter.node.node import Node
 from overwinter.node.pressure import available_bytes
 from overwinter.node.running import running
+from overwinter.store.tokens import TokenFile
 
 ZYGOTE_ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -60,7 +64,8 @@ async def serve_node(
         loop.add_signal_handler(signal_, stop.set)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
         node.processes.zygotes.on_ready = lambda: ready(node)
-        app = create_app(node, config.requests, budget_of(config.requests, available_bytes()))
+        access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
+        app = create_app(access, config.requests, budget_of(config.requests, available_bytes()))
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests))
             broken = tasks.create_task(node.broken())

@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from overwinter.api.access import Access
 from overwinter.api.app import create_app, serve
+from overwinter.api.audit import Audit
 from overwinter.api.budget import Budget, budget_of
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import NotFoundError, OverloadedError
@@ -23,6 +25,7 @@ from overwinter.node.views import DeployedVersion
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Manifest
 from overwinter.store.repository import Repository
+from overwinter.store.tokens import TokenFile
 
 REQUEST_BYTES_MAX = 1 << 20
 BLOCK_BYTES_MAX = 1 << 21
@@ -40,6 +43,7 @@ Outputs = list[Tensor]
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     name: str
+    tenant: str = "default"
     version: int
     latest: bool
     state: str
@@ -171,9 +175,9 @@ class Door:
         compute = FUNCTIONS[name][0] if name in FUNCTIONS else echo
         return Reply(name, self.view(name, version).version, compute({tensor.name: tensor for tensor in inputs}))
 
-    async def deploy(self, manifest: Manifest) -> DeployedVersion:
+    async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
         deployment = self.repository.register(manifest, time.time())
-        self._add(manifest.name, deployment.version, manifest.inputs, manifest.outputs)
+        self._add(manifest.name, deployment.version, manifest.inputs, manifest.outputs, manifest.tenant)
         self.owners[manifest.name] = manifest.tenant
         return DeployedVersion(deployment.name, deployment.version, "")
 
@@ -187,12 +191,20 @@ class Door:
     async def unload(self, name: str, version: int | None) -> None:
         self._set_state(name, version, "UNAVAILABLE", "unloaded")
 
-    def _add(self, name: str, version: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    def _add(
+        self,
+        name: str,
+        version: int,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        tenant: str = "default",
+    ) -> None:
         for key, view in self.views.items():
             if key[0] == name:
                 self.views[key] = msgspec.structs.replace(view, latest=False)
         self.views[name, version] = View(
             name=name,
+            tenant=tenant,
             version=version,
             latest=True,
             state="READY",
@@ -222,8 +234,10 @@ class Served(msgspec.Struct):
 
 
 @contextmanager
-def serving(root: Path, drain_s: int = 20, limits: RequestLimits = LIMITS) -> Iterator[Served]:
-    """Serve a fresh door from another thread with its own loop."""
+def serving(
+    root: Path, drain_s: int = 20, limits: RequestLimits = LIMITS, tokens: TokenFile | None = None
+) -> Iterator[Served]:
+    """Serve a fresh door from another thread with its own loop; `tokens`: whom it asks for one, as a node does."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     found: list[Served] = []
@@ -232,7 +246,8 @@ def serving(root: Path, drain_s: int = 20, limits: RequestLimits = LIMITS) -> It
     async def run() -> None:
         door = Door(root)
         budget = budget_of(limits, None)
-        app = create_app(door, limits, budget)
+        access = Access(door, tokens, Audit(root, print))
+        app = create_app(access, limits, budget)
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             task = group.create_task(serve(app, listener, limits, drain_s))

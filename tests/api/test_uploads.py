@@ -24,7 +24,7 @@ class Slow:
         self._repository = repository
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def upload(self, tenant: TenantId, address: Address) -> Upload:
+    def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None) -> Upload:
         self.begun.set()
         self.go_on.wait(10)
         return self._repository.upload(tenant, address)
@@ -40,8 +40,8 @@ def test_an_upload_that_is_cancelled_while_it_is_opened_leaves_no_draft(tmp_path
     request = SimpleNamespace(headers={}, hold=SimpleNamespace(client="caller", reserve=_at_once))
 
     async def scene(disk: ThreadPoolExecutor) -> None:
-        uploads = Uploads(blocks, disk, RequestLimits())
-        receiving = asyncio.create_task(uploads.receive(request, TenantId("t"), address_of(b"never comes")))
+        uploads = Uploads(disk, RequestLimits())
+        receiving = asyncio.create_task(uploads.receive(request, blocks, TenantId("t"), address_of(b"never comes")))
         await asyncio.to_thread(blocks.begun.wait)
         held = len(os.listdir("/proc/self/fd"))
         receiving.cancel()

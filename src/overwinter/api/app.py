@@ -9,12 +9,12 @@ from importlib.metadata import version
 
 import uvicorn
 
+from overwinter.api.access import Access, Caller
 from overwinter.api.budget import Budget, Hold, client_of
 from overwinter.api.connections import PIECE_BYTES, Connections
 from overwinter.api.deployments import DeploymentApi
 from overwinter.api.errors import error_response
 from overwinter.api.exchange import CONNECTION, Request, Response
-from overwinter.api.front import Front
 from overwinter.api.inference import InferenceApi
 from overwinter.api.insight import InsightApi
 from overwinter.api.messages import Receive, Scope, Send
@@ -37,26 +37,28 @@ SWEEP_S = 0.25
 """Time between two looks at what connections wait for."""
 
 
-def create_app(front: Front, limits: RequestLimits, budget: Budget) -> App:
+def create_app(access: Access, limits: RequestLimits, budget: Budget) -> App:
     """The ASGI callable over one node; what requests take is bounded by `limits`, their memory by `budget`."""
     disk = Threads(DISK_THREADS, "api-disk")
     turns = Turns()
-    inference = InferenceApi(front, limits, version("overwinter"))
-    deployments = DeploymentApi(front, disk, limits)
-    find = Routes(
-        [*inference.routes(), *deployments.routes(), *ProfileApi(front).routes(), *InsightApi(front).routes()]
-    ).find
+    inference = InferenceApi(limits, version("overwinter"))
+    deployments = DeploymentApi(disk, limits)
+    find = Routes([*inference.routes(), *deployments.routes(), *ProfileApi().routes(), *InsightApi().routes()]).find
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
+        caller: Caller | None = None
         # It may have left before anybody could see its address.
         hold = Hold(budget, client_of(scope["client"][0] if scope["client"] else ""))
         try:
             try:
-                handler, values = find(scope["method"], scope["path"])
-                response = await handler(Request(headers, values, receive, hold, turns, scope[CONNECTION]))
+                caller = access.caller(method, path, headers)
+                handler, values = find(method, path)
+                response = await handler(Request(headers, values, receive, hold, turns, scope[CONNECTION], caller))
             except Exception as error:  # noqa: BLE001 - the outer border: whatever failed, the caller gets an answer
                 response = error_response(error)
+                if caller is not None:
+                    response.body = caller.told(response.body)
                 # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
                 error.__traceback__ = None
             except asyncio.CancelledError:
@@ -64,6 +66,8 @@ def create_app(front: Front, limits: RequestLimits, budget: Budget) -> App:
                 response = error_response(
                     OverloadedError("the node is stopping before this request was done: try again")
                 )
+            if caller is not None:
+                access.record(caller, method, path, hold.client, response.status)
             if (request_id := headers.get(b"x-request-id")) is not None:
                 response.headers.append((b"x-request-id", request_id[:REQUEST_ID_MAX]))
             await _answer(response, send)

@@ -21,7 +21,9 @@ from overwinter.core.errors import (
     NotFoundError,
     OverloadedError,
     OverwinterError,
+    RateError,
     TooLargeError,
+    UnauthorizedError,
 )
 from overwinter.core.ids import Address
 from overwinter.core.pipeline import Pipeline
@@ -31,10 +33,12 @@ from overwinter.core.tensor import Buffer, Tensor, TensorSpec, check_size
 from overwinter.store.manifest import Manifest
 
 ERRORS: dict[int, type[OverwinterError]] = {
+    401: UnauthorizedError,
     403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
     413: TooLargeError,
+    429: RateError,
     503: OverloadedError,
     504: DeadlineError,
     507: NoSpaceError,
@@ -88,15 +92,25 @@ class _Reply(msgspec.Struct):
 class Client:
     """A connection pool to one node. Errors carry the node's own words."""
 
-    def __init__(self, url: str = "http://127.0.0.1:8000", timeout_s: float = 75.0, tenant: str = "default") -> None:
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        timeout_s: float = 75.0,
+        tenant: str = "default",
+        token: str | None = None,
+    ) -> None:
         """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. What is
-        deployed, loaded, unloaded, measured or removed is `tenant`'s; ForbiddenError for what is another's.
+        deployed, loaded, unloaded, measured or removed is `tenant`'s; ForbiddenError for what is another's. With a
+        `token` the client acts for the token's tenant. CallerError when the token cannot be sent.
         """
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise CallerError("a token is printable ASCII; this one is none")
         self._url = url
         self.tenant = tenant
         self._timeout_s = timeout_s
         # The environment's proxies are not for a node beside us.
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers)
         self.answered: Answered | None = None
         """How the last answer of `infer` came."""
 

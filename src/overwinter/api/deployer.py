@@ -137,6 +137,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     slo: str | float | None = None,
     tenant: str = "default",
     url: str = DEFAULT_URL,
+    token: str | None = None,
     **settings: Any,
 ) -> Uploaded:
     """Deploy a module to a node and wait until it has proved itself there.
@@ -155,6 +156,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     return deploy_exported(
         export(model, example_inputs, dynamic),
         url,
+        token=token,
         name=name,
         handler=source,
         assets=assets,
@@ -164,7 +166,9 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     )
 
 
-def deploy_exported(exported: "Exported", url: str, *, name: str, settings: Settings, **function: Any) -> Uploaded:
+def deploy_exported(
+    exported: "Exported", url: str, *, name: str, settings: Settings, token: str | None = None, **function: Any
+) -> Uploaded:
     """Compare a program with its model and deploy it; `function` is what `package` takes. Doubts are warnings."""
     from overwinter.model.agreement import agree
 
@@ -172,7 +176,7 @@ def deploy_exported(exported: "Exported", url: str, *, name: str, settings: Sett
     for note in agreed.agreement.notes:
         warnings.warn(note, stacklevel=3)
     ready = package(name, *agreed, settings=settings, **function)
-    with Client(url) as client:
+    with Client(url, token=token) as client:
         made = ready.upload(client)
     if made.warning:
         warnings.warn(made.warning, stacklevel=3)

@@ -15,13 +15,13 @@ from typing import Annotated
 import msgspec
 
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
-from overwinter.api.front import Front, FunctionView
+from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
 from overwinter.api.messages import MediaError
 from overwinter.api.reading import Bounds
 from overwinter.api.routing import Route
-from overwinter.api.tenants import check_owner, check_tenant, tenant_of
+from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, TooLargeError
@@ -60,9 +60,8 @@ _is_address = re.compile(ADDRESS_PATTERN).match
 class DeploymentApi:
     """Overwinter's own routes over one node."""
 
-    def __init__(self, front: Front, disk: Executor, limits: RequestLimits) -> None:
-        self._front = front
-        self._uploads = Uploads(front.repository, disk, limits)
+    def __init__(self, disk: Executor, limits: RequestLimits) -> None:
+        self._uploads = Uploads(disk, limits)
         self._manifest = Bounds(limits.manifest_bytes_max, MANIFEST_COST)
         # One at a time: threads that compute keep the loop waiting, each for itself.
         self._reader = Threads(1, "api-manifests")
@@ -86,7 +85,7 @@ class DeploymentApi:
         """Which of the given blocks the tenant has to send."""
         tenant = tenant_of(request)
         asked = decode_json(_missing_decoder, await request.body(QUESTION))
-        question = partial(self._front.repository.missing, tenant, asked.addresses, clock.wall())
+        question = partial(request.caller.front.repository.missing, tenant, asked.addresses, clock.wall())
         lacking = await self._uploads.on_disk(question)
         return json_response({"missing": lacking})
 
@@ -98,17 +97,16 @@ class DeploymentApi:
             raise CallerError(f"{address!r} is not a block's address: 64 hexadecimal digits in lower case")
         if request.headers.get(b"content-encoding", b"identity") != b"identity":
             raise MediaError("blocks are sent as they are, without a content-encoding")
-        new = await self._uploads.receive(request, tenant, Address(address))
+        new = await self._uploads.receive(request, request.caller.front.repository, tenant, Address(address))
         return json_response({"address": address, "new": new}, 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
         """Make a new version of a function whose blocks are all stored."""
-        tenant = tenant_of(request)
         body = await request.body(self._manifest)
         kind = request.headers.get(b"content-type")
         manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
-        check_tenant(tenant, manifest.tenant, f"the manifest of {manifest.name!r}")
-        deployed = await self._front.deploy(manifest)
+        check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
+        deployed = await request.caller.front.deploy(manifest)
         told = {"name": manifest.name, "version": deployed.version, "warning": deployed.warning}
         return json_response(told, 201)
 
@@ -116,26 +114,26 @@ class DeploymentApi:
         """Make functions that are deployed callable as one."""
         tenant = tenant_of(request)
         pipeline = decode_pipeline(await request.body(PIPELINE))
-        deployed = await self._front.deploy_pipeline(pipeline, tenant)
+        deployed = await request.caller.front.deploy_pipeline(pipeline, tenant)
         return json_response({"name": pipeline.name, "version": deployed.version}, 201)
 
     async def pipelines(self, request: Request) -> Response:
         """Every pipeline, with all that the node says of it."""
-        return await _listed(request, self._front.pipelines())
+        return await _listed(request, request.caller.front.pipelines())
 
     async def functions(self, request: Request) -> Response:
         """Every version of every function, with all that the node says of it."""
-        return await _listed(request, self._front.functions())
+        return await _listed(request, request.caller.front.functions())
 
     async def function(self, request: Request) -> Response:
         """One version of a function, the latest where the path does not say; or a pipeline."""
-        return json_response(self._front.view(*function_of(request)).info(True))
+        return json_response(request.caller.front.view(*function_of(request)).info(True))
 
     async def remove(self, request: Request) -> Response:
         """Take away one version of a function, or all; or a pipeline."""
         name, version = function_of(request)
-        check_owner(request, self._front, name)
-        await self._front.remove(name, version)
+        check_owner(request, name)
+        await request.caller.front.remove(name, version)
         return json_response({"name": name, "version": version})
 
 

@@ -16,6 +16,7 @@ def deploy_directory(
     slo: str | float | None = None,
     tenant: str = "default",
     url: str = DEFAULT_URL,
+    token: str | None = None,
     **settings: Any,
 ) -> Uploaded:
     """Deploy what save_pretrained of `transformers` wrote, and wait until it has proved itself.
@@ -31,6 +32,7 @@ def deploy_directory(
     return deploy_exported(
         export_directory(opened),
         url,
+        token=token,
         name=name,
         handler=opened.handler,
         assets=opened.assets,

@@ -4,7 +4,7 @@ import logging
 import math
 
 from overwinter.api.exchange import Response, json_response
-from overwinter.core.errors import OverloadedError, OverwinterError
+from overwinter.core.errors import OverloadedError, OverwinterError, UnauthorizedError
 
 _log = logging.getLogger("overwinter.api")
 
@@ -19,4 +19,6 @@ def error_response(error: Exception) -> Response:
         # The header counts whole seconds; 0 would ask for a busy loop.
         seconds = max(1, math.ceil(error.retry_after_s or 1))
         response.headers.append((b"retry-after", b"%d" % seconds))
+    if isinstance(error, UnauthorizedError):
+        response.headers.append((b"www-authenticate", b'Bearer realm="overwinter"'))
     return response

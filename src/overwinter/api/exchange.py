@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from overwinter.api.access import Caller
 from overwinter.api.budget import Hold
 from overwinter.api.messages import Headers, Receive
 from overwinter.api.reading import Bounds, read_body
@@ -73,6 +74,8 @@ class Request(msgspec.Struct):
     turns: Turns
     """For work of more than one step."""
     connection: Connection
+    caller: Caller
+    """For whom it acts; what it sees of the node."""
 
     async def body(self, bounds: Bounds) -> Buffer:
         """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError

@@ -33,6 +33,11 @@ class FunctionView(Protocol):
         ...
 
     @property
+    def tenant(self) -> TenantId:
+        """Whose it is."""
+        ...
+
+    @property
     def version(self) -> int:
         """Which version of it; from 1."""
         ...
@@ -150,8 +155,8 @@ class Blocks(Protocol):
         """Those of `addresses` that the tenant has not sent yet."""
         ...
 
-    def upload(self, tenant: TenantId, address: Address, /) -> Upload:
-        """Begin to store one block that a tenant sends."""
+    def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None, /) -> Upload:
+        """Begin to store one block that a tenant sends, which may hold `most_bytes`, if not fewer."""
         ...
 
 
@@ -229,8 +234,8 @@ class Front(Protocol):
         """Run a function or a pipeline; the inputs fit its specs. The outputs may not change after it returns."""
         ...
 
-    async def deploy(self, manifest: Manifest, /) -> Tried:
-        """Register a new version whose blocks are all stored."""
+    async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> Tried:
+        """Register a new version whose blocks are all stored; its tenant may have `functions_max`, if not fewer."""
         ...
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId, /) -> Deployed:

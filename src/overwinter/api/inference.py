@@ -7,7 +7,7 @@ import msgspec
 
 from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
-from overwinter.api.front import Front, FunctionView, Reply
+from overwinter.api.front import FunctionView, Reply
 from overwinter.api.listing import listed
 from overwinter.api.oip import Inference, decode_request, encode_reply
 from overwinter.api.reading import Bounds
@@ -51,8 +51,7 @@ _load_decoder = msgspec.json.Decoder(_LoadRequest)
 class InferenceApi:
     """The protocol's routes over one node."""
 
-    def __init__(self, front: Front, limits: RequestLimits, product_version: str) -> None:
-        self._front = front
+    def __init__(self, limits: RequestLimits, product_version: str) -> None:
         self._limits = limits
         json_bytes_max = min(limits.json_bytes_max, limits.request_bytes_max)
         self._binary = Bounds(limits.request_bytes_max)
@@ -83,7 +82,7 @@ class InferenceApi:
     async def infer(self, request: Request) -> Response:
         """Run a function on the body's tensors."""
         name, version = function_of(request)
-        view = self._front.view(name, version)
+        view = request.caller.front.view(name, version)
         head_bytes = head_length(request)
         if head_bytes is not None and head_bytes > self._limits.json_bytes_max:
             raise TooLargeError(
@@ -100,7 +99,7 @@ class InferenceApi:
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
         reply = await request.unless_gone(
-            self._front.infer(name, version, inference.inputs, inference.timeout_s, inference.priority)
+            request.caller.front.infer(name, version, inference.inputs, inference.timeout_s, inference.priority)
         )
         return await self._answer(request, reply, inference)
 
@@ -123,27 +122,27 @@ class InferenceApi:
 
     async def live(self, request: Request) -> Response:
         """Whether the node works; 400 when not, as the protocol says."""
-        live = self._front.live()
+        live = request.caller.front.live()
         return json_response({"live": live}, 200 if live else 400)
 
     async def ready(self, request: Request) -> Response:
         """Whether the node answers requests."""
-        ready = self._front.ready()
+        ready = request.caller.front.ready()
         return json_response({"ready": ready}, 200 if ready else 400)
 
     async def models(self, request: Request) -> Response:
         """The names of all functions and pipelines (KServe's list)."""
         # A function is there once for each of its versions, one after the other.
-        names = (name for name, _ in groupby(view.name for view in self._views()))
+        names = (name for name, _ in groupby(view.name for view in _views(request)))
         return Response(200, b'{"models":%b}' % await request.turns.run(listed(names, str, request.hold)), [JSON_TYPE])
 
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
-        view = self._view(request)
+        view = _view(request)
         return json_response(
             {
                 "name": view.name,
-                "versions": [str(version) for version in self._front.versions(view.name)],
+                "versions": [str(version) for version in request.caller.front.versions(view.name)],
                 "platform": view.platform,
                 "inputs": _tensors(view.inputs),
                 "outputs": _tensors(view.outputs),
@@ -152,13 +151,13 @@ class InferenceApi:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a function answers requests; one that sleeps does."""
-        view = self._view(request)
+        view = _view(request)
         ready = view.state == "READY"
         return json_response({"name": view.name, "ready": ready}, 200 if ready else 400)
 
     async def model_config(self, request: Request) -> Response:
         """What is true of a function in the words of Triton's model configuration."""
-        view = self._view(request)
+        view = _view(request)
         settings = msgspec.to_builtins(view.settings)
         # A pipeline has no bodies of its own.
         bodies = view.settings.max_bodies if isinstance(view.settings, Settings) else 0
@@ -183,7 +182,7 @@ class InferenceApi:
         """Every version of every function, every pipeline, and their states."""
         body = await request.body(SHORT)
         ready_only = decode_json(_index_decoder, body).ready if body else False
-        views = (view for view in self._views() if view.state == "READY" or not ready_only)
+        views = (view for view in _views(request) if view.state == "READY" or not ready_only)
         return Response(200, await request.turns.run(listed(views, _indexed, request.hold)), [JSON_TYPE])
 
     async def load(self, request: Request) -> Response:
@@ -192,8 +191,8 @@ class InferenceApi:
         if body and decode_json(_load_decoder, body).parameters:
             raise CallerError("load takes no parameters here: a changed function is a new version, deploy it")
         name, version = function_of(request)
-        check_owner(request, self._front, name)
-        await self._front.load(name, version)
+        check_owner(request, name)
+        await request.caller.front.load(name, version)
         return Response(200, b"", [])
 
     async def unload(self, request: Request) -> Response:
@@ -203,15 +202,9 @@ class InferenceApi:
             # The only parameter, unload_dependents, changes nothing: no function has dependents.
             decode_json(_load_decoder, body)
         name, version = function_of(request)
-        check_owner(request, self._front, name)
-        await self._front.unload(name, version)
+        check_owner(request, name)
+        await request.caller.front.unload(name, version)
         return Response(200, b"", [])
-
-    def _view(self, request: Request) -> FunctionView:
-        return self._front.view(*function_of(request))
-
-    def _views(self) -> Iterator[FunctionView]:
-        return chain(self._front.functions(), self._front.pipelines())
 
 
 def function_of(request: Request) -> tuple[FunctionName, int | None]:
@@ -223,6 +216,14 @@ def function_of(request: Request) -> tuple[FunctionName, int | None]:
     if not (version.isascii() and version.isdigit() and len(version) < 19):
         raise NotFoundError(f"function {name!r} has no version {version!r}: versions are whole numbers")
     return name, int(version)
+
+
+def _view(request: Request) -> FunctionView:
+    return request.caller.front.view(*function_of(request))
+
+
+def _views(request: Request) -> Iterator[FunctionView]:
+    return chain(request.caller.front.functions(), request.caller.front.pipelines())
 
 
 def head_length(request: Request) -> int | None:

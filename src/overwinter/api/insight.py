@@ -3,7 +3,6 @@
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from overwinter.api.exchange import Request, Response, json_response
-from overwinter.api.front import Front
 from overwinter.api.inference import function_of
 from overwinter.api.routing import Route
 from overwinter.api.tenants import check_owner
@@ -14,9 +13,6 @@ METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 class InsightApi:
     """The routes for whoever looks at a node."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
 
     def routes(self) -> list[Route]:
         """Every route for lookers-on."""
@@ -33,23 +29,23 @@ class InsightApi:
 
     async def metrics(self, request: Request) -> Response:
         """All metrics, for Prometheus."""
-        return Response(200, await self._front.insight.metrics(), [METRICS_TYPE])
+        return Response(200, await request.caller.front.insight.metrics(), [METRICS_TYPE])
 
     async def activity(self, request: Request) -> Response:
         """What the node and its functions do just now."""
-        return json_response(await self._front.insight.activity())
+        return json_response(await request.caller.front.insight.activity())
 
     async def usage(self, request: Request) -> Response:
         """What each function used, of all tenants or of the one in the path."""
         tenant = TenantId(request.values[0]) if request.values else None
-        return json_response(await self._front.insight.usage(tenant))
+        return json_response(await request.caller.front.insight.usage(tenant))
 
     async def explain(self, request: Request) -> Response:
         """Why a function is as it is."""
-        return json_response(await self._front.insight.explain(*function_of(request)))
+        return json_response(await request.caller.front.insight.explain(*function_of(request)))
 
     async def logs(self, request: Request) -> Response:
         """What the code of a function printed of late, for its own tenant: it may have printed what callers sent."""
         name, version = function_of(request)
-        check_owner(request, self._front, name)
-        return json_response(await self._front.insight.logs(name, version))
+        check_owner(request, name)
+        return json_response(await request.caller.front.insight.logs(name, version))

@@ -28,9 +28,6 @@ _encode = msgspec.json.Encoder().encode
 class ProfileApi:
     """The routes for what a node knows of its functions' speed."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
-
     def routes(self) -> list[Route]:
         """Every route for profiles."""
         return [
@@ -42,38 +39,39 @@ class ProfileApi:
 
     async def known(self, request: Request) -> Response:
         """What was measured of a function on this machine."""
-        return json_response(self._front.known_profile(*function_of(request)))
+        return json_response(request.caller.front.known_profile(*function_of(request)))
 
     async def measure(self, request: Request) -> Response:
         """Measure what the body wants and is not known; without a body all that the settings allow."""
         body = bytes(await request.body(SHORT))
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
         name, version = function_of(request)
-        check_owner(request, self._front, name)
-        version = self._front.view(name, version).version
+        check_owner(request, name)
+        version = request.caller.front.view(name, version).version
 
         async def stream(write: Write) -> None:
-            await request.unless_gone(self._write_lines(name, version, wanted, write))
+            await request.unless_gone(_write_lines(request.caller.front, name, version, wanted, write))
 
         return Response(200, b"", [LINES_TYPE], stream)
 
-    async def _write_lines(self, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
-        lines: asyncio.Queue[Line | None] = asyncio.Queue()
 
-        def tell(progress: Progress) -> None:
-            lines.put_nowait(Line(progress=progress))
+async def _write_lines(front: Front, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:
+    lines: asyncio.Queue[Line | None] = asyncio.Queue()
 
-        async def work() -> None:
-            try:
-                lines.put_nowait(Line(profile=await self._front.profile(name, version, wanted, tell)))
-            except OverwinterError as error:
-                lines.put_nowait(Line(error=str(error), status=error.status))
-            lines.put_nowait(None)
+    def tell(progress: Progress) -> None:
+        lines.put_nowait(Line(progress=progress))
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(work())
-            while (chunk := await _next(lines)) is not None:
-                await write(chunk)
+    async def work() -> None:
+        try:
+            lines.put_nowait(Line(profile=await front.profile(name, version, wanted, tell)))
+        except OverwinterError as error:
+            lines.put_nowait(Line(error=str(error), status=error.status))
+        lines.put_nowait(None)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(work())
+        while (chunk := await _next(lines)) is not None:
+            await write(chunk)
 
 
 async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:

@@ -1,25 +1,27 @@
 """For which tenant does a request speak, and may it change what it names?
 
-A request says its tenant in a header. Nothing proves it yet: it keeps honest tenants out of each other's way, and it is
-where a token will be looked at. Running a function asks for no tenant.
+A request with a token speaks for the token's tenant (`api/access.py`). On a node without tokens a header says the
+tenant, and nothing proves it: that keeps honest tenants out of each other's way. There, running a function asks for no
+tenant.
 """
 
 import re
 
+from overwinter.api.access import DEFAULT, TENANT
 from overwinter.api.exchange import Request
-from overwinter.api.front import Front
 from overwinter.core.errors import CallerError, ForbiddenError
 from overwinter.core.ids import NAME_PATTERN, FunctionName, TenantId
-
-HEADER = b"overwinter-tenant"
-DEFAULT = TenantId("default")
 
 _is_name = re.compile(NAME_PATTERN).match
 
 
 def tenant_of(request: Request) -> TenantId:
-    """The tenant that the request names, `default` without one; CallerError when it is no name."""
-    said = request.headers.get(HEADER)
+    """The tenant of the request's token, or the one that it names, `default` without one; CallerError when that is no
+    name.
+    """
+    if request.caller.tenant is not None:
+        return request.caller.tenant
+    said = request.headers.get(TENANT)
     if said is None:
         return DEFAULT
     tenant = said.decode("latin-1")
@@ -32,9 +34,15 @@ def tenant_of(request: Request) -> TenantId:
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
     """ForbiddenError unless both are one."""
     if tenant != owner:
-        raise ForbiddenError(f"{what} belongs to another tenant than {tenant!r}: name its tenant in {HEADER.decode()}")
+        raise ForbiddenError(f"{what} belongs to another tenant than {tenant!r}: name its tenant in {TENANT.decode()}")
 
 
-def check_owner(request: Request, front: Front, name: FunctionName) -> None:
+def check_manifest(request: Request, tenant: TenantId, what: str) -> None:
+    """ForbiddenError unless a manifest of this tenant is the request's; with a token `default` says nothing."""
+    if request.caller.tenant is None or tenant != DEFAULT:
+        check_tenant(tenant_of(request), tenant, what)
+
+
+def check_owner(request: Request, name: FunctionName) -> None:
     """ForbiddenError unless a function or pipeline is the request's tenant's; NotFoundError."""
-    check_tenant(tenant_of(request), front.owner(name), repr(str(name)))
+    check_tenant(tenant_of(request), request.caller.front.owner(name), repr(str(name)))

@@ -30,15 +30,14 @@ T = TypeVar("T")
 class Uploads:
     """All uploads under way."""
 
-    def __init__(self, blocks: Blocks, disk: Executor, limits: RequestLimits) -> None:
-        self._blocks = blocks
+    def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._disk = disk
         self._bounds = Bounds(limits.block_bytes_max)
         self._most = limits.uploads_max
         self._most_of_one = max(1, int(limits.uploads_max * limits.client_share))
         self._callers: Counter[str] = Counter()
 
-    async def receive(self, request: Request, tenant: TenantId, address: Address) -> bool:
+    async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
         """Store the body of a request; False when the tenant had sent it. CallerError when it has another address,
         OverloadedError when too many are under way.
         """
@@ -48,7 +47,7 @@ class Uploads:
             opened = ExitStack()
             try:
                 # Within the thread: when this is cancelled meanwhile, nobody is given what was opened.
-                upload = await self.on_disk(lambda: opened.enter_context(self._blocks.upload(tenant, address)))
+                upload = await self.on_disk(lambda: opened.enter_context(blocks.upload(tenant, address)))
                 await self._fill(upload, request)
                 return await self.on_disk(partial(upload.commit, clock.wall()))
             finally:

@@ -1,0 +1,179 @@
+"""Who asks, and may it? Looked at before anything else of a request.
+
+While no token was ever made, a node asks nobody: a request acts for the tenant that its header names. From the first
+token on, every request but for the health of the node needs one and acts within the token's tenant. The file of tokens
+is looked at for each request, so that what an operator changes holds for the next one, on whichever connection.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from overwinter.api.audit import Audit, Line, said_at
+from overwinter.api.front import Front
+from overwinter.api.rates import Rate
+from overwinter.api.tenancy import TenantFront
+from overwinter.core.errors import CallerError, ForbiddenError, RateError, StoreError, UnauthorizedError
+from overwinter.core.ids import TenantId
+from overwinter.node import clock
+from overwinter.store.tokens import NOTHING, SCOPES, Known, Quota, Scope, Token, TokenFile, is_tenant
+
+AUTHORIZATION = b"authorization"
+TENANT = b"overwinter-tenant"
+DEFAULT = TenantId("default")
+"""With a token this names no tenant: the token's own holds."""
+DEFAULT_HEADER = DEFAULT.encode()
+PUBLIC = frozenset(("/v2/health/live", "/v2/health/ready"))
+INDEX = "/v2/repository/index"
+MISSING = "/overwinter/v1/blocks/missing"
+SEEN_MAX = 4096
+"""Headers whose tokens are remembered: one token may be written in many ways."""
+INVALID = "this token is not valid: it was revoked, or is of another node"
+UNREADABLE = "this node cannot read its tokens and lets nobody in; on its machine `overwinter token list` says why"
+ABSENT = (
+    "this node asks for a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
+)
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """For whom a request acts, and what it sees of the node."""
+
+    front: Front
+    tenant: TenantId | None = None
+    """None: no tokens, so what its header says."""
+    token: Token | None = None
+
+    def told(self, text: bytes) -> bytes:
+        """A text of the node's in the caller's names."""
+        return self.front.names.told_bytes(text) if isinstance(self.front, TenantFront) else text
+
+
+class _Grant(msgspec.Struct, frozen=True):
+    """What a token gives."""
+
+    caller: Caller
+    scopes: frozenset[Scope]
+    header: bytes
+    """The tenant as a header has it."""
+    rate: Rate | None
+
+
+class Access:
+    """Lets requests in, or not."""
+
+    def __init__(self, front: Front, file: TokenFile | None = None, audit: Audit | None = None) -> None:
+        """`file`: where tokens are; without one nobody is ever asked. StoreError when it cannot be read."""
+        self._front = front
+        self._file = file
+        self._audit = audit
+        self._open = Caller(front)
+        self._known: Known = NOTHING
+        self._version: object = None
+        self._required = False
+        self._seen: dict[bytes, _Grant] = {}
+        """By the header's bytes: hashing a token takes longer than all the rest."""
+        self._rates: dict[TenantId, Rate] = {}
+        self._look()
+
+    def caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller:
+        """For whom a request acts; UnauthorizedError, ForbiddenError, RateError, StoreError."""
+        if path in PUBLIC:
+            return self._open
+        self._look()
+        if not self._required:
+            return self._open
+        said = headers.get(AUTHORIZATION, b"")
+        grant = self._seen.get(said) or self._admit(said)
+        if grant.rate is not None and (wait_s := grant.rate.wait_s(clock.now())):
+            tenant = grant.caller.tenant
+            raise RateError(f"tenant {tenant!r} may send {grant.rate.per_s:g} requests a second: wait", wait_s)
+        scope = scope_of(method, path)
+        if scope is not None and scope not in grant.scopes:
+            raise ForbiddenError(f"this token is for {', '.join(sorted(grant.scopes))}, and this needs {scope}")
+        asked = headers.get(TENANT, grant.header)
+        if asked in (grant.header, DEFAULT_HEADER):
+            return grant.caller
+        return self._speaking_for(grant, asked.decode("latin-1"))
+
+    def record(self, caller: Caller, method: str, path: str, host: str, status: int) -> None:
+        """Write down what came of a call, if it had a token and may have changed something."""
+        if self._audit is None or caller.token is None or caller.tenant is None:
+            return
+        if scope_of(method, path) != "deploy" or path == MISSING:
+            return
+        token, at = caller.token, said_at(clock.wall())
+        line = Line(
+            at=at,
+            by=token.id,
+            label=token.label,
+            tenant=caller.tenant,
+            caller=host,
+            method=method,
+            path=path,
+            status=status,
+        )
+        self._audit.add(line, clock.now())
+
+    def _look(self) -> None:
+        """Read the file again if it is another one."""
+        if self._file is None or (version := self._file.version()) == self._version:
+            return
+        # Nobody is let in by what was true before, also if this fails.
+        self._seen.clear()
+        self._required, self._known = True, NOTHING
+        # Older than what is read: if it changes meanwhile, it is read again.
+        try:
+            self._known = self._file.read()
+        except StoreError as error:
+            # Whoever asks is a stranger: the reason is for the operator.
+            raise StoreError(UNREADABLE) from error
+        self._version = version
+
+    def _admit(self, said: bytes) -> _Grant:
+        """What the token of this header gives; UnauthorizedError."""
+        scheme, _, text = said.strip().partition(b" ")
+        if not said:
+            raise UnauthorizedError(ABSENT)
+        token = self._known.find(text.strip()) if scheme.lower() == b"bearer" else None
+        if token is None:
+            raise UnauthorizedError(INVALID)
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        scopes = frozenset(SCOPES if "admin" in token.scopes else token.scopes)
+        front = TenantFront(self._front, token.tenant, self._quota(token.tenant), operator="admin" in scopes)
+        grant = _Grant(Caller(front, token.tenant, token), scopes, token.tenant.encode(), self._rate(token.tenant))
+        self._seen[said] = grant
+        return grant
+
+    def _speaking_for(self, grant: _Grant, name: str) -> Caller:
+        """The operator's token in the name of another tenant; to all others it makes no difference whether there is
+        one.
+        """
+        if "admin" not in grant.scopes:
+            raise ForbiddenError(f"this token speaks for tenant {grant.caller.tenant!r} alone")
+        if not is_tenant(name):
+            raise CallerError(f"{name[:80]!r} is no name of a tenant")
+        tenant = TenantId(name)
+        return Caller(TenantFront(self._front, tenant, self._quota(tenant)), tenant, grant.caller.token)
+
+    def _quota(self, tenant: TenantId) -> Quota:
+        return self._known.quotas.get(tenant, Quota())
+
+    def _rate(self, tenant: TenantId) -> Rate | None:
+        """All tokens of a tenant have one; a change of the file that leaves its quota gives nothing anew."""
+        per_s = self._quota(tenant).requests_per_s
+        if per_s is None:
+            return None
+        rate = self._rates.get(tenant)
+        if rate is None or rate.per_s != per_s:
+            rate = self._rates[tenant] = Rate(per_s)
+        return rate
+
+
+def scope_of(method: str, path: str) -> Scope | None:
+    """What a request needs; None: any token. What is not known to read or to run a function changes something."""
+    if method in ("GET", "HEAD") or path == INDEX:
+        return None
+    if method == "POST" and path.startswith("/v2/models/") and path.endswith("/infer"):
+        return "infer"
+    return "deploy"

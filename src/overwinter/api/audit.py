@@ -1,0 +1,83 @@
+"""Who did what? One line of JSON for each call that changes something and came with a token.
+
+Bounded: a file has BYTES_MAX and there is one older one; a tenant writes LINES_PER_S, and the next line of it tells how
+many were left out, so that nobody can wash away what somebody else did.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from overwinter.api.rates import Rate
+from overwinter.core.ids import TenantId
+
+FILE = "audit.jsonl"
+BYTES_MAX = 16 << 20
+LINES_PER_S = 20.0
+PATH_MAX = 512
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One call."""
+
+    at: str
+    """When it was answered, in UTC."""
+    by: str
+    """The token's id, or who changed the tokens on the machine itself."""
+    label: str = ""
+    """Of the token."""
+    tenant: TenantId
+    """For which it was done."""
+    caller: str = ""
+    """The address that it came from."""
+    method: str
+    path: str
+    status: int
+    left_out: int = 0
+    """Lines of the same tenant before this one that were too many."""
+
+
+class Audit:
+    """The file of all such lines. Written on the loop: a line takes some ten microseconds, and is rare."""
+
+    def __init__(self, data: Path, log: Callable[[str], None]) -> None:
+        self._path = data / FILE
+        self._log = log
+        self._rates: dict[TenantId, Rate] = {}
+        self._left_out: Counter[TenantId] = Counter()
+        self._failing = False
+
+    def add(self, line: Line, now: float) -> None:
+        """Write a line, unless its tenant has written too many; `now` on any clock that goes on."""
+        tenant = line.tenant
+        if self._rates.setdefault(tenant, Rate(LINES_PER_S)).wait_s(now):
+            self._left_out[tenant] += 1
+            return
+        left_out = self._left_out.pop(tenant, 0)
+        try:
+            write_line(self._path, msgspec.structs.replace(line, path=line.path[:PATH_MAX], left_out=left_out))
+            self._failing = False
+        except OSError as error:
+            self._left_out[tenant] = left_out + 1
+            if not self._failing:
+                self._log(f"the audit's lines are lost until {self._path} can be written: {error}")
+            self._failing = True
+
+
+def write_line(path: Path, line: Line) -> None:
+    """Append a line; a file that is full makes room."""
+    encoded = msgspec.json.encode(line) + b"\n"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab", buffering=0) as file:
+        file.write(encoded)
+        full = file.tell() >= BYTES_MAX
+    if full:
+        os.replace(path, path.with_name(f"{path.name}.1"))
+
+
+def said_at(wall: float) -> str:
+    """A time as a line has it."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,125 @@
+"""What of a node's metrics, activity and usage does one tenant see? What is of its own functions alone.
+
+Left out is what other tenants change: totals of the node, and how many bytes of a function nobody else holds or pays
+for, which would tell who has the same weights.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Container
+from typing import Any, Protocol
+
+import msgspec
+
+from overwinter.api.front import Front
+from overwinter.core.ids import FunctionName, TenantId
+
+SHARED_FAMILIES = (b"overwinter_function_bytes", b"overwinter_staged_bytes")
+"""Metrics of a function that depend on what others hold."""
+
+_named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
+
+
+class Names(Protocol):
+    """How the tenant's names are told apart."""
+
+    def told_json(self, value: object) -> msgspec.Raw:
+        """What the node says, as JSON in the tenant's names."""
+        ...
+
+    def told_bytes(self, text: bytes) -> bytes:
+        """A text of the node's in the tenant's names."""
+        ...
+
+
+class TenantInsight:
+    """What people can see of a tenant's functions; for the operator, of the node as a whole."""
+
+    def __init__(
+        self,
+        node: Front,
+        tenant: TenantId,
+        names: Names,
+        inner: Callable[[FunctionName], FunctionName],
+        operator: bool,
+    ) -> None:
+        """`inner`: what the node calls a function of the tenant; NotFoundError."""
+        self._node = node
+        self._tenant = tenant
+        self._names = names
+        self._inner = inner
+        self._operator = operator
+
+    async def metrics(self) -> bytes:
+        """The metrics of the tenant's functions and pipelines, in Prometheus's text format."""
+        text = await self._node.insight.metrics()
+        if self._operator:
+            return text
+        own = {view.name.encode() for view in self._node.pipelines() if view.tenant == self._tenant}
+        own.update(each["name"].encode() for each in (await self._activity())["functions"])
+        return self._names.told_bytes(await asyncio.to_thread(own_metrics, text, own))
+
+    async def usage(self, tenant: TenantId | None) -> object:
+        """What each function of the tenant used; of another tenant nothing, whether there is one or not."""
+        if self._operator:
+            return await self._node.insight.usage(tenant)
+        if tenant not in (None, self._tenant):
+            return []
+        used = msgspec.to_builtins(await self._node.insight.usage(self._tenant))
+        # The bytes that are billed are those of a block parted among all who have it.
+        told = [each | {"disk_byte_s": None, "host_byte_s": None} for each in used]
+        return self._names.told_json(told)
+
+    async def activity(self) -> object:
+        """What goes on in the tenant's functions just now."""
+        if self._operator:
+            return await self._node.insight.activity()
+        return self._names.told_json(await self._activity())
+
+    async def explain(self, name: FunctionName, version: int | None) -> object:
+        """Why a function of the tenant is as it is; NotFoundError."""
+        return self._names.told_json(await self._node.insight.explain(self._inner(name), version))
+
+    async def logs(self, name: FunctionName, version: int | None) -> object:
+        """What the code of a function of the tenant printed of late; NotFoundError."""
+        return self._names.told_json(await self._node.insight.logs(self._inner(name), version))
+
+    async def _activity(self) -> dict[str, Any]:
+        activity = await self._node.insight.activity()
+        return await asyncio.to_thread(own_activity, activity, self._tenant)
+
+
+def own_activity(activity: object, tenant: TenantId) -> dict[str, Any]:
+    """What of a node's activity is of one tenant's functions. With a thousand functions it takes a while."""
+    told = msgspec.to_builtins(activity)
+    functions = [each | {"exclusive_bytes": None} for each in told["functions"] if each["tenant"] == tenant]
+    ids = {worker for each in functions for worker in each["workers"]}
+    workers = [each for each in told["workers"] if each["worker"] in ids]
+    own = {
+        "cores_running": None,
+        "bodies": Counter(each["state"] for each in workers),
+        "functions_deployed": len(functions),
+        "host_budget": None,
+        "private_budget": None,
+        "functions": functions,
+        "workers": workers,
+    }
+    sums = {key: sum(each[key] for each in functions) for key in ("running", "queued", "host_bytes", "private_bytes")}
+    return {**told, **own, **sums}
+
+
+def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
+    """The samples that are of these functions and pipelines, with what explains them."""
+    kept: list[bytes] = []
+    about: list[bytes] = []
+    for line in text.splitlines(keepends=True):
+        if line.startswith(b"# HELP "):
+            about = [line]
+        elif line.startswith(b"#"):
+            about.append(line)
+        elif (found := _named.search(line)) and found[1] in names and not line.startswith(SHARED_FAMILIES):
+            kept += about
+            about = []
+            kept.append(line)
+    return b"".join(kept)

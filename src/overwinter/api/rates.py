@@ -1,0 +1,22 @@
+"""How often may something happen in a second? A token bucket: a second's worth may come at once."""
+
+
+class Rate:
+    """Lets through `per_s` a second, and as many at once after a quiet second; at least one."""
+
+    __slots__ = ("_at", "_left", "per_s")
+
+    def __init__(self, per_s: float) -> None:
+        self.per_s = per_s
+        self._left = max(1.0, per_s)
+        self._at = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Take one, and return 0; or, when there is none, the seconds until there is one."""
+        left = min(max(1.0, self.per_s), self._left + max(0.0, now - self._at) * self.per_s)
+        self._at = now
+        if left >= 1.0:
+            self._left = left - 1.0
+            return 0.0
+        self._left = left
+        return (1.0 - left) / self.per_s

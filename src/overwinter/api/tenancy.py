@@ -1,0 +1,312 @@
+"""What does a tenant see of a node? Its own functions, under its own names, and nothing of anybody else.
+
+A node with tokens gives each tenant names of its own: what `acme` calls `resnet` the node calls `acme..resnet`. Here,
+and nowhere else, one becomes the other, so that two tenants may use the same name and neither learns of it. What a
+tenant deployed before there were tokens keeps its name. A handler is given this in place of the node and has nothing
+to check; what belongs to another tenant is not there.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from overwinter.api.exposure import TenantInsight
+from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Insight, Reply, Start, State, Tried, Upload
+from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
+from overwinter.core.ids import NAME_MAX, Address, FunctionName, TenantId
+from overwinter.core.pipeline import Pipeline
+from overwinter.core.profile import Profile
+from overwinter.core.profiling import Progress, Wanted
+from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.store.manifest import Manifest
+from overwinter.store.tokens import SEPARATOR, Quota
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TenantNames:
+    """How the names of one tenant's functions are told apart from those of all others."""
+
+    def __init__(self, tenant: TenantId) -> None:
+        self.prefix = f"{tenant}{SEPARATOR}"
+        # As a whole word: a sentence may end in dots.
+        self._in_text = re.compile(rf"(?<![a-z0-9._-]){re.escape(self.prefix)}(?=[a-z0-9])")
+        self._in_bytes = re.compile(self._in_text.pattern.encode())
+
+    def own(self, name: FunctionName) -> FunctionName:
+        """What the node calls it."""
+        return FunctionName(self.prefix + name)
+
+    def told(self, text: str) -> str:
+        """A text of the node's in the tenant's names."""
+        return self._in_text.sub("", text)
+
+    def told_json(self, value: object) -> msgspec.Raw:
+        """What the node says, as JSON in the tenant's names."""
+        return msgspec.Raw(self.told_bytes(_encode(value)))
+
+    def told_bytes(self, text: bytes) -> bytes:
+        """A text of the node's in the tenant's names."""
+        return self._in_bytes.sub(b"", text)
+
+
+class _View:
+    """A function of the tenant, under its own name."""
+
+    __slots__ = ("_names", "_view", "name")
+
+    def __init__(self, name: FunctionName, view: FunctionView, names: TenantNames) -> None:
+        self.name = name
+        self._view = view
+        self._names = names
+
+    @property
+    def tenant(self) -> TenantId:
+        """Whose it is."""
+        return self._view.tenant
+
+    @property
+    def version(self) -> int:
+        """Which version of it."""
+        return self._view.version
+
+    @property
+    def latest(self) -> bool:
+        """Whether a call without a version goes to this one."""
+        return self._view.latest
+
+    @property
+    def state(self) -> State:
+        """READY: a request would be answered."""
+        return self._view.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is not READY."""
+        return self._names.told(self._view.reason)
+
+    @property
+    def platform(self) -> str:
+        """What runs it."""
+        return self._view.platform
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """What it takes."""
+        return self._view.inputs
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """What it gives."""
+        return self._view.outputs
+
+    @property
+    def settings(self) -> msgspec.Struct:
+        """What its owner chose."""
+        return self._view.settings
+
+    def info(self, whole: bool = False, /) -> object:
+        """All that can be told of it."""
+        return self._names.told_json(self._view.info(whole))
+
+
+class _Answer(msgspec.Struct):
+    """An answer of a function of the tenant."""
+
+    name: FunctionName
+    version: int
+    outputs: Sequence[Tensor]
+    start: Start
+
+
+class _QuotaBlocks:
+    """The repository, which keeps at most so many bytes for a tenant."""
+
+    def __init__(self, blocks: Blocks, nbytes: int | None) -> None:
+        self._blocks = blocks
+        self._nbytes = nbytes
+
+    def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float) -> Sequence[Address]:
+        """Those that the tenant has not sent yet."""
+        return self._blocks.missing(tenant, addresses, now)
+
+    def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None) -> Upload:
+        """Begin to store one block."""
+        return self._blocks.upload(tenant, address, self._nbytes)
+
+
+class TenantFront:
+    """The node as one tenant sees it."""
+
+    def __init__(self, node: Front, tenant: TenantId, quota: Quota, *, operator: bool = False) -> None:
+        """`operator`: what is told of the node as a whole is told of all tenants."""
+        self._node = node
+        self._tenant = tenant
+        self._quota = quota
+        self._operator = operator
+        self.names = TenantNames(tenant)
+        self.repository: Blocks = _QuotaBlocks(node.repository, quota.nbytes)
+
+    @property
+    def insight(self) -> Insight:
+        """What can be seen of the tenant's functions."""
+        return TenantInsight(self._node, self._tenant, self.names, self._inner, self._operator)
+
+    def live(self) -> bool:
+        """Whether the node's loop still works."""
+        return self._node.live()
+
+    def ready(self) -> bool:
+        """Whether requests are answered."""
+        return self._node.ready()
+
+    # What is there
+
+    def functions(self) -> Iterator[FunctionView]:
+        """Every version of every function of the tenant."""
+        return (self._seen(view) for view in self._node.functions() if view.tenant == self._tenant)
+
+    def pipelines(self) -> Iterator[FunctionView]:
+        """Every pipeline of the tenant."""
+        return (self._seen(view) for view in self._node.pipelines() if view.tenant == self._tenant)
+
+    def versions(self, name: FunctionName) -> Sequence[int]:
+        """Those that answer."""
+        try:
+            return self._node.versions(self._inner(name))
+        except NotFoundError:
+            return ()
+
+    def owner(self, name: FunctionName) -> TenantId:
+        """The tenant; NotFoundError."""
+        self._inner(name)
+        return self._tenant
+
+    def view(self, name: FunctionName, version: int | None) -> FunctionView:
+        """One version of a function, or a pipeline; NotFoundError."""
+        return _View(name, self._find(name, version), self.names)
+
+    # What is done
+
+    async def infer(
+        self,
+        name: FunctionName,
+        version: int | None,
+        inputs: list[Tensor],
+        timeout_s: float | None,
+        priority: int,
+    ) -> Reply:
+        """Run a function or a pipeline of the tenant."""
+        inner = self._find(name, version).name
+        reply = await self._node.infer(inner, version, inputs, timeout_s, priority)
+        return _Answer(name, reply.version, reply.outputs, reply.start)
+
+    async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> Tried:
+        """Register a new version of a function of the tenant."""
+        inner = self._new(manifest.name)
+        theirs = msgspec.structs.replace(manifest, name=inner, tenant=self._tenant)
+        return await self._node.deploy(theirs, self._quota.functions)
+
+    async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> Deployed:
+        """Register functions of the tenant to be called as one."""
+        stages = {
+            key: msgspec.structs.replace(stage, function=self._inner_or_own(stage.function))
+            for key, stage in pipeline.stages.items()
+        }
+        theirs = msgspec.structs.replace(pipeline, name=self._new(pipeline.name), stages=stages)
+        return await self._node.deploy_pipeline(theirs, self._tenant)
+
+    async def profile(
+        self, name: FunctionName, version: int | None, wanted: Wanted, tell: Callable[[Progress], None]
+    ) -> Profile:
+        """Measure a function of the tenant."""
+        try:
+            return await self._node.profile(self._inner(name), version, wanted, tell)
+        except OverwinterError as error:
+            # It is written into an answer that has begun.
+            self._raise_told(error)
+
+    def known_profile(self, name: FunctionName, version: int | None) -> Profile:
+        """What is known of a function's speed."""
+        return self._node.known_profile(self._inner(name), version)
+
+    async def remove(self, name: FunctionName, version: int | None) -> None:
+        """Take away one version of a function, or all, or a pipeline."""
+        await self._node.remove(self._inner(name), version)
+
+    async def load(self, name: FunctionName, version: int | None) -> None:
+        """Wake a function."""
+        await self._node.load(self._inner(name), version)
+
+    async def unload(self, name: FunctionName, version: int | None) -> None:
+        """Make a function give back its memory."""
+        await self._node.unload(self._inner(name), version)
+
+    # Names
+
+    def _find(self, name: FunctionName, version: int | None) -> FunctionView:
+        """As the node sees it. On the way of each request: it takes two look-ups."""
+        own = self.names.own(name)
+        if not self._node.versions(own) and (view := self._before(name, version)) is not None:
+            return view
+        view = self._node.view(own, version)
+        if view.tenant != self._tenant:
+            raise _absent(name)
+        return view
+
+    def _before(self, name: FunctionName, version: int | None) -> FunctionView | None:
+        """What the tenant deployed before there were tokens; None also where it is another tenant's."""
+        try:
+            view = self._node.view(name, version)
+        except NotFoundError:
+            return None
+        return view if view.tenant == self._tenant else None
+
+    def _inner(self, name: FunctionName) -> FunctionName:
+        """What the node calls a function of the tenant, also one on trial; NotFoundError."""
+        own = self.names.own(name)
+        try:
+            if self._node.owner(own) == self._tenant:
+                return own
+        except NotFoundError:
+            return self._from_before(name)
+        raise _absent(name)
+
+    def _from_before(self, name: FunctionName) -> FunctionName:
+        """The name of what the tenant deployed before there were tokens; NotFoundError in the same words whether it is
+        nobody's or another tenant's.
+        """
+        try:
+            if self._node.owner(name) == self._tenant:
+                return name
+        except NotFoundError:
+            pass
+        raise _absent(name)
+
+    def _inner_or_own(self, name: FunctionName) -> FunctionName:
+        try:
+            return self._inner(name)
+        except NotFoundError:
+            return self.names.own(name)
+
+    def _new(self, name: FunctionName) -> FunctionName:
+        """What the node is to call it; CallerError when that is too long."""
+        inner = self._inner_or_own(name)
+        if len(inner) > NAME_MAX:
+            most = NAME_MAX - len(self.names.prefix)
+            raise CallerError(
+                f"the name {name[:80]!r} is too long: names of tenant {self._tenant!r} have at most {most}"
+            )
+        return inner
+
+    def _seen(self, view: FunctionView) -> FunctionView:
+        return _View(FunctionName(view.name.removeprefix(self.names.prefix)), view, self.names)
+
+    def _raise_told(self, error: OverwinterError) -> NoReturn:
+        raise type(error)(self.names.told(str(error)), error.retry_after_s) from error
+
+
+def _absent(name: FunctionName) -> NotFoundError:
+    return NotFoundError(f"no function {name!r} here")

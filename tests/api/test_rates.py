@@ -1,0 +1,37 @@
+"""A rate lets through what it says, and at most a second's worth at once."""
+
+import pytest
+
+from overwinter.api.rates import Rate
+
+
+def passed(rate: Rate, at: float, tries: int) -> int:
+    return sum(rate.wait_s(at) == 0.0 for _ in range(tries))
+
+
+def test_a_burst_is_a_second_s_worth_and_comes_back_with_time() -> None:
+    rate = Rate(10)
+    assert passed(rate, 100.0, 50) == 10
+    assert passed(rate, 100.25, 50) == 2
+    assert passed(rate, 900.0, 50) == 10
+
+
+def test_who_waits_as_long_as_told_is_let_through() -> None:
+    rate = Rate(4)
+    assert passed(rate, 5.0, 10) == 4
+    wait = rate.wait_s(5.1)
+    assert wait == pytest.approx(0.15)
+    assert rate.wait_s(5.1 + wait + 1e-9) == 0.0
+
+
+def test_less_than_one_a_second_still_lets_one_through() -> None:
+    rate = Rate(0.5)
+    assert rate.wait_s(1.0) == 0.0
+    assert rate.wait_s(1.0) == pytest.approx(2.0)
+    assert rate.wait_s(3.0) == 0.0
+
+
+def test_a_clock_that_stands_still_gives_nothing() -> None:
+    rate = Rate(1)
+    assert passed(rate, 7.0, 100) == 1
+    assert passed(rate, 6.0, 100) == 0
