@@ -17,7 +17,7 @@ from tests.cli.conftest import Run, Serving, serving
 
 def config(*arguments: str) -> NodeConfig:
     values = serve.make_context("serve", [*arguments]).params
-    del values["port_file"], values["as_json"]
+    del values["port_file"], values["as_json"], values["insecure"]
     return config_of(values)
 
 
@@ -81,13 +81,21 @@ def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_listening_to_others_is_warned_about(local: Run, tmp_path: Path) -> None:
+def test_a_node_listens_to_others_with_tokens_or_when_it_is_told_to(local: Run, tmp_path: Path) -> None:
+    # A port that is taken: nobody is listened to in this test.
     with socket.create_server(("0.0.0.0", 0)) as taken:
-        port = taken.getsockname()[1]
-        failed = local("serve", "--host", "0.0.0.0", "--port", str(port), "--data", str(tmp_path), exit_code=1)
-    assert failed.stderr.startswith("warning: listening on 0.0.0.0: ")
-    assert "no authentication" in failed.stderr
-    assert "remove functions and pipelines under any tenant's name" in failed.stderr
+        where = ("serve", "--host", "0.0.0.0", "--port", str(taken.getsockname()[1]), "--data", str(tmp_path))
+        refused = local(*where, exit_code=2)
+        assert all(each in refused.stderr for each in ("0.0.0.0", "overwinter token create", "--insecure"))
+        warned = local(*where, "--insecure", exit_code=1)
+        assert warned.stderr.startswith("warning: listening on 0.0.0.0 without tokens: ")
+        made = json.loads(
+            local("token", "create", "--tenant", "a", "--scope", "infer", "--json", "--data", str(tmp_path)).stdout
+        )
+        assert local(*where, exit_code=1).stderr.startswith("error: cannot listen on 0.0.0.0")
+        local("token", "revoke", made["id"], "--data", str(tmp_path))
+        # Nobody is let in any more, and nobody is let in without one.
+        assert local(*where, exit_code=1).stderr.startswith("error: cannot listen on 0.0.0.0")
 
 
 def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from overwinter.cli.options import as_json, assignment, checked_url, id_of, named_function, node_url, print_json
+from overwinter.cli.options import as_json, assignment, connect, id_of, named_function, node_url, print_json
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
@@ -50,12 +50,11 @@ def infer(
     JSON has no word for NaN and the infinities: --json prints them as "NaN", "Infinity" and "-Infinity", and inputs
     take them so.
     """
-    from overwinter.api.client import Client
     from overwinter.api.deployer import milliseconds
 
     name, version = function
     timeout_s = None if timeout is None else milliseconds(timeout) / 1000
-    with Client(checked_url(url)) as client:
+    with connect(url) as client:
         described = client.function(name, version)
         inputs = _inputs(described, assignments, document)
         outputs = client.infer(name, inputs, version, timeout_s)

@@ -43,7 +43,7 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
             slo_text(each["slo_ms"]),
             _share_text(each["attainment"]),
             size_text(each["host_bytes"]),
-            size_text(each["exclusive_bytes"]),
+            _size_text(each["exclusive_bytes"]),
             size_text(each["private_bytes"]),
             str(each["wakes"]),
             str(each["requests"]),
@@ -90,8 +90,10 @@ _ACTIVITY = (
 
 def _node_text(activity: Description) -> str:
     bodies = ", ".join(f"{count} {state}" for state, count in sorted(activity["bodies"].items())) or "none"
+    # Only the operator is told of the whole node.
+    running = activity["cores_running"]
     return (
-        f"cores {activity['cores_running']} of {activity['cores']} run   bodies: {bodies}   requests: "
+        f"cores {'-' if running is None else running} of {activity['cores']} run   bodies: {bodies}   requests: "
         f"{activity['running']} running, {activity['queued']} waiting   versions: {activity['functions_deployed']}"
     )
 
@@ -226,7 +228,7 @@ def usage_table(used: Sequence[Description]) -> Fitted:
             each["since"],
             str(each["requests"]),
             *(f"{each[key]:.0f} ms" for key in ("core_ms", "idle_core_ms", "billed_core_ms")),
-            *(f"{size_text(each[key] / 3600)} h" for key in ("disk_byte_s", "host_byte_s", "private_byte_s")),
+            *(_byte_hours_text(each[key]) for key in ("disk_byte_s", "host_byte_s", "private_byte_s")),
         )
         for each in used
     ]
@@ -246,6 +248,14 @@ _USAGE = (
     Column("HOST", leaves=5),
     Column("PRIVATE", leaves=8),
 )
+
+
+def _byte_hours_text(byte_s: float | None) -> str:
+    return "-" if byte_s is None else f"{size_text(byte_s / 3600)} h"
+
+
+def _size_text(nbytes: int | None) -> str:
+    return "-" if nbytes is None else size_text(nbytes)
 
 
 def _titled(*words: str, numbers: Sequence[str] = ()) -> Table:

@@ -19,6 +19,7 @@ from overwinter.cli.options import printable
 from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
+from overwinter.cli.token import token
 from overwinter.core.errors import OverwinterError
 
 INTERRUPTED = 130
@@ -72,6 +73,7 @@ for _command in (
     logs,
     usage,
     doctor,
+    token,
 ):
     main.add_command(_command)
 

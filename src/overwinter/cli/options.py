@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from overwinter.api.client import Client
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+TOKEN = "overwinter.token"
+"""Where the context of a command has the token."""
 BYTES_OF = {
     "": 1,
     "b": 1,
@@ -76,10 +78,22 @@ def named_function(command: Command) -> Command:
 
 
 def node_url(command: Command) -> Command:
-    """Give a command the address of the node."""
+    """Give a command the address of the node, and the token for it (`connect` finds it in the context)."""
+    with_token = click.option(
+        "--token",
+        envvar="OVERWINTER_TOKEN",
+        show_envvar=True,
+        expose_value=False,
+        callback=_keep_token,
+        help="Token for the node. Others on this machine can read a command line: better set the variable.",
+    )(command)
     return click.option(
         "--url", default=DEFAULT_URL, envvar="OVERWINTER_URL", show_envvar=True, help="Address of the node."
-    )(command)
+    )(with_token)
+
+
+def _keep_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    ctx.meta[TOKEN] = value or None
 
 
 def as_json(command: Command) -> Command:
@@ -98,7 +112,8 @@ def connect(url: str, timeout_s: float = 75.0, tenant: str = "default") -> "Clie
     """A client of the node at `url` for a tenant; a usage error when either is none."""
     from overwinter.api.client import Client
 
-    return Client(checked_url(url), timeout_s, checked_name("--tenant", tenant))
+    token = click.get_current_context().meta.get(TOKEN)
+    return Client(checked_url(url), timeout_s, checked_name("--tenant", tenant), token)
 
 
 def checked_name(option: str, text: str) -> str:

@@ -13,7 +13,7 @@ from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
 from overwinter.core.policies import POLICIES
 
 HELP = {
-    "host": "Address to listen on. Anything but loopback opens the node to others: it asks nobody who they are.",
+    "host": "Address to listen on. Anything but loopback opens the node to others: which needs tokens.",
     "port": "Port to listen on; 0 takes a free one.",
     "data": "Directory of the repository: what is deployed lives here.",
     "host_store": "The tmpfs under which the blocks of warm functions lie.",
@@ -135,22 +135,28 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     epilog="Every option can also come from the environment: --host-bytes as OVERWINTER_HOST_BYTES, and so on.",
 )
 @click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), help="File to write the port to.")
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback also while there is no token.")
 @as_json
-def serve(port_file: Path | None, as_json: bool, **values: Any) -> None:
+def serve(port_file: Path | None, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
+    from overwinter.store.tokens import has_tokens
     from overwinter.wiring import bind, run
 
     try:
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if not is_loopback(config.host):
-        click.echo(
-            f"warning: listening on {config.host}: a node has no authentication. Whoever reaches this address can "
-            "run every function, deploy, replace, load, unload, measure and remove functions and pipelines under any "
-            "tenant's name, and read metrics and usage of all",
-            err=True,
+    if not (is_loopback(config.host) or has_tokens(Path(config.data))):
+        anybody = (
+            "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
+            "functions and pipelines under any tenant's name, and read metrics and usage of all"
         )
+        if not insecure:
+            raise click.UsageError(
+                f"--host {config.host}: without tokens {anybody}. Make one first (overwinter token create --data "
+                f"{config.data}), or say --insecure"
+            )
+        click.echo(f"warning: listening on {config.host} without tokens: {anybody}", err=True)
     told = False
     with bind(config.host, config.port) as listener:
         port: int = listener.getsockname()[1]
