@@ -68,7 +68,18 @@ def test_the_first_token_closes_the_node_also_for_connections_that_are_open(
 
 @pytest.mark.parametrize(
     "said",
-    [None, "", "Bearer", "Bearer ow_0_0", "Basic {}", "{}", "Bearer {}x", "Bearer x {}", "Bearer\xff"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ow_0_0",
+        "Basic {}",
+        "{}",
+        "Bearer {}x",
+        "Bearer x {}",
+        "Bearer\xff",
+        f"Bearer{300 * ' '}{{}}",
+    ],
 )
 def test_who_has_no_token_hears_nothing_but_that(
     served: Served, tokens: TokenFile, http: httpx.Client, said: str | None

@@ -14,8 +14,9 @@ from tritonclient.utils import InferenceServerException
 
 from overwinter.api.client import Client
 from overwinter.api.deployer import package
-from overwinter.core.errors import NoSpaceError
+from overwinter.core.errors import CallerError, NoSpaceError
 from overwinter.core.pipeline import Pipeline, Stage
+from overwinter.core.profiling import Wanted
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
 from overwinter.store.tokens import Quota, TokenFile
@@ -194,6 +195,17 @@ def test_both_may_have_a_function_of_one_name(tenants: Tenants) -> None:
     finally:
         tenants.bob.remove("vault")
     assert tenants.alice.infer("chain", {"x": torch.ones(1, 4)})["y"].tolist() == [[4.0] * 4]
+
+
+def test_a_tenant_does_with_its_own_what_it_did_without_tokens(tenants: Tenants) -> None:
+    profile = tenants.bob.profile("bobs", wanted=Wanted(cores=(1,), batches=(1,), layers=False))
+    assert tenants.bob.known_profile("bobs").points == profile.points
+    tenants.bob.unload("bobs")
+    assert not tenants.bob.ready("bobs")
+    with pytest.raises(CallerError, match="'bobs' is unloaded"):
+        tenants.bob.profile("bobs")
+    tenants.bob.load("bobs")
+    assert tenants.bob.ready("bobs", 1)
 
 
 def test_the_operator_sees_the_whole_node(tenants: Tenants) -> None:

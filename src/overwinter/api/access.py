@@ -26,6 +26,7 @@ DEFAULT_HEADER = DEFAULT.encode()
 PUBLIC = frozenset(("/v2/health/live", "/v2/health/ready"))
 INDEX = "/v2/repository/index"
 MISSING = "/overwinter/v1/blocks/missing"
+HEADER_MAX = 256
 SEEN_MAX = 4096
 """Headers whose tokens are remembered: one token may be written in many ways."""
 INVALID = "this token is not valid: it was revoked, or is of another node"
@@ -120,7 +121,7 @@ class Access:
             return
         # Nobody is let in by what was true before, also if this fails.
         self._seen.clear()
-        self._required, self._known = True, NOTHING
+        self._known = NOTHING
         # Older than what is read: if it changes meanwhile, it is read again.
         try:
             self._known = self._file.read()
@@ -128,13 +129,16 @@ class Access:
             # Whoever asks is a stranger: the reason is for the operator.
             raise StoreError(UNREADABLE) from error
         self._version = version
+        # A file that is gone opens no node.
+        self._required |= self._known.asked
 
     def _admit(self, said: bytes) -> _Grant:
         """What the token of this header gives; UnauthorizedError."""
-        scheme, _, text = said.strip().partition(b" ")
         if not said:
             raise UnauthorizedError(ABSENT)
-        token = self._known.find(text.strip()) if scheme.lower() == b"bearer" else None
+        scheme, _, text = said.strip().partition(b" ")
+        may_be = scheme.lower() == b"bearer" and len(said) <= HEADER_MAX
+        token = self._known.find(text.strip()) if may_be else None
         if token is None:
             raise UnauthorizedError(INVALID)
         if len(self._seen) >= SEEN_MAX:

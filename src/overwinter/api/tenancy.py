@@ -175,7 +175,7 @@ class TenantFront:
     def versions(self, name: FunctionName) -> Sequence[int]:
         """Those that answer."""
         try:
-            return self._node.versions(self._inner(name))
+            return self._node.versions(self._find(name, None).name)
         except NotFoundError:
             return ()
 

@@ -139,14 +139,14 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
 @as_json
 def serve(port_file: Path | None, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
-    from overwinter.store.tokens import has_tokens
+    from overwinter.store.tokens import TokenFile
     from overwinter.wiring import bind, run
 
     try:
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if not (is_loopback(config.host) or has_tokens(Path(config.data))):
+    if not (is_loopback(config.host) or TokenFile(Path(config.data)).read().asked):
         anybody = (
             "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
             "functions and pipelines under any tenant's name, and read metrics and usage of all"

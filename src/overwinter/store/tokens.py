@@ -79,6 +79,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     tokens: dict[str, Token] = {}
     """By their ids."""
+    asked: bool = False
+    """Whether the node asks for a token: from the first one on, also when all are revoked."""
     quotas: dict[TenantId, Quota] = {}
 
     def find(self, text: bytes) -> Token | None:
@@ -144,7 +146,7 @@ class TokenFile:
         with self._changing() as known:
             if len(known.tokens) >= TOKENS_MAX:
                 raise CallerError(f"{self._path} has {TOKENS_MAX} tokens: revoke some first")
-            self._write(msgspec.structs.replace(known, tokens={**known.tokens, id_: token}))
+            self._write(msgspec.structs.replace(known, tokens={**known.tokens, id_: token}, asked=True))
         return token, text
 
     def revoke(self, id_: str) -> Token:
@@ -170,6 +172,7 @@ class TokenFile:
         with disk_errors("lock the tokens", self._data):
             descriptor = os.open(self._data / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            hand_over(descriptor, self._data)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield self.read()
         finally:
@@ -180,10 +183,7 @@ class TokenFile:
         with disk_errors("write the tokens", self._data):
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(msgspec.json.format(msgspec.json.encode(known)))
-                owner = os.stat(self._data)
-                if os.geteuid() == 0:
-                    # Made by root for a node of another user, which must be able to read it.
-                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+                hand_over(file.fileno(), self._data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, self._path)
@@ -194,9 +194,11 @@ class TokenFile:
                 os.close(directory)
 
 
-def has_tokens(data: Path) -> bool:
-    """Whether a node with this data directory asks for tokens: from the first one on, also when all are revoked."""
-    return (data / FILE).exists()
+def hand_over(descriptor: int, directory: Path) -> None:
+    """Give a file that root made to whoever has its directory: the node may run as another user."""
+    if os.geteuid() == 0:
+        owner = os.stat(directory)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def digest_of(text: bytes) -> str:
