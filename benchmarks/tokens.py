@@ -7,10 +7,7 @@ own over connections that stay open, with 1 and with 16 clients.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +18,7 @@ from benchmarks.bare import Bare
 from benchmarks.families import as_tensors
 from benchmarks.measure import print_result, quantile
 from benchmarks.nodes import Node, running_node
+from benchmarks.overhead import load
 from benchmarks.wire import Connection, binary_request
 from overwinter.api.client import Client
 from overwinter.store.tokens import Quota, TokenFile
@@ -62,13 +60,6 @@ def prepared(node: Node, model: Bare, file: Path, *, closed: bool) -> None:
     with Connection(node.port) as connection:
         if connection.ask(request).tensors != model.answer():
             raise RuntimeError("the node's answer is not plain PyTorch's")
-
-
-def load(node: Node, clients: int, seconds: float, request: Path) -> list[float]:
-    """Latencies in microseconds that the load generator saw."""
-    command = [sys.executable, "-m", "benchmarks.load", str(node.port), str(clients), str(seconds), str(request)]
-    values: list[float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return values
 
 
 def measured(
