@@ -9,21 +9,24 @@ import pytest
 from click.testing import CliRunner
 
 from overwinter.cli.main import Commands, main
+from overwinter.cli.token import token
 from overwinter.core.errors import HandlerError, NotFoundError, StoreError
 from tests.cli.conftest import Run, Serving
 
 COMMANDS = [
-    "deploy", "doctor", "explain", "infer", "load", "logs", "profile", "ps", "rm", "serve", "show", "simulate", "top",
-    "unload", "usage",
+    "deploy", "doctor", "explain", "infer", "load", "logs", "profile", "ps", "rm", "serve", "show", "simulate", "token",
+    "top", "unload", "usage",
 ]  # fmt: skip
+TOKEN_COMMANDS = ["create", "limit", "list", "revoke"]
 
 
 def test_every_command_has_help_and_json(local: Run) -> None:
     assert sorted(main.commands) == COMMANDS
-    for name in COMMANDS:
-        text = local(name, "-h").stdout
+    assert sorted(token.commands) == TOKEN_COMMANDS
+    for name in [*([name] for name in COMMANDS if name != "token"), *(["token", name] for name in TOKEN_COMMANDS)]:
+        text = local(*name, "-h").stdout
         assert "--json" in text
-        assert text == local(name, "--help").stdout
+        assert text == local(*name, "--help").stdout
 
 
 def test_version(local: Run) -> None:

@@ -1,0 +1,71 @@
+"""What a tenant's functions are called, outside and inside."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overwinter.api.tenancy import TenantFront, TenantNames
+from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.ids import NAME_MAX
+from overwinter.store.blocks import address_of
+from overwinter.store.tokens import Quota
+from tests.api.door import Door, manifest_of, spec
+
+PROGRAM = b"a program"
+TAKES = (spec("x", "FP32", "n"),)
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    door = Door(tmp_path)
+    yield door
+    door.repository.close()
+
+
+def put(door: Door, tenant: str) -> None:
+    door.repository.put(tenant, address_of(PROGRAM), PROGRAM, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no function 'acme..f@3' here", "no function 'f@3' here"),
+        ('["acme..f","acme..g"]', '["f","g"]'),
+        ("of the company acme... and so on", "of the company acme... and so on"),
+        ("xacme..f is another's, and other.acme..f", "xacme..f is another's, and other.acme..f"),
+        ("acmexxf", "acmexxf"),
+    ],
+)
+def test_a_tenant_reads_its_own_names(text: str, told: str) -> None:
+    names = TenantNames("acme")
+    assert names.told(text) == told
+    assert names.told_bytes(text.encode()) == told.encode()
+
+
+def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> None:
+    """As it may be where names with dots were deployed before there were tokens."""
+    put(door, "squatter")
+    squatted = msgspec.structs.replace(manifest_of("acme..f", PROGRAM, TAKES, TAKES), tenant="squatter")
+    asyncio.run(door.deploy(squatted))
+    acme = TenantFront(door, "acme", Quota())
+    for refused in (lambda: acme.view("f", None), lambda: acme.view("f", 1), lambda: acme.owner("f")):
+        with pytest.raises(NotFoundError) as told:
+            refused()
+        assert "squatter" not in str(told.value)
+    with pytest.raises(NotFoundError):
+        asyncio.run(acme.infer("f", None, [], None, 0))
+    assert (list(acme.functions()), acme.versions("f")) == ([], ())
+    assert [view.name for view in TenantFront(door, "squatter", Quota()).functions()] == ["acme..f"]
+
+
+def test_a_name_is_as_long_as_the_node_can_keep(door: Door) -> None:
+    put(door, "acme")
+    acme = TenantFront(door, "acme", Quota())
+    most = NAME_MAX - len("acme..")
+    asyncio.run(acme.deploy(manifest_of("f" * most, PROGRAM, TAKES, TAKES)))
+    assert acme.view("f" * most, None).version == 1
+    with pytest.raises(CallerError, match=f"at most {most}"):
+        asyncio.run(acme.deploy(manifest_of("f" * (most + 1), PROGRAM, TAKES, TAKES)))
