@@ -13,7 +13,7 @@ from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
 from overwinter.core.policies import POLICIES
 
 HELP = {
-    "host": "Address to listen on. Anything but loopback opens the node to others: which needs tokens.",
+    "host": "Address to listen on. Anything but loopback opens the node to others, and needs tokens or --insecure.",
     "port": "Port to listen on; 0 takes a free one.",
     "data": "Directory of the repository: what is deployed lives here.",
     "host_store": "The tmpfs under which the blocks of warm functions lie.",
