@@ -23,7 +23,7 @@ EXPLAINED = {
         {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
     ],
     "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "pace": 1.5},
-    "decisions": [{"at": 0.0, "what": "evict", "why": "30 bytes were needed"}],
+    "decisions": [{"at": 0.0, "what": "evict", "why": "others needed room"}],
     "shared": {
         "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "core_s": 0.0, "whole_core_s": 0.0, "own": 0.0,
         "cost": None, "beside": {},
@@ -73,7 +73,7 @@ def test_an_explanation_tells_why() -> None:
     assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
     ]  # fmt: skip
-    assert "30 bytes were needed" in shown
+    assert "others needed room" in shown
     assert "REFUSED" not in shown
     assert "shares workers with nobody" in shown
     assert "HAS" not in shown

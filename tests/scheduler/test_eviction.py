@@ -46,6 +46,24 @@ def test_the_one_used_longest_ago_leaves_and_what_is_shared_stays():
     assert [action.function for action in world.log if isinstance(action, Decide)] == ["g@1"]
 
 
+def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
+    def told(block: str) -> list[Decide]:
+        world = World(host_bytes=40, policy="lru")
+        world.deploy(own("f", tenant="mine"))
+        world.deploy(spec("g", tenant="theirs", blobs=((block, 10), ("g-head", 10)), keep_alive_s=0.0))
+        for name in "fg":
+            world.now += 10
+            use(world, name)
+        world.log.clear()
+        world.deploy(spec("i", tenant="theirs", blobs=(("i-head", 20),), keep_alive_s=0.0))
+        use(world, "i")
+        return [each for each in world.log if isinstance(each, Decide)]
+
+    shared, apart = told("base"), told("else")
+    assert [each.function for each in shared] == ["f@1"]
+    assert shared == apart
+
+
 def test_reuse_restarts_the_time():
     world = full(policy="lru")
     for name in ("f", "g"):
