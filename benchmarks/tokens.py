@@ -3,7 +3,7 @@
 `python -m benchmarks.tokens [--seconds S] [--other SRC]`: nodes with the same small model, one warm body each, take
 turns in the same run: one without tokens, one that asks for them (with a quota of requests, which is never reached),
 and with `--other` one that runs the source of another version, whose `src` is in SRC. Load comes from a process of its
-own over connections that stay open, with 1 and with 16 clients.
+own over connections that stay open, with 1 and with 16 clients. Before that, what the daemon computes for a request.
 """
 
 import argparse
@@ -21,11 +21,14 @@ from benchmarks.nodes import Node, running_node
 from benchmarks.overhead import load
 from benchmarks.wire import Connection, binary_request
 from overwinter.api.client import Client
+from overwinter.node import clock
 from overwinter.store.tokens import Quota, TokenFile
 
 MODEL = "mlp"
 CLIENTS = (1, 16)
 ROUNDS = 8
+COUNTED_ROUNDS = 30
+COUNTED = 100
 PATH = "PYTHONPATH"
 
 
@@ -76,6 +79,24 @@ def measured(
     return taken
 
 
+def daemon_us(nodes: Mapping[str, Node], requests: Mapping[str, Path]) -> dict[str, float]:
+    """What the daemon computes for a request of one client, by turns. Other work changes it less than latency."""
+    taken: dict[str, list[float]] = {name: [] for name in nodes}
+    with ExitStack() as stack:
+        connections = {name: stack.enter_context(Connection(node.port)) for name, node in nodes.items()}
+        for number in range(COUNTED_ROUNDS):
+            for name, node in list(nodes.items())[:: 1 if number % 2 else -1]:
+                assert node.process is not None
+                request, before = requests[name].read_bytes(), clock.computed_s(node.process.pid)
+                for _ in range(COUNTED):
+                    connections[name].ask(request)
+                after = clock.computed_s(node.process.pid)
+                assert before is not None
+                assert after is not None
+                taken[name].append((after - before) / COUNTED * 1e6)
+    return {name: quantile(values, 0.5) for name, values in taken.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each node with each number of clients")
@@ -90,8 +111,10 @@ def main() -> None:
             with source_of(options.other if name == "other" else None):
                 nodes[name] = stack.enter_context(running_node("--workers-ahead", "0"))
             prepared(nodes[name], model, requests[name], closed=name == "tokens")
+        counted = daemon_us(nodes, requests)
         taken = measured(nodes, requests, options.seconds)
-    told: dict[str, float] = {}
+    told: dict[str, float] = {f"{name}_daemon_us": us for name, us in counted.items()}
+    print("the daemon computes for a request:", ", ".join(f"{name} {us:.0f} µs" for name, us in counted.items()))
     print(f"{'':10}{'clients':>8}{'p50 ms':>10}{'p99 ms':>10}{'answers/s':>12}")
     for (name, clients), values in taken.items():
         p50, p99, rate = quantile(values, 0.5) / 1e3, quantile(values, 0.99) / 1e3, len(values) / options.seconds
