@@ -153,7 +153,7 @@ def test_a_body_in_several_chunks(http: httpx.Client) -> None:
         ("/v2/models/add/stats", 404, "nothing at"),
         ("/v2/models/", 404, "nothing at"),
         ("/v3", 404, "nothing at"),
-        ("/", 404, "nothing at"),
+        ("/v2/", 404, "nothing at"),
         ("/v2/models/add/infer", 405, "does not take GET; it takes POST"),
     ],
 )

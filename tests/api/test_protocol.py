@@ -14,11 +14,11 @@ import httpx
 import msgspec
 import pytest
 import uvloop
+from starlette.types import Receive, Scope, Send
 
 from overwinter.api import app
 from overwinter.api.app import serve
 from overwinter.api.connections import Connections, Waits
-from overwinter.api.messages import Receive, Scope, Send
 from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
 from tests.api.door import LIMITS, Served, serving
 

@@ -27,6 +27,8 @@ PUBLIC = frozenset(("/v2/health/live", "/v2/health/ready"))
 INDEX = "/v2/repository/index"
 MISSING = "/overwinter/v1/blocks/missing"
 HEADER_MAX = 256
+CALLER = "overwinter.caller"
+"""Where in the scope lies for whom the request acts."""
 SEEN_MAX = 4096
 """Headers whose tokens are remembered: one token may be written in many ways."""
 INVALID = "this token is not valid: it was revoked, or is of another node"
@@ -44,9 +46,9 @@ class Caller(msgspec.Struct, frozen=True):
     """None: no tokens, so what its header says."""
     token: Token | None = None
 
-    def told(self, text: bytes) -> bytes:
+    def told(self, text: str) -> str:
         """A text of the node's in the caller's names."""
-        return self.front.names.told_bytes(text) if isinstance(self.front, TenantFront) else text
+        return self.front.names.told(text) if isinstance(self.front, TenantFront) else text
 
 
 class _Grant(msgspec.Struct, frozen=True):

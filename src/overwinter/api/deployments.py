@@ -14,24 +14,28 @@ from typing import Annotated
 
 import msgspec
 
+from overwinter.api.answers import DeployedFunction, DeployedPipeline, MissingBlocks, Removed, StoredBlock
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
-from overwinter.api.messages import MediaError
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
-from overwinter.api.routing import Route
-from overwinter.api.tenants import check_manifest, check_owner, tenant_of
+from overwinter.api.tenants import HEADER, check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
 from overwinter.core.config import RequestLimits
-from overwinter.core.errors import CallerError, TooLargeError
+from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.ids import Address
-from overwinter.core.pipeline import decode_pipeline
+from overwinter.core.pipeline import Pipeline, decode_pipeline
 from overwinter.core.tensor import Buffer
 from overwinter.node import clock
+from overwinter.node.pipelines import PipelineInfo
 from overwinter.node.threads import Threads
+from overwinter.node.views import FunctionInfo
 from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 
+JSON = "application/json"
+MSGPACK = ("application/msgpack", "application/x-msgpack")
 MISSING_MAX = 16_384
 """Addresses in one question."""
 QUESTION = Bounds(2 << 20)
@@ -66,20 +70,42 @@ class DeploymentApi:
         # One at a time: threads that compute keep the loop waiting, each for itself.
         self._reader = Threads(1, "api-manifests")
 
-    def routes(self) -> list[Route]:
-        """Every route for deployers."""
+    def operations(self) -> list[Operation]:
+        """Every operation for deployers."""
+        functions, function = "/overwinter/v1/functions", "/overwinter/v1/functions/{name}"
+        version = "/overwinter/v1/functions/{name}/versions/{version}"
+        pipelines, blocks = "/overwinter/v1/pipelines", "/overwinter/v1/blocks"
+        manifest = tuple(Body(kind, Manifest) for kind in (JSON, *MSGPACK))
+        told = json_body(FunctionInfo, PipelineInfo)
         return [
-            ("POST", "/overwinter/v1/blocks/missing", self.missing),
-            ("PUT", "/overwinter/v1/blocks/*", self.put_block),
-            ("POST", "/overwinter/v1/functions", self.register),
-            ("GET", "/overwinter/v1/functions", self.functions),
-            ("POST", "/overwinter/v1/pipelines", self.register_pipeline),
-            ("GET", "/overwinter/v1/pipelines", self.pipelines),
-            ("GET", "/overwinter/v1/functions/*", self.function),
-            ("GET", "/overwinter/v1/functions/*/versions/*", self.function),
-            ("DELETE", "/overwinter/v1/functions/*", self.remove),
-            ("DELETE", "/overwinter/v1/functions/*/versions/*", self.remove),
-        ]
+            Operation(
+                "POST", f"{blocks}/missing", self.missing, {200: json_body(MissingBlocks)},
+                takes=json_body(MissingRequest), headers=(HEADER,),
+            ),
+            Operation(
+                "PUT", blocks + "/{address}", self.put_block,
+                {status: json_body(StoredBlock) for status in (200, 201)},
+                takes=(Body("application/octet-stream", about="The bytes of the block."),), headers=(HEADER,),
+                fails=(507,),
+            ),
+            Operation(
+                "POST", functions, self.register, {201: json_body(DeployedFunction)}, takes=manifest,
+                headers=(HEADER,), fails=(403, 409, 504, 507),
+            ),
+            Operation("GET", functions, self.functions, {200: json_body(list[FunctionInfo])}, fails=(413,)),
+            Operation(
+                "POST", pipelines, self.register_pipeline, {201: json_body(DeployedPipeline)},
+                takes=json_body(Pipeline), headers=(HEADER,), fails=(403, 404, 409, 507),
+            ),
+            Operation("GET", pipelines, self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
+            *(Operation("GET", path, self.function, {200: told}) for path in (function, version)),
+            *(
+                Operation(
+                    "DELETE", path, self.remove, {200: json_body(Removed)}, headers=(HEADER,), fails=(400, 403, 409)
+                )
+                for path in (function, version)
+            ),
+        ]  # fmt: skip
 
     async def missing(self, request: Request) -> Response:
         """Which of the given blocks the tenant has to send."""
@@ -87,35 +113,34 @@ class DeploymentApi:
         asked = decode_json(_missing_decoder, await request.body(QUESTION))
         question = partial(request.caller.front.repository.missing, tenant, asked.addresses, clock.wall())
         lacking = await self._uploads.on_disk(question)
-        return json_response({"missing": lacking})
+        return json_response(MissingBlocks(tuple(lacking)))
 
     async def put_block(self, request: Request) -> Response:
         """Store one block: 201 when it is new to the tenant, 200 when it was there."""
         tenant = tenant_of(request)
-        address = request.values[0]
+        address = Address(request.path_params["address"])
         if not _is_address(address):
             raise CallerError(f"{address!r} is not a block's address: 64 hexadecimal digits in lower case")
-        if request.headers.get(b"content-encoding", b"identity") != b"identity":
+        if request.headers.get("content-encoding", "identity") != "identity":
             raise MediaError("blocks are sent as they are, without a content-encoding")
-        new = await self._uploads.receive(request, request.caller.front.repository, tenant, Address(address))
-        return json_response({"address": address, "new": new}, 201 if new else 200)
+        new = await self._uploads.receive(request, request.caller.front.repository, tenant, address)
+        return json_response(StoredBlock(address, new), 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
         """Make a new version of a function whose blocks are all stored."""
         body = await request.body(self._manifest)
-        kind = request.headers.get(b"content-type")
+        kind = request.headers.get("content-type")
         manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
         check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
         deployed = await request.caller.front.deploy(manifest)
-        told = {"name": manifest.name, "version": deployed.version, "warning": deployed.warning}
-        return json_response(told, 201)
+        return json_response(DeployedFunction(manifest.name, deployed.version, deployed.warning), 201)
 
     async def register_pipeline(self, request: Request) -> Response:
         """Make functions that are deployed callable as one."""
         tenant = tenant_of(request)
         pipeline = decode_pipeline(await request.body(PIPELINE))
         deployed = await request.caller.front.deploy_pipeline(pipeline, tenant)
-        return json_response({"name": pipeline.name, "version": deployed.version}, 201)
+        return json_response(DeployedPipeline(pipeline.name, deployed.version), 201)
 
     async def pipelines(self, request: Request) -> Response:
         """Every pipeline, with all that the node says of it."""
@@ -134,10 +159,10 @@ class DeploymentApi:
         name, version = function_of(request)
         check_owner(request, name)
         await request.caller.front.remove(name, version)
-        return json_response({"name": name, "version": version})
+        return json_response(Removed(name, version))
 
 
-def read_manifest(content_type: bytes | None, body: Buffer) -> Manifest:
+def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
     """A manifest sent as JSON (also without a Content-Type) or as msgpack; CallerError, MediaError, TooLargeError."""
     manifest = _decoded(content_type, body)
     told = len(msgspec.json.encode((manifest.inputs, manifest.outputs, manifest.settings, manifest.agreement)))
@@ -149,15 +174,15 @@ def read_manifest(content_type: bytes | None, body: Buffer) -> Manifest:
     return manifest
 
 
-def _decoded(content_type: bytes | None, body: Buffer) -> Manifest:
-    kind = (content_type or b"application/json").split(b";")[0].strip().lower()
-    if kind == b"application/json":
+def _decoded(content_type: str | None, body: Buffer) -> Manifest:
+    kind = (content_type or JSON).split(";")[0].strip().lower()
+    if kind == JSON:
         text = bytes(body)
         if text.count(b"[") > LISTS_MAX:
             raise TooLargeError(f"the manifest has more than {LISTS_MAX} lists: weights and blocks are one each")
         return decode_manifest(text)
-    if kind not in (b"application/msgpack", b"application/x-msgpack"):
-        raise MediaError(f"a manifest comes as application/json or application/msgpack, not {kind.decode('latin-1')!r}")
+    if kind not in MSGPACK:
+        raise MediaError(f"a manifest comes as application/json or application/msgpack, not {kind!r}")
     if len(body) > MSGPACK_BYTES_MAX:
         raise TooLargeError(f"a manifest as msgpack may have {MSGPACK_BYTES_MAX} bytes: send it as JSON")
     try:

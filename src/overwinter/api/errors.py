@@ -3,22 +3,54 @@
 import logging
 import math
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Match, Route
+
+from overwinter.api.access import CALLER, Caller
 from overwinter.api.exchange import Response, json_response
 from overwinter.core.errors import OverloadedError, OverwinterError, UnauthorizedError
 
 _log = logging.getLogger("overwinter.api")
 
 
-def error_response(error: Exception) -> Response:
-    """`{"error": text}` with the status that says whose fault it is, and `Retry-After` where waiting helps."""
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler of everything that a route or a middleware raises."""
+    if not isinstance(error, HTTPException):
+        response = error_response(error, request.scope.get(CALLER))
+        # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
+        error.__traceback__ = None
+        return response
+    # Starlette raises these alone: no route has the path, or none that has it takes the method.
+    path, method = request.scope["path"], request.method
+    allowed = sorted(
+        {
+            method
+            for route in request.app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+    )
+    if not allowed:
+        return json_response({"error": f"there is nothing at {path!r}; GET /v2 says what this node is"}, 404)
+    response = json_response({"error": f"{path!r} does not take {method}; it takes {', '.join(allowed)}"}, 405)
+    response.raw_headers.append((b"allow", ", ".join(allowed).encode()))
+    return response
+
+
+def error_response(error: Exception, caller: Caller | None = None) -> Response:
+    """`{"error": text}` in the caller's names, with the status that says whose fault it is, and `Retry-After` where
+    waiting helps.
+    """
     if not isinstance(error, OverwinterError):
         _log.error("a request failed in a way nobody foresaw", exc_info=error)
         return json_response({"error": f"internal error ({type(error).__name__}); the node's log says more"}, 500)
-    response = json_response({"error": str(error) or type(error).__name__}, error.status)
+    text = str(error) or type(error).__name__
+    response = json_response({"error": text if caller is None else caller.told(text)}, error.status)
     if error.retry_after_s is not None or isinstance(error, OverloadedError):
         # The header counts whole seconds; 0 would ask for a busy loop.
         seconds = max(1, math.ceil(error.retry_after_s or 1))
-        response.headers.append((b"retry-after", b"%d" % seconds))
+        response.raw_headers.append((b"retry-after", b"%d" % seconds))
     if isinstance(error, UnauthorizedError):
-        response.headers.append((b"www-authenticate", b'Bearer realm="overwinter"'))
+        response.raw_headers.append((b"www-authenticate", b'Bearer realm="overwinter"'))
     return response

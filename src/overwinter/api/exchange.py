@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import msgspec
+from starlette import responses
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
 
-from overwinter.api.access import Caller
+from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Hold
-from overwinter.api.messages import Headers, Receive
+from overwinter.api.connections import PIECE_BYTES
 from overwinter.api.reading import Bounds, read_body
 from overwinter.api.steps import Turns
 from overwinter.core.errors import CallerError
@@ -18,7 +22,8 @@ JSON_TYPE = (b"content-type", b"application/json")
 
 CONNECTION = "overwinter.connection"
 """Where in the scope of a request its connection is."""
-
+HOLD = "overwinter.hold"
+"""Where in the scope lies what the request holds of the memory for requests."""
 LEFT = "the client closed the connection before its answer was ready"
 
 T = TypeVar("T")
@@ -38,16 +43,52 @@ class Connection(Protocol):
 Write = Callable[[bytes], Awaitable[None]]
 
 
-class Response(msgspec.Struct):
-    """A status, headers and the whole body, or what writes the body as it comes."""
+class Response(responses.Response):
+    """A status, headers and the whole body. Of a long one, what is not read yet is still counted as held."""
 
-    status: int
-    body: bytes
-    headers: list[tuple[bytes, bytes]]
-    stream: Callable[[Write], Awaitable[None]] | None = None
-    """It raises nothing but what says that nobody reads on."""
-    tail: Sequence[Buffer] = ()
-    """More of the body, behind `body`, that is not copied together."""
+    def __init__(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], tail: Sequence[Buffer] = ()
+    ) -> None:
+        """`tail` is more of the body, behind `body`, that is not copied together. The headers are sent as they are."""
+        self.status_code = status
+        self.background = None
+        self.tail = tail
+        self.nbytes = len(body) + sum(map(len, tail))
+        self.body = body
+        self.raw_headers = [*headers, (b"content-length", b"%d" % self.nbytes)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. `send` waits for the reader; whoever does not read on is cut off by its connection."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        parts = (self.body, *self.tail)
+        if self.nbytes <= PIECE_BYTES:
+            await send({"type": "http.response.body", "body": b"".join(parts)})
+            return
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for at in range(0, len(view), PIECE_BYTES):
+                piece = view[at : at + PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class StreamingResponse(responses.StreamingResponse):
+    """A body that `produce` writes as it comes; it is cancelled when the client leaves."""
+
+    def __init__(self, media_type: str, produce: Callable[[Write], Awaitable[None]]) -> None:
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        self.init_headers()
+        self._produce = produce
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the head, what is produced, and the end."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # The client has gone, or a drain is at its end: there is nobody to tell.
+        with suppress(asyncio.CancelledError):
+            await self._produce(lambda chunk: send({"type": "http.response.body", "body": chunk, "more_body": True}))
+        await send({"type": "http.response.body", "body": b""})
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -63,19 +104,19 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: Buffer) -> T:
         raise CallerError(f"the body is not valid: {error}") from error
 
 
-class Request(msgspec.Struct):
-    """One HTTP request; `values` are the parts of the path that stand for `*` in its route."""
+class Request(HTTPConnection):
+    """One HTTP request. Starlette's own would read a body of any size; here it is read within bounds."""
 
-    headers: Headers
-    values: list[str]
-    receive: Receive
-    hold: Hold
-    """What it holds of the memory for requests; given back when its answer is sent."""
-    turns: Turns
-    """For work of more than one step."""
-    connection: Connection
-    caller: Caller
-    """For whom it acts; what it sees of the node."""
+    def __init__(self, scope: Scope, receive: Receive, turns: Turns) -> None:
+        super().__init__(scope)
+        self.receive = receive
+        self.turns = turns
+        """For work of more than one step."""
+        self.hold: Hold = scope[HOLD]
+        """What it holds of the memory for requests; given back when its answer is sent."""
+        self.caller: Caller = scope[CALLER]
+        """For whom it acts; what it sees of the node."""
+        self.connection: Connection = scope[CONNECTION]
 
     async def body(self, bounds: Bounds) -> Buffer:
         """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError

@@ -5,13 +5,28 @@ from itertools import chain, groupby
 
 import msgspec
 
+from overwinter.api.answers import (
+    ConfigParameter,
+    ConfigTensor,
+    IndexEntry,
+    InstanceGroup,
+    Live,
+    ModelConfig,
+    ModelMetadata,
+    ModelReady,
+    Models,
+    Ready,
+    ServerMetadata,
+    TensorMetadata,
+)
 from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import FunctionView, Reply
 from overwinter.api.listing import listed
-from overwinter.api.oip import Inference, decode_request, encode_reply
+from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_request, encode_reply
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
-from overwinter.api.routing import Route
+from overwinter.api.tenants import HEADER as TENANT
 from overwinter.api.tenants import check_owner
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, NotFoundError, TooLargeError
@@ -26,8 +41,14 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "schedule_policy",
 )
-HEAD_LENGTH = b"inference-header-content-length"
+HEAD_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
+HEAD_ABOUT = f"message as JSON, of as many bytes as {HEAD_LENGTH} says, and then the bytes of the tensors that have a "
+BINARY_INPUT = Body(
+    "application/octet-stream",
+    about=f"An InferRequest {HEAD_ABOUT}binary_data_size, in order; or, if it says 0, the bytes of the only input.",
+)
+BINARY_OUTPUT = Body("application/octet-stream", about=f"An InferResponse {HEAD_ABOUT}binary_data_size, in order.")
 JSON_COST = 8
 """Bytes of memory for each byte of JSON: its text, and its elements as they are read and written a piece at a time."""
 SHORT = Bounds(64 << 10)
@@ -36,16 +57,20 @@ STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bo
 """The header that tells a caller where the weights lay when the request came."""
 
 
-class _IndexRequest(msgspec.Struct):
+class IndexRequest(msgspec.Struct):
+    """Which versions to list."""
+
     ready: bool = False
 
 
-class _LoadRequest(msgspec.Struct):
+class LoadRequest(msgspec.Struct):
+    """What to do with a function; load takes no parameters, and those of unload change nothing."""
+
     parameters: dict[str, bool | int | float | str] = {}
 
 
-_index_decoder = msgspec.json.Decoder(_IndexRequest)
-_load_decoder = msgspec.json.Decoder(_LoadRequest)
+_index_decoder = msgspec.json.Decoder(IndexRequest)
+_load_decoder = msgspec.json.Decoder(LoadRequest)
 
 
 class InferenceApi:
@@ -56,27 +81,44 @@ class InferenceApi:
         json_bytes_max = min(limits.json_bytes_max, limits.request_bytes_max)
         self._binary = Bounds(limits.request_bytes_max)
         self._json = Bounds(json_bytes_max, JSON_COST, " of JSON: send large tensors by the binary tensor extension")
-        self._server = {"name": "overwinter", "version": product_version, "extensions": EXTENSIONS}
+        self._server = ServerMetadata("overwinter", product_version, EXTENSIONS)
 
-    def routes(self) -> list[Route]:
-        """Every route of the protocol."""
-        model, version = "/v2/models/*", "/v2/models/*/versions/*"
+    def operations(self) -> list[Operation]:
+        """Every operation of the protocol; the one that is called most comes first."""
+        model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+        repository = "/v2/repository/models/{name}"
         return [
-            ("GET", "/v2", self.server),
-            ("GET", "/v2/health/live", self.live),
-            ("GET", "/v2/health/ready", self.ready),
-            ("GET", "/v2/models", self.models),
-            *((method, path + action, handler)
-              for path in (model, version)
-              for method, action, handler in (
-                  ("POST", "/infer", self.infer),
-                  ("GET", "", self.model),
-                  ("GET", "/ready", self.model_ready),
-                  ("GET", "/config", self.model_config),
-              )),
-            ("POST", "/v2/repository/index", self.index),
-            ("POST", "/v2/repository/models/*/load", self.load),
-            ("POST", "/v2/repository/models/*/unload", self.unload),
+            *(
+                Operation(
+                    "POST", path + "/infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
+                    takes=(*json_body(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), fails=(504, 507),
+                )
+                for path in (model, version)
+            ),
+            Operation("GET", "/v2", self.server, {200: json_body(ServerMetadata)}),
+            Operation("GET", "/v2/health/live", self.live, {200: json_body(Live), 400: json_body(Live)}),
+            Operation("GET", "/v2/health/ready", self.ready, {200: json_body(Ready), 400: json_body(Ready)}),
+            Operation("GET", "/v2/models", self.models, {200: json_body(Models)}, fails=(413,)),
+            *(
+                Operation("GET", path + action, handler, answers)
+                for path in (model, version)
+                for action, handler, answers in (
+                    ("", self.model, {200: json_body(ModelMetadata)}),
+                    ("/ready", self.model_ready, {200: json_body(ModelReady), 400: json_body(ModelReady)}),
+                    ("/config", self.model_config, {200: json_body(ModelConfig)}),
+                )
+            ),
+            Operation(
+                "POST", "/v2/repository/index", self.index, {200: json_body(list[IndexEntry])},
+                takes=json_body(IndexRequest), optional=True,
+            ),
+            *(
+                Operation(
+                    "POST", f"{repository}/{handler.__name__}", handler, {200: ()}, takes=json_body(LoadRequest),
+                    optional=True, headers=(TENANT,), fails=(403, 409, 504, 507),
+                )
+                for handler in (self.load, self.unload)
+            ),
         ]  # fmt: skip
 
     async def infer(self, request: Request) -> Response:
@@ -114,7 +156,7 @@ class InferenceApi:
         start = STARTS[reply.start]
         if not tail:
             return Response(200, head, [JSON_TYPE, start])
-        return Response(200, head, [BINARY_TYPE, (HEAD_LENGTH, b"%d" % len(head)), start], tail=tail)
+        return Response(200, head, [BINARY_TYPE, (HEAD_LENGTH.lower().encode(), b"%d" % len(head)), start], tail=tail)
 
     async def server(self, request: Request) -> Response:
         """What this server is."""
@@ -123,12 +165,12 @@ class InferenceApi:
     async def live(self, request: Request) -> Response:
         """Whether the node works; 400 when not, as the protocol says."""
         live = request.caller.front.live()
-        return json_response({"live": live}, 200 if live else 400)
+        return json_response(Live(live), 200 if live else 400)
 
     async def ready(self, request: Request) -> Response:
         """Whether the node answers requests."""
         ready = request.caller.front.ready()
-        return json_response({"ready": ready}, 200 if ready else 400)
+        return json_response(Ready(ready), 200 if ready else 400)
 
     async def models(self, request: Request) -> Response:
         """The names of all functions and pipelines (KServe's list)."""
@@ -139,21 +181,16 @@ class InferenceApi:
     async def model(self, request: Request) -> Response:
         """A function's inputs and outputs."""
         view = _view(request)
+        versions = tuple(str(version) for version in request.caller.front.versions(view.name))
         return json_response(
-            {
-                "name": view.name,
-                "versions": [str(version) for version in request.caller.front.versions(view.name)],
-                "platform": view.platform,
-                "inputs": _tensors(view.inputs),
-                "outputs": _tensors(view.outputs),
-            }
+            ModelMetadata(view.name, versions, view.platform, _tensors(view.inputs), _tensors(view.outputs))
         )
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a function answers requests; one that sleeps does."""
         view = _view(request)
         ready = view.state == "READY"
-        return json_response({"name": view.name, "ready": ready}, 200 if ready else 400)
+        return json_response(ModelReady(view.name, ready), 200 if ready else 400)
 
     async def model_config(self, request: Request) -> Response:
         """What is true of a function in the words of Triton's model configuration."""
@@ -161,21 +198,17 @@ class InferenceApi:
         settings = msgspec.to_builtins(view.settings)
         # A pipeline has no bodies of its own.
         bodies = view.settings.max_bodies if isinstance(view.settings, Settings) else 0
+        parameters = {key: ConfigParameter(str(value)) for key, value in settings.items() if value is not None}
         return json_response(
-            {
-                "name": view.name,
-                "platform": view.platform,
-                "backend": "overwinter",
-                "version_policy": {"all": {}},
-                # 0: the sizes in `dims` are the whole shapes, the batch among them.
-                "max_batch_size": 0,
-                "input": _config_tensors(view.inputs),
-                "output": _config_tensors(view.outputs),
-                "instance_group": [{"name": view.name, "kind": "KIND_CPU", "count": bodies}],
-                "parameters": {
-                    key: {"string_value": str(value)} for key, value in settings.items() if value is not None
-                },
-            }
+            ModelConfig(
+                name=view.name,
+                platform=view.platform,
+                version_policy={"all": {}},
+                input=_config_tensors(view.inputs),
+                output=_config_tensors(view.outputs),
+                instance_group=(InstanceGroup(view.name, "KIND_CPU", bodies),),
+                parameters=parameters,
+            )
         )
 
     async def index(self, request: Request) -> Response:
@@ -209,10 +242,10 @@ class InferenceApi:
 
 def function_of(request: Request) -> tuple[FunctionName, int | None]:
     """The name, and the version where the path gives one; NotFoundError when that is not a number."""
-    name = FunctionName(request.values[0])
-    if len(request.values) == 1:
+    name = FunctionName(request.path_params["name"])
+    version = request.path_params.get("version")
+    if version is None:
         return name, None
-    version = request.values[1]
     if not (version.isascii() and version.isdigit() and len(version) < 19):
         raise NotFoundError(f"function {name!r} has no version {version!r}: versions are whole numbers")
     return name, int(version)
@@ -231,30 +264,26 @@ def head_length(request: Request) -> int | None:
     text = request.headers.get(HEAD_LENGTH)
     if text is None:
         return None
-    if not text.isdigit() or len(text) > 18:
-        raise CallerError(f"Inference-Header-Content-Length is not a number of bytes: {text.decode('latin-1')!r}")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise CallerError(f"{HEAD_LENGTH} is not a number of bytes: {text!r}")
     return int(text)
 
 
-def _indexed(view: FunctionView) -> dict[str, str]:
-    return {"name": view.name, "version": str(view.version), "state": view.state, "reason": view.reason}
+def _indexed(view: FunctionView) -> IndexEntry:
+    return IndexEntry(view.name, str(view.version), view.state, view.reason)
 
 
-def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, object]]:
-    return [{"name": spec.name, "datatype": spec.datatype, "shape": _dims(spec)} for spec in specs]
+def _tensors(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(spec.name, spec.datatype, _dims(spec)) for spec in specs)
 
 
-def _config_tensors(specs: Sequence[TensorSpec]) -> list[dict[str, object]]:
-    return [
-        # Triton calls its BYTES so in messages and STRING in configurations.
-        {
-            "name": spec.name,
-            "data_type": f"TYPE_{'STRING' if spec.datatype == BYTES else spec.datatype}",
-            "dims": _dims(spec),
-        }
+def _config_tensors(specs: Sequence[TensorSpec]) -> tuple[ConfigTensor, ...]:
+    # Triton calls its BYTES so in messages and STRING in configurations.
+    return tuple(
+        ConfigTensor(spec.name, f"TYPE_{'STRING' if spec.datatype == BYTES else spec.datatype}", _dims(spec))
         for spec in specs
-    ]
+    )
 
 
-def _dims(spec: TensorSpec) -> list[int]:
-    return [size if isinstance(size, int) else -1 for size in spec.shape]
+def _dims(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else -1 for size in spec.shape)

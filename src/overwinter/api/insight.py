@@ -4,9 +4,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from overwinter.api.exchange import Request, Response, json_response
 from overwinter.api.inference import function_of
-from overwinter.api.routing import Route
-from overwinter.api.tenants import check_owner
+from overwinter.api.operations import Body, Operation, json_body
+from overwinter.api.tenants import HEADER, check_owner
 from overwinter.core.ids import TenantId
+from overwinter.node.insight.activity import NodeActivity
+from overwinter.node.insight.explaining import Explanation
+from overwinter.node.insight.metering import Usage
+from overwinter.node.printed import Line
 
 METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 
@@ -14,18 +18,27 @@ METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 class InsightApi:
     """The routes for whoever looks at a node."""
 
-    def routes(self) -> list[Route]:
-        """Every route for lookers-on."""
+    def operations(self) -> list[Operation]:
+        """Every operation for whoever looks at a node."""
+        metrics = Body(CONTENT_TYPE_PLAIN_0_0_4, str)
+        function = "/overwinter/v1/functions/{name}"
         return [
-            ("GET", "/metrics", self.metrics),
-            ("GET", "/overwinter/v1/activity", self.activity),
-            ("GET", "/overwinter/v1/usage", self.usage),
-            ("GET", "/overwinter/v1/usage/*", self.usage),
-            ("GET", "/overwinter/v1/functions/*/explain", self.explain),
-            ("GET", "/overwinter/v1/functions/*/versions/*/explain", self.explain),
-            ("GET", "/overwinter/v1/functions/*/logs", self.logs),
-            ("GET", "/overwinter/v1/functions/*/versions/*/logs", self.logs),
-        ]
+            Operation("GET", "/metrics", self.metrics, {200: (metrics,)}),
+            Operation("GET", "/overwinter/v1/activity", self.activity, {200: json_body(NodeActivity)}),
+            Operation("GET", "/overwinter/v1/usage", self.usage, {200: json_body(list[Usage])}),
+            Operation("GET", "/overwinter/v1/usage/{tenant}", self.usage, {200: json_body(list[Usage])}),
+            *(
+                Operation("GET", f"{function}{version}/explain", self.explain, {200: json_body(Explanation)})
+                for version in ("", "/versions/{version}")
+            ),
+            *(
+                Operation(
+                    "GET", f"{function}{version}/logs", self.logs, {200: json_body(list[Line])}, headers=(HEADER,),
+                    fails=(403,),
+                )
+                for version in ("", "/versions/{version}")
+            ),
+        ]  # fmt: skip
 
     async def metrics(self, request: Request) -> Response:
         """All metrics, for Prometheus."""
@@ -37,8 +50,8 @@ class InsightApi:
 
     async def usage(self, request: Request) -> Response:
         """What each function used, of all tenants or of the one in the path."""
-        tenant = TenantId(request.values[0]) if request.values else None
-        return json_response(await request.caller.front.insight.usage(tenant))
+        tenant = request.path_params.get("tenant")
+        return json_response(await request.caller.front.insight.usage(None if tenant is None else TenantId(tenant)))
 
     async def explain(self, request: Request) -> Response:
         """Why a function is as it is."""

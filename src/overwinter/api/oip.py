@@ -53,7 +53,8 @@ class RequestInput(msgspec.Struct):
     datatype: Name
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=RANK_MAX)]
     parameters: InputParameters | None = None
-    data: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """A flat list of its elements, or one nested as its shape is."""
 
 
 class OutputParameters(msgspec.Struct, frozen=True):
@@ -115,7 +116,9 @@ class Inference(msgspec.Struct):
     """The wanted outputs in order, each binary or not; empty: all."""
 
 
-class _ResponseOutput(msgspec.Struct, omit_defaults=True):
+class ResponseOutput(msgspec.Struct, omit_defaults=True):
+    """One tensor of an answer: its elements, or how many bytes of the body it has."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -123,10 +126,12 @@ class _ResponseOutput(msgspec.Struct, omit_defaults=True):
     data: list[Any] | msgspec.Raw | None = None
 
 
-class _InferResponse(msgspec.Struct, omit_defaults=True):
+class InferResponse(msgspec.Struct, omit_defaults=True):
+    """The JSON of an answer."""
+
     model_name: str
     model_version: str
-    outputs: list[_ResponseOutput]
+    outputs: list[ResponseOutput]
     id: str = ""
 
 
@@ -188,13 +193,13 @@ def encode_reply(
         if binary:
             tail.append(tensor.data)
             described.append(
-                _ResponseOutput(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
+                ResponseOutput(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
             )
             continue
         elements = yield from list_elements(tensor, json_bytes_max)
         json_bytes_max -= len(memoryview(elements)) if isinstance(elements, msgspec.Raw) else len(tensor.data)
-        described.append(_ResponseOutput(tensor.name, tensor.datatype, tensor.shape, None, elements))
-    return _encode(_InferResponse(name, str(version), described, inference.id)), tail
+        described.append(ResponseOutput(tensor.name, tensor.datatype, tensor.shape, None, elements))
+    return _encode(InferResponse(name, str(version), described, inference.id)), tail
 
 
 def _check_outline(head: bytes, elements_max: int) -> Steps[None]:

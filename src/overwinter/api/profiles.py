@@ -8,18 +8,19 @@ import asyncio
 
 import msgspec
 
-from overwinter.api.exchange import Request, Response, Write, decode_json, json_response
+from overwinter.api.exchange import Request, Response, StreamingResponse, Write, decode_json, json_response
 from overwinter.api.front import Front
 from overwinter.api.inference import SHORT, function_of
-from overwinter.api.routing import Route
-from overwinter.api.tenants import check_owner
+from overwinter.api.operations import Body, Operation, json_body
+from overwinter.api.tenants import HEADER, check_owner
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import FunctionName
+from overwinter.core.profile import Profile
 from overwinter.core.profiling import Line, Progress, Wanted
 
 SILENT_S = 10.0
 """The longest without a line: a client may take a longer silence for a dead node."""
-LINES_TYPE = (b"content-type", b"application/x-ndjson")
+LINES = "application/x-ndjson"
 
 _wanted_decoder = msgspec.json.Decoder(Wanted)
 _encode = msgspec.json.Encoder().encode
@@ -28,20 +29,26 @@ _encode = msgspec.json.Encoder().encode
 class ProfileApi:
     """The routes for what a node knows of its functions' speed."""
 
-    def routes(self) -> list[Route]:
-        """Every route for profiles."""
+    def operations(self) -> list[Operation]:
+        """Every operation on profiles."""
+        paths = [f"/overwinter/v1/functions/{{name}}{version}/profile" for version in ("", "/versions/{version}")]
+        lines = Body(LINES, about="A Line as JSON on each line, or nothing: the measurement still goes on.")
         return [
-            ("GET", "/overwinter/v1/functions/*/profile", self.known),
-            ("GET", "/overwinter/v1/functions/*/versions/*/profile", self.known),
-            ("POST", "/overwinter/v1/functions/*/profile", self.measure),
-            ("POST", "/overwinter/v1/functions/*/versions/*/profile", self.measure),
-        ]
+            *(Operation("GET", path, self.known, {200: json_body(Profile)}) for path in paths),
+            *(
+                Operation(
+                    "POST", path, self.measure, {200: (lines,)}, takes=json_body(Wanted), optional=True,
+                    headers=(HEADER,), fails=(403, 409),
+                )
+                for path in paths
+            ),
+        ]  # fmt: skip
 
     async def known(self, request: Request) -> Response:
         """What was measured of a function on this machine."""
         return json_response(request.caller.front.known_profile(*function_of(request)))
 
-    async def measure(self, request: Request) -> Response:
+    async def measure(self, request: Request) -> StreamingResponse:
         """Measure what the body wants and is not known; without a body all that the settings allow."""
         body = bytes(await request.body(SHORT))
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
@@ -49,10 +56,10 @@ class ProfileApi:
         check_owner(request, name)
         version = request.caller.front.view(name, version).version
 
-        async def stream(write: Write) -> None:
-            await request.unless_gone(_write_lines(request.caller.front, name, version, wanted, write))
+        async def produce(write: Write) -> None:
+            await _write_lines(request.caller.front, name, version, wanted, write)
 
-        return Response(200, b"", [LINES_TYPE], stream)
+        return StreamingResponse(LINES, produce)
 
 
 async def _write_lines(front: Front, name: FunctionName, version: int, wanted: Wanted, write: Write) -> None:

@@ -6,17 +6,17 @@ together at the end, and they go back to the system at once.
 
 import mmap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
+from starlette.types import Message, Receive
 
 from overwinter.api.budget import SMALL_BYTES, Hold
-from overwinter.api.messages import Headers, MediaError, Message, Receive
 from overwinter.api.steps import STEP_BYTES, Steps, Turns
-from overwinter.core.errors import CallerError, TooLargeError
+from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.tensor import Buffer
 
-WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """zlib's word for each content coding: a gzip frame, a zlib frame."""
 RATIO_MAX = 100
 RATIO_FREE_BYTES = 4 << 20
@@ -62,7 +62,7 @@ class Bounds(msgspec.Struct, frozen=True):
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
 
 
-async def read_body(receive: Receive, headers: Headers, hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
+async def read_body(receive: Receive, headers: Mapping[str, str], hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
     """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError when
     there is no memory for it.
     """
@@ -75,7 +75,7 @@ async def read_body(receive: Receive, headers: Headers, hold: Hold, turns: Turns
         body = await _gather(receive, body, hold, bounds)
     elif len(body) > bounds.bytes_max:
         raise bounds.error()
-    if (coding := headers.get(b"content-encoding")) is not None:
+    if (coding := headers.get("content-encoding")) is not None:
         return await turns.run(inflate(body, coding, hold, bounds))
     return body
 
@@ -106,22 +106,22 @@ def body_of(message: Message) -> bytes:
     return body
 
 
-def check_length(headers: Headers, bounds: Bounds) -> int:
+def check_length(headers: Mapping[str, str], bounds: Bounds) -> int:
     """The announced length, 0 when there is none; TooLargeError when it is over the bound, before a byte is read."""
-    length = int(headers.get(b"content-length", b"0"))
+    length = int(headers.get("content-length", "0"))
     if length > bounds.bytes_max:
         raise bounds.error()
     return length
 
 
-def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
+def inflate(body: Buffer, coding: str, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
     """Undo gzip or deflate, a bit at a time; never makes more than its bound, or RATIO_MAX times what came."""
     coding = coding.strip().lower()
-    if coding == b"identity":
+    if coding == "identity":
         return body
     bits = WINDOW_BITS.get(coding)
     if bits is None:
-        raise MediaError(f"content-encoding {coding.decode('latin-1')!r} is not known; known: gzip, deflate, identity")
+        raise MediaError(f"content-encoding {coding!r} is not known; known: gzip, deflate, identity")
     most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     if most < bounds.bytes_max:
         bounds = Bounds(most, bounds.cost, f" out of {len(body)} that were sent compressed: send it as it is")
@@ -141,7 +141,7 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
             if plain.nbytes > STEP_BYTES or len(body) > PRESSED_STEP_BYTES:
                 yield
     except zlib.error as error:
-        raise CallerError(f"the {coding.decode()} body is not valid: {error}") from error
+        raise CallerError(f"the {coding} body is not valid: {error}") from error
     return plain.view()
 
 

@@ -12,6 +12,8 @@ from overwinter.api.exchange import Request
 from overwinter.core.errors import CallerError, ForbiddenError
 from overwinter.core.ids import NAME_PATTERN, FunctionName, TenantId
 
+HEADER = TENANT.decode()
+
 _is_name = re.compile(NAME_PATTERN).match
 
 
@@ -21,10 +23,9 @@ def tenant_of(request: Request) -> TenantId:
     """
     if request.caller.tenant is not None:
         return request.caller.tenant
-    said = request.headers.get(TENANT)
-    if said is None:
+    tenant = request.headers.get(HEADER)
+    if tenant is None:
         return DEFAULT
-    tenant = said.decode("latin-1")
     if not _is_name(tenant):
         allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
         raise CallerError(f"{tenant[:80]!r} is no name of a tenant: {allowed}")
@@ -34,7 +35,7 @@ def tenant_of(request: Request) -> TenantId:
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
     """ForbiddenError unless both are one."""
     if tenant != owner:
-        raise ForbiddenError(f"{what} belongs to another tenant than {tenant!r}: name its tenant in {TENANT.decode()}")
+        raise ForbiddenError(f"{what} belongs to another tenant than {tenant!r}: name its tenant in {HEADER}")
 
 
 def check_manifest(request: Request, tenant: TenantId, what: str) -> None:

@@ -7,6 +7,7 @@ OverwinterError
     NotFoundError       404
     ConflictError       409
     TooLargeError       413
+    MediaError          415
     RateError           429 with Retry-After
   AuthorError           the function author's: 400 on deploy
     ProgramError        what cannot be exported, validated or run
@@ -67,6 +68,12 @@ class TooLargeError(CallerError):
     """The request is larger than the node accepts."""
 
     status = 413
+
+
+class MediaError(CallerError):
+    """The body comes in a form that the node does not read."""
+
+    status = 415
 
 
 class RateError(CallerError):

@@ -1,0 +1,152 @@
+"""What do the answers in JSON say? Those of the Open Inference Protocol, of deployers' routes, and errors."""
+
+from typing import Annotated
+
+import msgspec
+
+from overwinter.api.front import State
+from overwinter.core.ids import Address, FunctionName
+
+
+class Error(msgspec.Struct, frozen=True):
+    """Why a request was not done."""
+
+    error: str
+
+
+class ServerMetadata(msgspec.Struct, frozen=True):
+    """What this server is."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class Live(msgspec.Struct, frozen=True):
+    """Whether the node works."""
+
+    live: bool
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Whether the node answers requests."""
+
+    ready: bool
+
+
+class Models(msgspec.Struct, frozen=True):
+    """The names of all functions and pipelines."""
+
+    models: tuple[FunctionName, ...]
+
+
+Dims = Annotated[tuple[Annotated[int, msgspec.Meta(ge=-1)], ...], msgspec.Meta(description="-1: any size.")]
+
+
+class TensorMetadata(msgspec.Struct, frozen=True):
+    """An input or an output of a function."""
+
+    name: str
+    datatype: str
+    shape: Dims
+
+
+class ModelMetadata(msgspec.Struct, frozen=True):
+    """A function's inputs and outputs."""
+
+    name: FunctionName
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+class ModelReady(msgspec.Struct, frozen=True):
+    """Whether a function answers requests."""
+
+    name: FunctionName
+    ready: bool
+
+
+class ConfigTensor(msgspec.Struct, frozen=True):
+    """An input or an output of a function, in Triton's words."""
+
+    name: str
+    data_type: str
+    dims: Dims
+
+
+class InstanceGroup(msgspec.Struct, frozen=True):
+    """How many workers a function may have."""
+
+    name: FunctionName
+    kind: str
+    count: int
+
+
+class ConfigParameter(msgspec.Struct, frozen=True):
+    """A setting of a function, as text."""
+
+    string_value: str
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of a function in the words of Triton's model configuration."""
+
+    name: FunctionName
+    platform: str
+    backend: str = "overwinter"
+    version_policy: dict[str, dict[str, str]]
+    max_batch_size: int = 0
+    """0: the sizes in `dims` are the whole shapes, the batch among them."""
+    input: tuple[ConfigTensor, ...]
+    output: tuple[ConfigTensor, ...]
+    instance_group: tuple[InstanceGroup, ...]
+    parameters: dict[str, ConfigParameter]
+
+
+class IndexEntry(msgspec.Struct, frozen=True):
+    """One version of a function, or a pipeline, and its state."""
+
+    name: FunctionName
+    version: str
+    state: State
+    reason: str
+
+
+class MissingBlocks(msgspec.Struct, frozen=True):
+    """The blocks that the tenant has to send."""
+
+    missing: tuple[Address, ...]
+
+
+class StoredBlock(msgspec.Struct, frozen=True):
+    """A block that is stored."""
+
+    address: Address
+    new: bool
+    """Whether it is new to the tenant."""
+
+
+class DeployedFunction(msgspec.Struct, frozen=True):
+    """A new version of a function."""
+
+    name: FunctionName
+    version: int
+    warning: str
+    """What its author should know of its trial; empty: nothing."""
+
+
+class DeployedPipeline(msgspec.Struct, frozen=True):
+    """A new version of a pipeline."""
+
+    name: FunctionName
+    version: int
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What was taken away."""
+
+    name: FunctionName
+    version: int | None
+    """None: all of them."""

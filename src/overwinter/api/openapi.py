@@ -1,0 +1,147 @@
+"""How is the API told as an OpenAPI 3.1 document? From its operations, the types of their messages, and the errors."""
+
+import re
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from overwinter.api.answers import Error
+from overwinter.api.operations import Body, Operation, json_body
+from overwinter.core.errors import OverwinterError
+from overwinter.core.ids import NAME_PATTERN
+from overwinter.store.manifest import ADDRESS_PATTERN
+
+BUSY = 503
+ALWAYS = (500, BUSY)
+"""Statuses of errors that any operation may have; beside them:"""
+WITH_BODY = (400, 413, 415)
+WITH_NAME = (404,)
+
+ABOUT = """The Open Inference Protocol v2 under `/v2`, and Overwinter's own operations.
+
+An error is `{"error": text}`. Before a request reaches an operation it may be refused with 400 (not HTTP), 404 and 405
+(no such operation), 408 (too slow), 414 and 431 (too long a path or head), 429 (too many requests ahead of an answer)
+and 503 (too many connections). A header `X-Request-Id` comes back with the answer. Bodies may come as gzip or deflate,
+with `Content-Encoding`, but for blocks.
+"""
+
+PATH_PARAMETERS: dict[str, dict[str, Any]] = {
+    "name": {"description": "A function or a pipeline.", "schema": {"type": "string", "pattern": NAME_PATTERN}},
+    "version": {"description": "A version of it.", "schema": {"type": "integer", "minimum": 1}},
+    "address": {
+        "description": "A block's address: the BLAKE3 hash of its bytes.",
+        "schema": {"type": "string", "pattern": ADDRESS_PATTERN},
+    },
+    "tenant": {"description": "A tenant.", "schema": {"type": "string", "pattern": NAME_PATTERN}},
+}
+HEADERS: dict[str, dict[str, Any]] = {
+    "overwinter-tenant": {
+        "description": "The tenant for which the request speaks; `default` without one.",
+        "schema": {"type": "string", "pattern": NAME_PATTERN},
+    },
+    "inference-header-content-length": {
+        "description": "The bytes of JSON before the binary tensors; without it, the body is all JSON.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+}
+RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """The document, as data for JSON."""
+    bodies = [
+        body for each in operations for body in (*each.takes, *(one for many in each.gives.values() for one in many))
+    ]
+    types = [Error, *(body.message for body in bodies if body.message is not None)]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    told = _Told([(kind, schema) for kind, schema in zip(types, schemas, strict=True)])
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = told.operation(each)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Overwinter", "version": version, "description": ABOUT},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+class _Told:
+    """Operations in OpenAPI's words, with the schemas of their messages."""
+
+    def __init__(self, schemas: list[tuple[Any, dict[str, Any]]]) -> None:
+        # Not a dictionary: a union is not always hashable, and there are few.
+        self._schemas = schemas
+
+    def operation(self, operation: Operation) -> dict[str, Any]:
+        """One operation."""
+        parameters = list(_parameters(operation))
+        text = " ".join((operation.handler.__doc__ or "").split())
+        names = [parameter["name"] for parameter in parameters if parameter["in"] == "path"]
+        told: dict[str, Any] = {
+            "operationId": "_".join([operation.handler.__name__, *names]),
+            "summary": re.split(r"[.;:] ", text, maxsplit=1)[0].rstrip("."),
+            "description": text,
+            "parameters": parameters,
+            "responses": {
+                **{str(status): self._response(status, bodies) for status, bodies in operation.gives.items()},
+                **{
+                    str(status): self._response(status, json_body(Error))
+                    for status in _errors(operation, bool(names))
+                    if status not in operation.gives
+                },
+            },
+        }
+        if operation.takes:
+            told["requestBody"] = {"content": self._content(operation.takes), "required": not operation.optional}
+        return told
+
+    def _response(self, status: int, bodies: Sequence[Body]) -> dict[str, Any]:
+        told: dict[str, Any] = {"description": HTTPStatus(status).phrase if status < 400 else _why(status)}
+        if bodies:
+            told["content"] = self._content(bodies)
+        if status == BUSY:
+            told["headers"] = RETRY_AFTER
+        return told
+
+    def _content(self, bodies: Sequence[Body]) -> dict[str, Any]:
+        forms: dict[str, list[dict[str, Any]]] = {}
+        for body in bodies:
+            forms.setdefault(body.media_type, []).append(self._schema(body))
+        return {
+            media_type: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+            for media_type, schemas in forms.items()
+        }
+
+    def _schema(self, body: Body) -> dict[str, Any]:
+        if body.message is None:
+            # What is not JSON has no type (OpenAPI 3.1, 4.8.14.2).
+            return {"description": body.about}
+        return next(schema for kind, schema in self._schemas if kind is body.message)
+
+
+def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"{(\w+)}", operation.path):
+        yield {"name": name, "in": "path", "required": True, **PATH_PARAMETERS[name]}
+    for name in operation.headers:
+        yield {"name": name, "in": "header", "required": False, **HEADERS[name.lower()]}
+
+
+def _errors(operation: Operation, named: bool) -> list[int]:
+    with_body = WITH_BODY if operation.takes else ()
+    with_name = WITH_NAME if named else ()
+    # A header may be wrong, too.
+    with_headers = (400,) if operation.headers else ()
+    return sorted({*ALWAYS, *with_body, *with_name, *with_headers, *operation.fails})
+
+
+def _why(status: int) -> str:
+    """What an error of this status means: the first line on the widest class of errors that has it."""
+    kinds: list[type[OverwinterError]] = [OverwinterError]
+    for kind in kinds:
+        if kind.status == status and kind is not OverwinterError:
+            return (kind.__doc__ or "").strip()
+        kinds.extend(kind.__subclasses__())
+    return HTTPStatus(status).phrase
