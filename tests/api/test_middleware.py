@@ -1,0 +1,68 @@
+"""Whom the middleware refuses is answered as by a route, and whatever became of a call is written down."""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from overwinter.api import audit
+from overwinter.api.access import Access
+from overwinter.api.app import create_app
+from overwinter.api.audit import Audit
+from overwinter.api.budget import budget_of
+from overwinter.store.tokens import TokenFile
+from tests.api.door import LIMITS, Door
+
+REMOVE = "/overwinter/v1/functions/mine"
+
+
+class Failing(Door):
+    """A node that fails at what it does, or never ends it."""
+
+    def owner(self, name: str) -> str:
+        return "acme"
+
+    async def remove(self, name: str, version: int | None) -> None:
+        if version is None:
+            raise ZeroDivisionError
+        await asyncio.sleep(60)
+
+
+async def call(root: Path, *requests: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
+    """The answers of a node with a token; a request that takes long is cancelled, as at the end of a drain."""
+    door = Failing(root)
+    app = create_app(Access(door, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as http:
+        answers = [
+            await cancelled_late(http.request(method, path, headers=headers)) for method, path, headers in requests
+        ]
+    door.repository.close()
+    return answers
+
+
+async def cancelled_late(answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    asking = asyncio.create_task(answer)
+    await asyncio.wait([asking], timeout=0.2)
+    asking.cancel()
+    return await asking
+
+
+def test_a_refusal_is_an_answer_like_any_other(tmp_path: Path) -> None:
+    TokenFile(tmp_path).create("acme", ("infer",), "", 0.0)
+    answers = asyncio.run(call(tmp_path, *(("GET", path, {"X-Request-Id": "7"}) for path in ("/v2", "/nowhere"))))
+    assert [answer.status_code for answer in answers] == [401, 401]
+    assert all("error" in answer.json() and answer.headers["x-request-id"] == "7" for answer in answers)
+
+
+def test_what_failed_and_what_was_broken_off_is_written_down(tmp_path: Path) -> None:
+    token = {"Authorization": f"Bearer {TokenFile(tmp_path).create('acme', ('deploy',), '', 0.0)[1]}"}
+    calls = [("DELETE", path, token) for path in (REMOVE, f"{REMOVE}/versions/1", f"{REMOVE}/versions/no")]
+    answers = asyncio.run(call(tmp_path, *calls))
+    assert [answer.status_code for answer in answers] == [500, 503, 404]
+    lines = [json.loads(line) for line in (tmp_path / audit.FILE).read_text().splitlines()]
+    assert [(each["path"], each["status"]) for each in lines] == [
+        (path, answer.status_code) for (_, path, _), answer in zip(calls, answers, strict=True)
+    ]

@@ -1,0 +1,74 @@
+"""The OpenAPI document and the pages are whole, and tell of every route."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.door import Served
+
+METHODS = {"get", "put", "post", "delete"}
+
+
+@pytest.fixture
+def document(http: httpx.Client) -> dict[str, Any]:
+    return http.get("/openapi.json").json()
+
+
+def references(part: Any) -> Iterator[str]:
+    """Every reference in the document."""
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for each in part:
+            yield from references(each)
+
+
+def test_the_document_is_whole(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    found = set(references(document))
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert found <= known
+    assert "#/components/schemas/InferRequest" in found
+    operations = [told for methods in document["paths"].values() for told in methods.values()]
+    assert len({told["operationId"] for told in operations}) == len(operations)
+    assert all(told["summary"] and told["responses"] for told in operations)
+
+
+def test_every_path_of_the_document_says_which_methods_it_takes(http: httpx.Client, document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        url = re.sub(r"{\w+}", "nothing-there", path)
+        answer = http.request("PATCH", url)
+        allowed = {method.lower() for method in answer.headers["allow"].split(", ")} - {"head"}
+        assert (answer.status_code, set(methods) - allowed) == (405, set()), path
+        assert {"error"} == set(answer.json())
+        assert set(methods) <= METHODS
+
+
+def test_bodies_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
+    infer = document["paths"]["/v2/models/{name}/infer"]["post"]
+    for content in (infer["requestBody"]["content"], infer["responses"]["200"]["content"]):
+        assert set(content) == {"application/json", "application/octet-stream"}
+        assert "Inference-Header-Content-Length" in content["application/octet-stream"]["schema"]["description"]
+    blocks = document["paths"]["/overwinter/v1/blocks/{address}"]["put"]
+    assert set(blocks["requestBody"]["content"]) == {"application/octet-stream"}
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_the_pages_need_nothing_from_elsewhere(http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "Overwinter" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.search(r"https?://|src=|@import", answer.text)
+
+
+def test_the_pages_lead_to_what_is_there(http: httpx.Client, served: Served, document: dict[str, Any]) -> None:
+    for path in ("/", "/docs"):
+        links = set(re.findall(r'href="([^"#]+)"', http.get(path).text))
+        assert links
+        assert links <= set(document["paths"])

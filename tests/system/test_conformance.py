@@ -1,0 +1,119 @@
+"""A live node takes what is made up from its own OpenAPI document, and every answer conforms to that document."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis.checks import load_all_checks
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from overwinter.store.blocks import address_of
+
+from .nodes import NodeProcess, ask, deploy
+
+CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    allow_header_conformance,
+]
+KEPT, DOOMED = "kept", "doomed"
+FORESEEN = (503, 504, 507)
+"""Statuses from 500 on that a caller may meet though nobody has made a mistake."""
+
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
+INFER = msgspec.json.encode({"inputs": [TENSOR | {"data": [1, 2, 3, 4]}]})
+PIPELINE = {
+    "name": DOOMED,
+    "inputs": ["x"],
+    "stages": {"only": {"function": KEPT, "inputs": {"x": "input:x"}}},
+    "outputs": {"y": "only:y"},
+}
+BLOCK = b"a block of the test"
+FITTING = {
+    ("POST", "infer"): (INFER, {"Content-Type": "application/json"}),
+    ("POST", "profile"): (b'{"cores":[1],"batches":[1],"concurrency":[1],"layers":false}', {}),
+    ("POST", "pipelines"): (msgspec.json.encode(PIPELINE), {}),
+    ("POST", "missing"): (msgspec.json.encode({"addresses": [address_of(BLOCK)]}), {}),
+    ("PUT", "{address}"): (BLOCK, {}),
+}
+"""Bodies that are right for what is deployed, by method and the end of the path: nobody would guess them."""
+
+
+def send(case, named: bool, fits: bool) -> object:
+    """Send a case as it was made up, or to what is deployed, or with what that takes, or both."""
+    body, headers = None, {}
+    if fits:
+        body, headers = FITTING.get((case.method, case.path.rpartition("/")[2]), (None, {}))
+    if named:
+        own = {"name": DOOMED if case.method == "DELETE" else KEPT, "version": 1, "address": address_of(BLOCK)}
+        case.path_parameters.update({name: value for name, value in own.items() if name in case.path_parameters})
+        # What is deployed belongs to the tenant that nobody names.
+        case.headers.pop("Overwinter-Tenant", None)
+    if body is not None:
+        case.headers.pop("Inference-Header-Content-Length", None)
+        return case.call(headers=headers, timeout=60, data=body)
+    return case.call(timeout=60)
+
+
+def check_conformance(node: NodeProcess, examples: int) -> Counter[int]:
+    """Try each operation with so many cases, right and wrong ones; returns how often each status came."""
+    load_all_checks()
+    schema = schemathesis.openapi.from_url(f"{node.url}/openapi.json")
+    statuses: Counter[int] = Counter()
+    for operation in (result.ok() for result in schema.get_all_operations()):
+        strategies = [operation.as_strategy(generation_mode=GenerationMode.POSITIVE)]
+        if operation.body or operation.path_parameters or operation.headers:
+            strategies.append(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+
+        @seed(11)
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=st.one_of(strategies), named=st.booleans(), fits=st.booleans())
+        def attempt(case, named, fits):
+            response = send(case, named, fits)
+            statuses[response.status_code] += 1
+            assert response.status_code < 500 or response.status_code in FORESEEN, response.text
+            case.validate_response(response, checks=CHECKS)
+
+        attempt()
+    return statuses
+
+
+@pytest.fixture
+def conforming(make_node):
+    node = make_node()
+    deploy(node, KEPT)
+    yield node
+    assert not any("foresaw" in line or "Traceback" in line for line in node.said)
+    # Whatever came, it still works; the last that came may have unloaded it.
+    node.client.load(KEPT)
+    assert ask(node, KEPT) == [3.0] * 4
+
+
+def test_every_answer_conforms_to_the_document(conforming: NodeProcess):
+    assert {200, 400, 404} <= check_conformance(conforming, 2).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_answer_conforms_to_the_document_in_thousands_of_cases(conforming: NodeProcess):
+    statuses = check_conformance(conforming, 240)
+    assert statuses.total() >= 5000
+    assert {200, 201, 400, 403, 404, 409} <= statuses.keys()
