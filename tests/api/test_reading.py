@@ -30,7 +30,7 @@ def held(budget_bytes: int = 1 << 30) -> Hold:
     return Hold(Budget(budget_bytes, 1.0, 0.01), "caller")
 
 
-def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[str, str] | None = None) -> bytes:
+def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[bytes, bytes] | None = None) -> bytes:
     left = [*chunks]
 
     async def receive() -> Message:
@@ -45,8 +45,8 @@ def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[str,
 def test_a_body_is_held_before_it_is_read() -> None:
     hold = held(MIB)
     with pytest.raises(TooLargeError):
-        read([], hold, Bounds(8 * MIB), {"content-length": str(2 * MIB)})
-    assert read([b"abc"], hold, Bounds(MIB, 8), {"content-length": "3"}) == b"abc"
+        read([], hold, Bounds(8 * MIB), {b"content-length": b"%d" % (2 * MIB)})
+    assert read([b"abc"], hold, Bounds(MIB, 8), {b"content-length": b"3"}) == b"abc"
     assert hold.nbytes == 24
 
 
@@ -64,7 +64,7 @@ def test_a_body_of_empty_blocks_is_refused_before_its_end() -> None:
     stream = zlib.compressobj(0, zlib.DEFLATED, -zlib.MAX_WBITS)
     empty = stream.flush(zlib.Z_FULL_FLUSH)
     body = b"\x78\x9c" + empty * (2 * MIB // len(empty))
-    steps = inflate(body, "deflate", held(), Bounds(64 * MIB))
+    steps = inflate(body, b"deflate", held(), Bounds(64 * MIB))
     with pytest.raises(CallerError, match="become 0"):
         deque(islice(steps, 2 * WASTE_FREE_BYTES // PRESSED_STEP_BYTES), 0)
 
@@ -74,13 +74,13 @@ def test_a_body_that_is_flushed_often_is_taken() -> None:
     stream = zlib.compressobj(0)
     body = b"".join(stream.compress(line) + stream.flush(zlib.Z_SYNC_FLUSH) for line in lines) + stream.flush()
     assert len(body) > sum(map(len, lines)) + WASTE_FREE_BYTES
-    assert finish(inflate(body, "deflate", held(), Bounds(64 * MIB))) == b"".join(lines)
+    assert finish(inflate(body, b"deflate", held(), Bounds(64 * MIB))) == b"".join(lines)
 
 
 @pytest.mark.parametrize("press", [gzip.compress, zlib.compress])
 def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
     plain = bytes(range(256)) * (3 * MIB // 256)
-    coding = "gzip" if press is gzip.compress else "deflate"
+    coding = b"gzip" if press is gzip.compress else b"deflate"
     hold = held()
     count = 0
     for _ in inflate(press(plain), coding, hold, Bounds(4 * MIB, 2)):
@@ -94,11 +94,11 @@ def test_a_body_that_swells_is_cut_off_early() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     hold = held()
     with pytest.raises(TooLargeError, match="send it as it is"):
-        finish(inflate(bomb, "gzip", hold, Bounds(1 << 30)))
+        finish(inflate(bomb, b"gzip", hold, Bounds(1 << 30)))
     assert hold.nbytes <= max(RATIO_FREE_BYTES, RATIO_MAX * len(bomb)) + MIB
     with pytest.raises(OverloadedError):
         # Nobody says how much it becomes: there is no waiting for it.
-        finish(inflate(gzip.compress(bytes(3 * MIB)), "gzip", _beside(3 * MIB), Bounds(1 << 30)))
+        finish(inflate(gzip.compress(bytes(3 * MIB)), b"gzip", _beside(3 * MIB), Bounds(1 << 30)))
 
 
 def _beside(other: int) -> Hold:
@@ -113,4 +113,4 @@ def _beside(other: int) -> Hold:
 def test_a_compressed_body_that_is_not_whole(change: object) -> None:
     pressed = gzip.compress(b"".join(b"%d" % n for n in range(100_000)))
     with pytest.raises(CallerError, match="gzip"):
-        finish(inflate(change(pressed), "gzip", held(), Bounds(64 * MIB)))
+        finish(inflate(change(pressed), b"gzip", held(), Bounds(64 * MIB)))

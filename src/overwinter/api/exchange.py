@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from overwinter.api.access import CALLER, Caller
 from overwinter.api.budget import Hold
 from overwinter.api.connections import PIECE_BYTES
-from overwinter.api.reading import Bounds, read_body
+from overwinter.api.reading import Bounds, Fields, read_body
 from overwinter.api.steps import Turns
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import Buffer
@@ -110,6 +110,8 @@ class Request(HTTPConnection):
     def __init__(self, scope: Scope, receive: Receive, turns: Turns) -> None:
         super().__init__(scope)
         self.receive = receive
+        self.fields: Fields = dict(scope["headers"])
+        """The headers, found in a fraction of the time that `headers` takes."""
         self.turns = turns
         """For work of more than one step."""
         self.hold: Hold = scope[HOLD]
@@ -122,7 +124,7 @@ class Request(HTTPConnection):
         """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError
         when there is no memory for it.
         """
-        return await read_body(self.receive, self.headers, self.hold, self.turns, bounds)
+        return await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
 
     async def unless_gone(self, answer: Awaitable[T]) -> T:
         """Await `answer` after the body was read; cancel it when the client hangs up, so that no queue holds it."""

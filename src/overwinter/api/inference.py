@@ -42,6 +42,7 @@ EXTENSIONS = (
     "schedule_policy",
 )
 HEAD_LENGTH = "Inference-Header-Content-Length"
+HEAD_LENGTH_KEY = HEAD_LENGTH.lower().encode()
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
 HEAD_ABOUT = f"message as JSON, of as many bytes as {HEAD_LENGTH} says, and then the bytes of the tensors that have a "
 BINARY_INPUT = Body(
@@ -156,7 +157,7 @@ class InferenceApi:
         start = STARTS[reply.start]
         if not tail:
             return Response(200, head, [JSON_TYPE, start])
-        return Response(200, head, [BINARY_TYPE, (HEAD_LENGTH.lower().encode(), b"%d" % len(head)), start], tail=tail)
+        return Response(200, head, [BINARY_TYPE, (HEAD_LENGTH_KEY, b"%d" % len(head)), start], tail=tail)
 
     async def server(self, request: Request) -> Response:
         """What this server is."""
@@ -261,11 +262,11 @@ def _views(request: Request) -> Iterator[FunctionView]:
 
 def head_length(request: Request) -> int | None:
     """The length of the JSON before the binary tensors; None when the body is all JSON; CallerError."""
-    text = request.headers.get(HEAD_LENGTH)
+    text = request.fields.get(HEAD_LENGTH_KEY)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise CallerError(f"{HEAD_LENGTH} is not a number of bytes: {text!r}")
+    if not text.isdigit() or len(text) > 18:
+        raise CallerError(f"{HEAD_LENGTH} is not a number of bytes: {text.decode('latin-1')!r}")
     return int(text)
 
 

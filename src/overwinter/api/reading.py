@@ -16,7 +16,7 @@ from overwinter.api.steps import STEP_BYTES, Steps, Turns
 from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.tensor import Buffer
 
-WINDOW_BITS = {"gzip": 31, "deflate": 15}
+WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 """zlib's word for each content coding: a gzip frame, a zlib frame."""
 RATIO_MAX = 100
 RATIO_FREE_BYTES = 4 << 20
@@ -28,6 +28,10 @@ PRESSED_STEP_BYTES = 8 << 10
 """So much is decompressed in one step: empty blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
 """By so much at a time is held what does not announce its length."""
+
+
+Fields = Mapping[bytes, bytes]
+"""The headers of a request, by name in lower case."""
 
 
 class Gathered:
@@ -62,11 +66,11 @@ class Bounds(msgspec.Struct, frozen=True):
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
+async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
     """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError when
     there is no memory for it.
     """
-    announced = check_length(headers, bounds)
+    announced = check_length(fields, bounds)
     if announced:
         await hold.reserve(announced * bounds.cost)
     message = await receive()
@@ -75,7 +79,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], hold: Hold, tu
         body = await _gather(receive, body, hold, bounds)
     elif len(body) > bounds.bytes_max:
         raise bounds.error()
-    if (coding := headers.get("content-encoding")) is not None:
+    if (coding := fields.get(b"content-encoding")) is not None:
         return await turns.run(inflate(body, coding, hold, bounds))
     return body
 
@@ -106,22 +110,22 @@ def body_of(message: Message) -> bytes:
     return body
 
 
-def check_length(headers: Mapping[str, str], bounds: Bounds) -> int:
+def check_length(fields: Fields, bounds: Bounds) -> int:
     """The announced length, 0 when there is none; TooLargeError when it is over the bound, before a byte is read."""
-    length = int(headers.get("content-length", "0"))
+    length = int(fields.get(b"content-length", b"0"))
     if length > bounds.bytes_max:
         raise bounds.error()
     return length
 
 
-def inflate(body: Buffer, coding: str, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
+def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
     """Undo gzip or deflate, a bit at a time; never makes more than its bound, or RATIO_MAX times what came."""
     coding = coding.strip().lower()
-    if coding == "identity":
+    if coding == b"identity":
         return body
     bits = WINDOW_BITS.get(coding)
     if bits is None:
-        raise MediaError(f"content-encoding {coding!r} is not known; known: gzip, deflate, identity")
+        raise MediaError(f"content-encoding {coding.decode('latin-1')!r} is not known; known: gzip, deflate, identity")
     most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     if most < bounds.bytes_max:
         bounds = Bounds(most, bounds.cost, f" out of {len(body)} that were sent compressed: send it as it is")
@@ -141,7 +145,7 @@ def inflate(body: Buffer, coding: str, hold: Hold, bounds: Bounds) -> Steps[Buff
             if plain.nbytes > STEP_BYTES or len(body) > PRESSED_STEP_BYTES:
                 yield
     except zlib.error as error:
-        raise CallerError(f"the {coding} body is not valid: {error}") from error
+        raise CallerError(f"the {coding.decode()} body is not valid: {error}") from error
     return plain.view()
 
 

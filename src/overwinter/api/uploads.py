@@ -41,7 +41,7 @@ class Uploads:
         """Store the body of a request; False when the tenant had sent it. CallerError when it has another address,
         OverloadedError when too many are under way.
         """
-        check_length(request.headers, self._bounds)
+        check_length(request.fields, self._bounds)
         with self._place(request.hold.client):
             await request.hold.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
