@@ -128,7 +128,7 @@ class StoredBlock(msgspec.Struct, frozen=True):
     """Whether it is new to the tenant."""
 
 
-class DeployedFunction(msgspec.Struct, frozen=True):
+class RegisteredFunction(msgspec.Struct, frozen=True):
     """A new version of a function."""
 
     name: FunctionName
@@ -137,7 +137,7 @@ class DeployedFunction(msgspec.Struct, frozen=True):
     """What its author should know of its trial; empty: nothing."""
 
 
-class DeployedPipeline(msgspec.Struct, frozen=True):
+class RegisteredPipeline(msgspec.Struct, frozen=True):
     """A new version of a pipeline."""
 
     name: FunctionName

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from overwinter.api.answers import DeployedFunction, DeployedPipeline, MissingBlocks, Removed, StoredBlock
+from overwinter.api.answers import MissingBlocks, RegisteredFunction, RegisteredPipeline, Removed, StoredBlock
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
@@ -89,12 +89,12 @@ class DeploymentApi:
                 fails=(507,),
             ),
             Operation(
-                "POST", functions, self.register, {201: json_body(DeployedFunction)}, takes=manifest,
+                "POST", functions, self.register, {201: json_body(RegisteredFunction)}, takes=manifest,
                 headers=(HEADER,), fails=(403, 409, 504, 507),
             ),
             Operation("GET", functions, self.functions, {200: json_body(list[FunctionInfo])}, fails=(413,)),
             Operation(
-                "POST", pipelines, self.register_pipeline, {201: json_body(DeployedPipeline)},
+                "POST", pipelines, self.register_pipeline, {201: json_body(RegisteredPipeline)},
                 takes=json_body(Pipeline), headers=(HEADER,), fails=(403, 404, 409, 507),
             ),
             Operation("GET", pipelines, self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
@@ -133,14 +133,14 @@ class DeploymentApi:
         manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
         check_manifest(request, manifest.tenant, f"the manifest of {manifest.name!r}")
         deployed = await request.caller.front.deploy(manifest)
-        return json_response(DeployedFunction(manifest.name, deployed.version, deployed.warning), 201)
+        return json_response(RegisteredFunction(manifest.name, deployed.version, deployed.warning), 201)
 
     async def register_pipeline(self, request: Request) -> Response:
         """Make functions that are deployed callable as one."""
         tenant = tenant_of(request)
         pipeline = decode_pipeline(await request.body(PIPELINE))
         deployed = await request.caller.front.deploy_pipeline(pipeline, tenant)
-        return json_response(DeployedPipeline(pipeline.name, deployed.version), 201)
+        return json_response(RegisteredPipeline(pipeline.name, deployed.version), 201)
 
     async def pipelines(self, request: Request) -> Response:
         """Every pipeline, with all that the node says of it."""
