@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.config import NodeConfig
+from overwinter.node import limits
 from overwinter.node.checkup import TORCHES, Check, checks, contained, torch_check, worst
 
 
@@ -82,3 +83,9 @@ def test_containment_is_tried_in_a_child() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert contained() == contained()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+def test_a_limit_that_the_system_does_not_tell_is_said_with_a_remedy(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "PID_MAX", tmp_path / "absent")
+    said = [each for each in checks(NodeConfig(data=str(tmp_path))) if str(tmp_path / "absent") in each.found]
+    assert [(each.level, bool(each.remedy)) for each in said] == [("lacking", True)]

@@ -168,19 +168,22 @@ def _huge_pages() -> Check:
 
 def _limits() -> Iterator[Check]:
     unbounded = WORKERS_FEW * 1024
+    unclear: list[str] = []
     bounds = {
         "descriptors": (
-            workers_most(tasks=unbounded),
+            workers_most(unclear.append, tasks=unbounded),
             "raise the hard limit: ulimit -Hn, LimitNOFILE= in a systemd unit",
         ),
         "processes": (
-            workers_most(descriptors=unbounded),
+            workers_most(unclear.append, descriptors=unbounded),
             "raise kernel.pid_max, pids.max of the control group (TasksMax=), or ulimit -u",
         ),
     }
     for what, (most, remedy) in bounds.items():
         enough = most >= WORKERS_FEW
         yield Check(what, "ok" if enough else "lacking", f"enough for {most} workers", "" if enough else remedy)
+    for each in unclear:
+        yield Check("processes", "lacking", each, "mount /proc and the control groups as Linux has them")
 
 
 def _host_store(place: Path) -> Check:
