@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from overwinter.api.budget import Budget, Hold, client_of
 from overwinter.api.errors import error_response
-from overwinter.api.exchange import HOLD
+from overwinter.api.exchange import FIELDS, HOLD
 from overwinter.core.errors import OverloadedError
 
 REQUEST_ID = b"x-request-id"
@@ -28,13 +28,14 @@ class Border:
         # It may have left before anybody could see its address.
         hold = Hold(self._budget, client_of(scope["client"][0] if scope["client"] else ""))
         scope[HOLD] = hold
+        fields = scope[FIELDS] = dict(scope["headers"])
         started = False
 
         async def marked(message: Message) -> None:
             nonlocal started
             if not started:
                 started = True
-                if (request_id := dict(scope["headers"]).get(REQUEST_ID)) is not None:
+                if (request_id := fields.get(REQUEST_ID)) is not None:
                     message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))
             await send(message)
 

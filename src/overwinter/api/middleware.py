@@ -5,7 +5,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from overwinter.api.access import CALLER, Access
-from overwinter.api.exchange import HOLD
+from overwinter.api.exchange import FIELDS, HOLD
 from overwinter.core.errors import OverloadedError
 
 
@@ -19,7 +19,7 @@ class AccessMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on; UnauthorizedError, ForbiddenError, RateError, StoreError."""
         method, path = scope["method"], scope["path"]
-        caller = scope[CALLER] = self._access.caller(method, path, dict(scope["headers"]))
+        caller = scope[CALLER] = self._access.caller(method, path, scope[FIELDS])
         if caller.token is None:
             await self._app(scope, receive, send)
             return
