@@ -1,6 +1,7 @@
 """Whom a node with tokens lets in, for what, and for which tenant."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,7 +147,6 @@ CHANGES = [
     ("POST", "/v2/repository/models/mine/unload"),
     ("DELETE", "/overwinter/v1/functions/mine/versions/9"),
     ("DELETE", "/overwinter/v1/functions/absent"),
-    ("PATCH", "/what/comes/later"),
 ]
 
 
@@ -175,6 +175,24 @@ def test_a_token_does_what_its_scopes_say(
         return {http.request(*call, headers=headers, json=X).status_code == 403 for call in calls}
 
     assert (refused(READS), refused(RUNS), refused(CHANGES)) == ({False}, {not runs}, {not changes})
+
+
+def test_every_operation_asks_for_what_the_document_says(served: Served, tokens: TokenFile, http: httpx.Client) -> None:
+    headers = bearer(made(tokens, "acme", "infer"))
+    told: list[tuple[str, bool, bool]] = []
+    found: list[tuple[str, bool, bool]] = []
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        for method, operation in methods.items():
+            what, url = f"{method} {path}", re.sub(r"{\w+}", "1", path)
+            named = {scope for each in operation["security"] for scopes in each.values() for scope in scopes}
+            told.append((what, operation["security"] == [], named <= {"infer"}))
+            answers = [http.request(method, url, headers=each).status_code for each in ({}, headers)]
+            found.append((what, answers[0] != 401, answers[1] != 403))
+    assert found == told
+    assert {what for what, is_open, _ in told if is_open} == {
+        "get /", "get /docs", "get /openapi.json", "get /v2/health/live", "get /v2/health/ready",
+    }  # fmt: skip
+    assert sum(not may for *_, may in told) == 10
 
 
 def test_two_tenants_use_one_name_and_neither_learns_of_the_other(
@@ -268,7 +286,11 @@ def test_what_was_done_is_written_down(
     deploy(acme, "mine", b"a program")
     acme.infer("mine", {"x": [[1.0, 2.0]]})
     acme.remove("mine")
-    http.delete("/overwinter/v1/functions/mine", headers=bearer(made(tokens, "acme", "infer")))
+    infers = bearer(made(tokens, "acme", "infer"))
+    acme.missing([])
+    for method in ("DELETE", "GET", "PATCH"):
+        http.request(method, "/overwinter/v1/functions/mine", headers=infers)
+    http.delete("/overwinter/v1/nothing/here", headers=infers)
     http.delete("/overwinter/v1/functions/mine")
     lines = [json.loads(line) for line in (tmp_path / audit.FILE).read_text().splitlines()]
     block = f"/overwinter/v1/blocks/{address_of(b'a program')}"
@@ -276,8 +298,9 @@ def test_what_was_done_is_written_down(
         ("PUT", block, 201),
         ("POST", "/overwinter/v1/functions", 201),
         ("DELETE", "/overwinter/v1/functions/mine", 200),
+        ("DELETE", "/overwinter/v1/functions/mine", 403),
     ]
-    assert {(each["by"], each["label"], each["tenant"], each["caller"]) for each in lines} == {
+    assert {(each["by"], each["label"], each["tenant"], each["caller"]) for each in lines[:3]} == {
         (token.id, "ci", "acme", "127.0.0.1")
     }
     assert text not in (tmp_path / audit.FILE).read_text()

@@ -58,6 +58,19 @@ def test_bodies_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
     assert set(blocks["requestBody"]["content"]) == {"application/octet-stream"}
 
 
+def test_tokens_are_told_of(document: dict[str, Any]) -> None:
+    assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    operations = [told for methods in document["paths"].values() for told in methods.values()]
+    for told in (told for told in operations if told["security"]):
+        answers = told["responses"]
+        assert {"400", "401", "403", "429", "503"} <= set(answers)
+        assert "WWW-Authenticate" in answers["401"]["headers"]
+        assert all("Retry-After" in answers[status]["headers"] for status in ("429", "503"))
+        assert "overwinter-tenant" in {each["name"] for each in told["parameters"]}
+    logs = document["paths"]["/overwinter/v1/functions/{name}/logs"]["get"]
+    assert logs["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
+
+
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_the_pages_need_nothing_from_elsewhere(http: httpx.Client, path: str) -> None:
     answer = http.get(path)

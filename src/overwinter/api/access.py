@@ -1,7 +1,7 @@
-"""Who asks, and may it? Looked at before anything else of a request.
+"""Who asks, and for which tenant? Looked at before anything else of a request.
 
 While no token was ever made, a node asks nobody: a request acts for the tenant that its header names. From the first
-token on, every request but for the health of the node needs one and acts within the token's tenant. The file of tokens
+token on, a request needs one, but for what `api/operations.py` opens, and acts within its tenant. The file of tokens
 is looked at for each request, so that what an operator changes holds for the next one, on whichever connection.
 """
 
@@ -23,9 +23,6 @@ TENANT = b"overwinter-tenant"
 DEFAULT = TenantId("default")
 """With a token this names no tenant: the token's own holds."""
 DEFAULT_HEADER = DEFAULT.encode()
-PUBLIC = frozenset(("/v2/health/live", "/v2/health/ready"))
-INDEX = "/v2/repository/index"
-MISSING = "/overwinter/v1/blocks/missing"
 HEADER_MAX = 256
 CALLER = "overwinter.caller"
 """Where in the scope lies for whom the request acts."""
@@ -45,6 +42,7 @@ class Caller(msgspec.Struct, frozen=True):
     tenant: TenantId | None = None
     """None: no tokens, so what its header says."""
     token: Token | None = None
+    scopes: frozenset[Scope] = frozenset(SCOPES)
 
     def told(self, text: str) -> str:
         """A text of the node's in the caller's names."""
@@ -55,7 +53,6 @@ class _Grant(msgspec.Struct, frozen=True):
     """What a token gives."""
 
     caller: Caller
-    scopes: frozenset[Scope]
     header: bytes
     """The tenant as a header has it."""
     rate: Rate | None
@@ -69,7 +66,8 @@ class Access:
         self._front = front
         self._file = file
         self._audit = audit
-        self._open = Caller(front)
+        self.anybody = Caller(front)
+        """For whom a request acts that needs no token."""
         self._known: Known = NOTHING
         self._version: object = None
         self._required = False
@@ -78,31 +76,24 @@ class Access:
         self._rates: dict[TenantId, Rate] = {}
         self._look()
 
-    def caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller:
+    def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """For whom a request acts; UnauthorizedError, ForbiddenError, RateError, StoreError."""
-        if path in PUBLIC:
-            return self._open
         self._look()
         if not self._required:
-            return self._open
+            return self.anybody
         said = headers.get(AUTHORIZATION, b"")
         grant = self._seen.get(said) or self._admit(said)
         if grant.rate is not None and (wait_s := grant.rate.wait_s(clock.now())):
             tenant = grant.caller.tenant
             raise RateError(f"tenant {tenant!r} may send {grant.rate.per_s:g} requests a second: wait", wait_s)
-        scope = scope_of(method, path)
-        if scope is not None and scope not in grant.scopes:
-            raise ForbiddenError(f"this token is for {', '.join(sorted(grant.scopes))}, and this needs {scope}")
         asked = headers.get(TENANT, grant.header)
         if asked in (grant.header, DEFAULT_HEADER):
             return grant.caller
         return self._speaking_for(grant, asked.decode("latin-1"))
 
     def record(self, caller: Caller, method: str, path: str, host: str, status: int) -> None:
-        """Write down what came of a call, if it had a token and may have changed something."""
+        """Write down what came of a call, if it had a token."""
         if self._audit is None or caller.token is None or caller.tenant is None:
-            return
-        if scope_of(method, path) != "deploy" or path == MISSING:
             return
         token, at = caller.token, said_at(clock.wall())
         line = Line(
@@ -147,7 +138,8 @@ class Access:
             self._seen.clear()
         scopes = frozenset(SCOPES if "admin" in token.scopes else token.scopes)
         front = TenantFront(self._front, token.tenant, self._quota(token.tenant), operator="admin" in scopes)
-        grant = _Grant(Caller(front, token.tenant, token), scopes, token.tenant.encode(), self._rate(token.tenant))
+        caller = Caller(front, token.tenant, token, scopes)
+        grant = _Grant(caller, token.tenant.encode(), self._rate(token.tenant))
         self._seen[said] = grant
         return grant
 
@@ -155,12 +147,13 @@ class Access:
         """The operator's token in the name of another tenant; to all others it makes no difference whether there is
         one.
         """
-        if "admin" not in grant.scopes:
-            raise ForbiddenError(f"this token speaks for tenant {grant.caller.tenant!r} alone")
+        mine = grant.caller
+        if "admin" not in mine.scopes:
+            raise ForbiddenError(f"this token speaks for tenant {mine.tenant!r} alone")
         if not is_tenant(name):
             raise CallerError(f"{name[:80]!r} is no name of a tenant")
         tenant = TenantId(name)
-        return Caller(TenantFront(self._front, tenant, self._quota(tenant)), tenant, grant.caller.token)
+        return Caller(TenantFront(self._front, tenant, self._quota(tenant)), tenant, mine.token, mine.scopes)
 
     def _quota(self, tenant: TenantId) -> Quota:
         return self._known.quotas.get(tenant, Quota())
@@ -174,12 +167,3 @@ class Access:
         if rate is None or rate.per_s != per_s:
             rate = self._rates[tenant] = Rate(per_s)
         return rate
-
-
-def scope_of(method: str, path: str) -> Scope | None:
-    """What a request needs; None: any token. What is not known to read or to run a function changes something."""
-    if method in ("GET", "HEAD") or path == INDEX:
-        return None
-    if method == "POST" and path.startswith("/v2/models/") and path.endswith("/infer"):
-        return "infer"
-    return "deploy"

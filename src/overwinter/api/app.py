@@ -50,10 +50,12 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget) -> ASGIApp
         *ProfileApi().operations(),
         *InsightApi().operations(),
     ]
+    operations += Pages(operations, own_version).operations()
+    open_paths = frozenset(each.path for each in operations if each.needs == "nothing")
     app = Starlette(
-        routes=routes_of([*operations, *Pages(operations, own_version).operations()]),
+        routes=routes_of(operations),
         # Before the routes: who may not come in does not learn which there are.
-        middleware=[Middleware(AccessMiddleware, access)],
+        middleware=[Middleware(AccessMiddleware, access, open_paths)],
         exception_handlers=dict.fromkeys((HTTPException, OverwinterError, Exception), answer_error),
     )
     # Each path is one thing: none is found at another one.

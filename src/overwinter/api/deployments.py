@@ -21,7 +21,7 @@ from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
-from overwinter.api.tenants import HEADER, check_manifest, check_owner, tenant_of
+from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, MediaError, TooLargeError
@@ -79,29 +79,28 @@ class DeploymentApi:
         told = json_body(FunctionInfo, PipelineInfo)
         return [
             Operation(
-                "POST", f"{blocks}/missing", self.missing, {200: json_body(MissingBlocks)},
-                takes=json_body(MissingRequest), headers=(HEADER,),
+                "POST", f"{blocks}/missing", "deploy", self.missing, {200: json_body(MissingBlocks)},
+                takes=json_body(MissingRequest), passing=True,
             ),
             Operation(
-                "PUT", blocks + "/{address}", self.put_block,
+                "PUT", blocks + "/{address}", "deploy", self.put_block,
                 {status: json_body(StoredBlock) for status in (200, 201)},
-                takes=(Body("application/octet-stream", about="The bytes of the block."),), headers=(HEADER,),
-                fails=(507,),
+                takes=(Body("application/octet-stream", about="The bytes of the block."),), fails=(507,),
             ),
             Operation(
-                "POST", functions, self.register, {201: json_body(RegisteredFunction)}, takes=manifest,
-                headers=(HEADER,), fails=(403, 409, 504, 507),
+                "POST", functions, "deploy", self.register, {201: json_body(RegisteredFunction)}, takes=manifest,
+                fails=(409, 504, 507),
             ),
-            Operation("GET", functions, self.functions, {200: json_body(list[FunctionInfo])}, fails=(413,)),
+            Operation("GET", functions, "token", self.functions, {200: json_body(list[FunctionInfo])}, fails=(413,)),
             Operation(
-                "POST", pipelines, self.register_pipeline, {201: json_body(RegisteredPipeline)},
-                takes=json_body(Pipeline), headers=(HEADER,), fails=(403, 404, 409, 507),
+                "POST", pipelines, "deploy", self.register_pipeline, {201: json_body(RegisteredPipeline)},
+                takes=json_body(Pipeline), fails=(404, 409, 507),
             ),
-            Operation("GET", pipelines, self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
-            *(Operation("GET", path, self.function, {200: told}) for path in (function, version)),
+            Operation("GET", pipelines, "token", self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
+            *(Operation("GET", path, "token", self.function, {200: told}) for path in (function, version)),
             *(
                 Operation(
-                    "DELETE", path, self.remove, {200: json_body(Removed)}, headers=(HEADER,), fails=(400, 403, 409)
+                    "DELETE", path, "deploy", self.remove, {200: json_body(Removed)}, fails=(409,)
                 )
                 for path in (function, version)
             ),

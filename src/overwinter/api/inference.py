@@ -26,7 +26,6 @@ from overwinter.api.listing import listed
 from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_request, encode_reply
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
-from overwinter.api.tenants import HEADER as TENANT
 from overwinter.api.tenants import check_owner
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, NotFoundError, TooLargeError
@@ -91,17 +90,17 @@ class InferenceApi:
         return [
             *(
                 Operation(
-                    "POST", path + "/infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
+                    "POST", path + "/infer", "infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
                     takes=(*json_body(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), fails=(504, 507),
                 )
                 for path in (model, version)
             ),
-            Operation("GET", "/v2", self.server, {200: json_body(ServerMetadata)}),
-            Operation("GET", "/v2/health/live", self.live, {200: json_body(Live), 400: json_body(Live)}),
-            Operation("GET", "/v2/health/ready", self.ready, {200: json_body(Ready), 400: json_body(Ready)}),
-            Operation("GET", "/v2/models", self.models, {200: json_body(Models)}, fails=(413,)),
+            Operation("GET", "/v2", "token", self.server, {200: json_body(ServerMetadata)}),
+            Operation("GET", "/v2/health/live", "nothing", self.live, {200: json_body(Live), 400: json_body(Live)}),
+            Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_body(Ready), 400: json_body(Ready)}),
+            Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)}, fails=(413,)),
             *(
-                Operation("GET", path + action, handler, answers)
+                Operation("GET", path + action, "token", handler, answers)
                 for path in (model, version)
                 for action, handler, answers in (
                     ("", self.model, {200: json_body(ModelMetadata)}),
@@ -110,13 +109,13 @@ class InferenceApi:
                 )
             ),
             Operation(
-                "POST", "/v2/repository/index", self.index, {200: json_body(list[IndexEntry])},
+                "POST", "/v2/repository/index", "token", self.index, {200: json_body(list[IndexEntry])},
                 takes=json_body(IndexRequest), optional=True,
             ),
             *(
                 Operation(
-                    "POST", f"{repository}/{handler.__name__}", handler, {200: ()}, takes=json_body(LoadRequest),
-                    optional=True, headers=(TENANT,), fails=(403, 409, 504, 507),
+                    "POST", f"{repository}/{handler.__name__}", "deploy", handler, {200: ()},
+                    takes=json_body(LoadRequest), optional=True, fails=(409, 504, 507),
                 )
                 for handler in (self.load, self.unload)
             ),

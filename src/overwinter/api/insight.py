@@ -5,7 +5,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from overwinter.api.exchange import Request, Response, json_response
 from overwinter.api.inference import function_of
 from overwinter.api.operations import Body, Operation, json_body
-from overwinter.api.tenants import HEADER, check_owner
+from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
 from overwinter.node.insight.activity import NodeActivity
 from overwinter.node.insight.explaining import Explanation
@@ -23,18 +23,17 @@ class InsightApi:
         metrics = Body(CONTENT_TYPE_PLAIN_0_0_4, str)
         function = "/overwinter/v1/functions/{name}"
         return [
-            Operation("GET", "/metrics", self.metrics, {200: (metrics,)}),
-            Operation("GET", "/overwinter/v1/activity", self.activity, {200: json_body(NodeActivity)}),
-            Operation("GET", "/overwinter/v1/usage", self.usage, {200: json_body(list[Usage])}),
-            Operation("GET", "/overwinter/v1/usage/{tenant}", self.usage, {200: json_body(list[Usage])}),
+            Operation("GET", "/metrics", "token", self.metrics, {200: (metrics,)}),
+            Operation("GET", "/overwinter/v1/activity", "token", self.activity, {200: json_body(NodeActivity)}),
+            Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_body(list[Usage])}),
+            Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_body(list[Usage])}),
             *(
-                Operation("GET", f"{function}{version}/explain", self.explain, {200: json_body(Explanation)})
+                Operation("GET", f"{function}{version}/explain", "token", self.explain, {200: json_body(Explanation)})
                 for version in ("", "/versions/{version}")
             ),
             *(
                 Operation(
-                    "GET", f"{function}{version}/logs", self.logs, {200: json_body(list[Line])}, headers=(HEADER,),
-                    fails=(403,),
+                    "GET", f"{function}{version}/logs", "token", self.logs, {200: json_body(list[Line])},
                 )
                 for version in ("", "/versions/{version}")
             ),

@@ -7,17 +7,20 @@ from typing import Any
 
 import msgspec
 
+from overwinter.api.access import TENANT
 from overwinter.api.answers import Error
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import NAME_PATTERN
 from overwinter.store.manifest import ADDRESS_PATTERN
 
-BUSY = 503
+UNAUTHORIZED, FORBIDDEN, RATE, BUSY = 401, 403, 429, 503
 ALWAYS = (500, BUSY)
 """Statuses of errors that any operation may have; beside them:"""
 WITH_BODY = (400, 413, 415)
 WITH_NAME = (404,)
+WITH_CALLER = (400, UNAUTHORIZED, FORBIDDEN, RATE)
+"""Where a token is asked for; a header names the tenant, rightly or not."""
 
 ABOUT = """The Open Inference Protocol v2 under `/v2`, and Overwinter's own operations.
 
@@ -25,6 +28,10 @@ An error is `{"error": text}`. Before a request reaches an operation it may be r
 (no such operation), 408 (too slow), 414 and 431 (too long a path or head), 429 (too many requests ahead of an answer)
 and 503 (too many connections). A header `X-Request-Id` comes back with the answer. Bodies may come as gzip or deflate,
 with `Content-Encoding`, but for blocks.
+
+A node on which a token was ever made answers 401 to whoever sends none, also where there is no operation, and an
+operation sees of it what the token's tenant has: the rest is 404. The scopes that it may need are `infer`, `deploy` and
+`admin`, which has both. A node without tokens asks for none.
 """
 
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -36,9 +43,11 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "tenant": {"description": "A tenant.", "schema": {"type": "string", "pattern": NAME_PATTERN}},
 }
+TENANT_HEADER = TENANT.decode()
 HEADERS: dict[str, dict[str, Any]] = {
-    "overwinter-tenant": {
-        "description": "The tenant for which the request speaks; `default` without one.",
+    TENANT_HEADER: {
+        "description": "The tenant for which the request speaks. Without a token: any; where none is named, `default`. "
+        "With one: the token's, which need not be named; with the scope `admin`: any.",
         "schema": {"type": "string", "pattern": NAME_PATTERN},
     },
     "inference-header-content-length": {
@@ -47,6 +56,19 @@ HEADERS: dict[str, dict[str, Any]] = {
     },
 }
 RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+ANSWER_HEADERS: dict[int, dict[str, Any]] = {
+    UNAUTHORIZED: {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}},
+    RATE: RETRY_AFTER,
+    BUSY: RETRY_AFTER,
+}
+BEARER = "bearer"
+SECURITY = {
+    BEARER: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token that `overwinter token create` made on the node's machine.",
+    }
+}
 
 
 def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
@@ -64,7 +86,7 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
         "openapi": "3.1.0",
         "info": {"title": "Overwinter", "version": version, "description": ABOUT},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": SECURITY},
     }
 
 
@@ -85,6 +107,7 @@ class _Told:
             "summary": re.split(r"[.;:] ", text, maxsplit=1)[0].rstrip("."),
             "description": text,
             "parameters": parameters,
+            "security": _security(operation),
             "responses": {
                 **{str(status): self._response(status, bodies) for status, bodies in operation.gives.items()},
                 **{
@@ -102,8 +125,8 @@ class _Told:
         told: dict[str, Any] = {"description": HTTPStatus(status).phrase if status < 400 else _why(status)}
         if bodies:
             told["content"] = self._content(bodies)
-        if status == BUSY:
-            told["headers"] = RETRY_AFTER
+        if status in ANSWER_HEADERS:
+            told["headers"] = ANSWER_HEADERS[status]
         return told
 
     def _content(self, bodies: Sequence[Body]) -> dict[str, Any]:
@@ -125,16 +148,22 @@ class _Told:
 def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", operation.path):
         yield {"name": name, "in": "path", "required": True, **PATH_PARAMETERS[name]}
-    for name in operation.headers:
+    for name in (*operation.headers, *(() if operation.needs == "nothing" else (TENANT_HEADER,))):
         yield {"name": name, "in": "header", "required": False, **HEADERS[name.lower()]}
 
 
 def _errors(operation: Operation, named: bool) -> list[int]:
     with_body = WITH_BODY if operation.takes else ()
     with_name = WITH_NAME if named else ()
-    # A header may be wrong, too.
-    with_headers = (400,) if operation.headers else ()
-    return sorted({*ALWAYS, *with_body, *with_name, *with_headers, *operation.fails})
+    with_caller = () if operation.needs == "nothing" else WITH_CALLER
+    return sorted({*ALWAYS, *with_body, *with_name, *with_caller, *operation.fails})
+
+
+def _security(operation: Operation) -> list[dict[str, list[str]]]:
+    """A token with the scope that the operation needs; none where the node has no tokens."""
+    if operation.needs == "nothing":
+        return []
+    return [{BEARER: [] if operation.scope is None else [operation.scope]}, {}]
 
 
 def _why(status: int) -> str:

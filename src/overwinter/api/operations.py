@@ -1,7 +1,7 @@
 """Which operations does the API have? The routes and the OpenAPI document are both made from this one table."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.routing import Route
@@ -9,9 +9,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from overwinter.api.exchange import Request
 from overwinter.api.steps import Turns
+from overwinter.core.errors import ForbiddenError
+from overwinter.store.tokens import SCOPES
+from overwinter.store.tokens import Scope as TokenScope
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 """Gives what sends the response."""
+Needs = Literal["nothing", "token", TokenScope]
+"""What a caller must have where the node asks for tokens: nothing, any token, or one with this scope."""
+AUDITED = "overwinter.audited"
+"""Where in the scope lies whether the audit keeps a line of the operation that answers, if one does."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -34,6 +41,7 @@ class Operation(msgspec.Struct, frozen=True):
     method: str
     path: str
     """As Starlette and OpenAPI write it: `/v2/models/{name}`."""
+    needs: Needs
     handler: Handler
     gives: Mapping[int, tuple[Body, ...]]
     """The answers that are no errors, by status."""
@@ -41,20 +49,38 @@ class Operation(msgspec.Struct, frozen=True):
     optional: bool = False
     """Whether the body may be left out."""
     headers: tuple[str, ...] = ()
-    """Those of the request that it reads, beside those of HTTP."""
+    """Those of the request that it reads, beside those of HTTP and the tenant's."""
     fails: tuple[int, ...] = ()
     """The statuses of its errors, beside those that every operation of its kind may have."""
+    passing: bool = False
+    """Whether nothing lasts of what it does, so that the audit keeps no line of it."""
+
+    @property
+    def scope(self) -> TokenScope | None:
+        """What a token must be for; None: anything."""
+        return next((scope for scope in SCOPES if scope == self.needs), None)
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the audit keeps a line of it."""
+        return self.scope in ("deploy", "admin") and not self.passing
 
 
 class _Endpoint:
-    """A handler as an ASGI application."""
+    """An operation as an ASGI application."""
 
-    def __init__(self, handler: Handler, turns: Turns) -> None:
-        self._handler = handler
+    def __init__(self, operation: Operation, turns: Turns) -> None:
+        self._handler = operation.handler
+        self._scope = operation.scope
+        self._is_audited = operation.is_audited
         self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._handler(Request(scope, receive, self._turns))
+        scope[AUDITED] = self._is_audited
+        request = Request(scope, receive, self._turns)
+        if self._scope is not None and self._scope not in (has := request.caller.scopes):
+            raise ForbiddenError(f"this token is for {', '.join(sorted(has))}, and this needs {self._scope}")
+        response = await self._handler(request)
         await response(scope, receive, send)
 
 
@@ -62,6 +88,6 @@ def routes_of(operations: Iterable[Operation]) -> list[Route]:
     """The operations as routes; Starlette tries them in this order."""
     turns = Turns()
     return [
-        Route(each.path, _Endpoint(each.handler, turns), methods=[each.method], name=each.handler.__name__)
+        Route(each.path, _Endpoint(each, turns), methods=[each.method], name=each.handler.__name__)
         for each in operations
     ]

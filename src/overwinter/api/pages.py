@@ -26,9 +26,9 @@ class Pages:
 
     def __init__(self, operations: Sequence[Operation], version: str) -> None:
         pages = [
-            Operation("GET", "/", self.root, {200: (Body(HTML, str),)}),
-            Operation("GET", "/docs", self.docs, {200: (Body(HTML, str),)}),
-            Operation("GET", "/openapi.json", self.openapi, {200: json_body(dict)}),
+            Operation("GET", "/", "nothing", self.root, {200: (Body(HTML, str),)}),
+            Operation("GET", "/docs", "nothing", self.docs, {200: (Body(HTML, str),)}),
+            Operation("GET", "/openapi.json", "nothing", self.openapi, {200: json_body(dict)}),
         ]
         self._pages = pages
         self._document = encode_json(openapi_document([*operations, *pages], version))

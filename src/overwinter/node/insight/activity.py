@@ -44,8 +44,8 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     slo_ms: float | None
     host_bytes: int
     """Of its blocks in the host store, those it shares included."""
-    exclusive_bytes: int
-    """Of these, those that nobody shares."""
+    exclusive_bytes: int | None
+    """Of these, those that nobody shares; None: not told to a tenant, whom they would tell what others have."""
     private_bytes: int
     """Its parts of its bodies' private memory, which all that a body has pay equally."""
     wakes: int
@@ -57,7 +57,8 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The node and its functions, the most active first."""
 
     cores: int
-    cores_running: int
+    cores_running: int | None
+    """None: not told to a tenant."""
     bodies: Mapping[str, int]
     """By state."""
     functions_deployed: int
@@ -65,8 +66,10 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     host_bytes: int
     host_budget: int | None
+    """None: there is none, or it is not told to a tenant."""
     private_bytes: int
     private_budget: int | None
+    """None: not told to a tenant."""
     functions: Sequence[FunctionActivity]
     workers: Sequence[FamilyWorker]
     """What each has bound."""

@@ -41,10 +41,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Cores of bodies that were alive and ran nothing."""
     billed_core_ms: float
     """Both, the idle ones at a tenth."""
-    disk_byte_s: float
-    """Its part of the blocks in the repository, over time."""
-    host_byte_s: float
-    """Its part of the blocks in host stores, over time."""
+    disk_byte_s: float | None
+    """Its part of the blocks in the repository, over time; None: not told to a tenant, whom it would tell what others
+    have."""
+    host_byte_s: float | None
+    """Its part of the blocks in host stores, over time; None: the same."""
     private_byte_s: float
     """Memory of its bodies alone, over time."""
     family: FunctionId | None = None
