@@ -1,6 +1,7 @@
 """A live node takes what is made up from its own OpenAPI document, and every answer conforms to that document."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -17,9 +18,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from overwinter.api.client import Client
 from overwinter.store.blocks import address_of
+from overwinter.store.tokens import Quota, TokenFile
 
-from .nodes import NodeProcess, ask, deploy
+from .nodes import NodeProcess, deploy, torch
 
 CHECKS = [
     status_code_conformance,
@@ -51,11 +54,15 @@ FITTING = {
 """Bodies that are right for what is deployed, by method and the end of the path: nobody would guess them."""
 
 
-def send(case, named: bool, fits: bool) -> object:
-    """Send a case as it was made up, or to what is deployed, or with what that takes, or both."""
+def send(case, token: str, named: bool, fits: bool) -> object:
+    """Send a case as it was made up, or to what is deployed, or with what that takes, or both; `token`: if not empty,
+    in place of one that was made up.
+    """
     body, headers = None, {}
     if fits:
         body, headers = FITTING.get((case.method, case.path.rpartition("/")[2]), (None, {}))
+    if token:
+        headers = headers | {"Authorization": f"Bearer {token}"}
     if named:
         own = {"name": DOOMED if case.method == "DELETE" else KEPT, "version": 1, "address": address_of(BLOCK)}
         case.path_parameters.update({name: value for name, value in own.items() if name in case.path_parameters})
@@ -64,10 +71,10 @@ def send(case, named: bool, fits: bool) -> object:
     if body is not None:
         case.headers.pop("Inference-Header-Content-Length", None)
         return case.call(headers=headers, timeout=60, data=body)
-    return case.call(timeout=60)
+    return case.call(headers=headers, timeout=60)
 
 
-def check_conformance(node: NodeProcess, examples: int) -> Counter[int]:
+def check_conformance(node: NodeProcess, examples: int, tokens: Sequence[str] = ("",)) -> Counter[int]:
     """Try each operation with so many cases, right and wrong ones; returns how often each status came."""
     load_all_checks()
     schema = schemathesis.openapi.from_url(f"{node.url}/openapi.json")
@@ -85,9 +92,9 @@ def check_conformance(node: NodeProcess, examples: int) -> Counter[int]:
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=st.one_of(strategies), named=st.booleans(), fits=st.booleans())
-        def attempt(case, named, fits):
-            response = send(case, named, fits)
+        @given(case=st.one_of(strategies), token=st.sampled_from(tokens), named=st.booleans(), fits=st.booleans())
+        def attempt(case, token, named, fits):
+            response = send(case, token, named, fits)
             statuses[response.status_code] += 1
             assert response.status_code < 500 or response.status_code in FORESEEN, response.text
             case.validate_response(response, checks=CHECKS)
@@ -104,11 +111,22 @@ def conforming(make_node):
     assert not any("foresaw" in line or "Traceback" in line for line in node.said)
     # Whatever came, it still works; the last that came may have unloaded it.
     node.client.load(KEPT)
-    assert ask(node, KEPT) == [3.0] * 4
+    assert node.client.infer(KEPT, {"x": torch.ones(1, 4)})["y"].tolist() == [[3.0] * 4]
 
 
 def test_every_answer_conforms_to_the_document(conforming: NodeProcess):
     assert {200, 400, 404} <= check_conformance(conforming, 2).keys()
+
+
+def test_every_answer_to_who_has_a_token_or_none_conforms_to_the_document(conforming: NodeProcess):
+    file = TokenFile(conforming.data)
+    made = [file.create("default", (scope,), "", 0.0)[1] for scope in ("infer", "deploy", "admin")]
+    slow = file.create("slow", ("infer", "deploy"), "", 0.0)[1]
+    file.limit("slow", Quota(requests_per_s=0.1))
+    statuses = check_conformance(conforming, 8, ("", *made, slow))
+    assert {200, 400, 401, 403, 404, 429} <= statuses.keys()
+    conforming.client.close()
+    conforming.client = Client(conforming.url, token=made[-1])
 
 
 @pytest.mark.slow
