@@ -93,7 +93,12 @@ def excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | N
     if staying + wanted[memory] <= memory.capacity:
         return None
     others = (worker for worker in workers if worker.tenant != mine and is_far_beyond(worker))
-    return next_to_stop(worker for worker in others if worker.is_leaving or may_give(cycle, function, wanted, worker))
+    return next_to_stop(worker for worker in others if is_leaving(worker) or may_give(cycle, function, wanted, worker))
+
+
+def is_leaving(worker: Worker) -> bool:
+    """Whether it will be gone soon, whatever it runs."""
+    return worker.stopping or (worker.drain is not None and (not worker.runs or worker.drain.until is not None))
 
 
 def is_far_beyond(worker: Worker) -> bool:

@@ -131,11 +131,6 @@ class Worker(msgspec.Struct):
         return self.point.concurrency - len(self.runs) - len(self.binds)
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether it will be gone soon, whatever it runs."""
-        return self.stopping or (self.drain is not None and (not self.runs or self.drain.until is not None))
-
-    @property
     def is_forsaken(self) -> bool:
         """Whether every function that it has was removed."""
         return all(binding.function.removed for binding in self.bound.values())
