@@ -43,6 +43,7 @@ class Caller(msgspec.Struct, frozen=True):
     """None: no tokens, so what its header says."""
     token: Token | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
+    """What it may do."""
 
     def told(self, text: str) -> str:
         """A text of the node's in the caller's names."""

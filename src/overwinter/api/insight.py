@@ -1,4 +1,4 @@
-"""What can be asked over HTTP of what a node does: metrics, activity, usage, and why a function is as it is?"""
+"""What can be asked of a node over HTTP: metrics, activity, usage, why a function is so, and what its code printed?"""
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -28,16 +28,11 @@ class InsightApi:
             Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_body(list[Usage])}),
             Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_body(list[Usage])}),
             *(
-                Operation("GET", f"{function}{version}/explain", "token", self.explain, {200: json_body(Explanation)})
-                for version in ("", "/versions/{version}")
+                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_body(told)})
+                for path in (function, f"{function}/versions/{{version}}")
+                for handler, told in ((self.explain, Explanation), (self.logs, list[Line]))
             ),
-            *(
-                Operation(
-                    "GET", f"{function}{version}/logs", "token", self.logs, {200: json_body(list[Line])},
-                )
-                for version in ("", "/versions/{version}")
-            ),
-        ]  # fmt: skip
+        ]
 
     async def metrics(self, request: Request) -> Response:
         """All metrics, for Prometheus."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from overwinter.api.access import TENANT
 from overwinter.api.answers import Error
 from overwinter.api.operations import Body, Operation, json_body
+from overwinter.api.tenants import HEADER as TENANT_HEADER
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import NAME_PATTERN
 from overwinter.store.manifest import ADDRESS_PATTERN
@@ -43,7 +43,6 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "tenant": {"description": "A tenant.", "schema": {"type": "string", "pattern": NAME_PATTERN}},
 }
-TENANT_HEADER = TENANT.decode()
 HEADERS: dict[str, dict[str, Any]] = {
     TENANT_HEADER: {
         "description": "The tenant for which the request speaks. Without a token: any; where none is named, `default`. "
