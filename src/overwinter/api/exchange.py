@@ -24,9 +24,9 @@ CONNECTION = "overwinter.connection"
 """Where in the scope of a request its connection is."""
 HOLD = "overwinter.hold"
 """Where in the scope lies what the request holds of the memory for requests."""
-LEFT = "the client closed the connection before its answer was ready"
 FIELDS = "overwinter.fields"
 """And where its headers, found in a fraction of the time that Starlette's take."""
+LEFT = "the client closed the connection before its answer was ready"
 
 T = TypeVar("T")
 
@@ -119,7 +119,6 @@ class Request(HTTPConnection):
         """What it holds of the memory for requests; given back when its answer is sent."""
         self.caller: Caller = scope[CALLER]
         """For whom it acts; what it sees of the node."""
-        self.connection: Connection = scope[CONNECTION]
 
     async def body(self, bounds: Bounds) -> Buffer:
         """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError
@@ -129,17 +128,18 @@ class Request(HTTPConnection):
 
     async def unless_gone(self, answer: Awaitable[T]) -> T:
         """Await `answer` after the body was read; cancel it when the client hangs up, so that no queue holds it."""
+        connection: Connection = self.scope[CONNECTION]
         task = asyncio.current_task()
         assert task is not None
-        if self.connection.has_left:
+        if connection.has_left:
             task.cancel()
         # A task of its own that watches would cost each request more.
-        self.connection.on_leave = task.cancel
+        connection.on_leave = task.cancel
         try:
             return await answer
         except asyncio.CancelledError:
-            if self.connection.has_left and not task.uncancel():
+            if connection.has_left and not task.uncancel():
                 raise CallerError(LEFT) from None
             raise
         finally:
-            self.connection.on_leave = None
+            connection.on_leave = None
