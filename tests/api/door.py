@@ -21,6 +21,7 @@ from overwinter.core.errors import NotFoundError, OverloadedError
 from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from overwinter.core.versions import Shares
 from overwinter.node.views import DeployedVersion
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Manifest
@@ -45,7 +46,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tenant: str = "default"
     version: int
-    latest: bool
+    traffic: int
     state: str
     reason: str = ""
     platform: str = "overwinter_program"
@@ -125,6 +126,7 @@ class Door:
         self.views: dict[tuple[str, int], View] = {}
         self.owners: dict[str, str] = {}
         self.asked: list[tuple[str, int | None, float | None, int]] = []
+        self.traffic_set: list[tuple[str, Shares]] = []
         self.slow_started = threading.Event()
         self.slow_cancelled = threading.Event()
         self.slow_go = asyncio.Event()
@@ -185,6 +187,11 @@ class Door:
         self.view(name, version)
         self.views = {key: view for key, view in self.views.items() if key[0] != name or version not in (None, key[1])}
 
+    async def set_traffic(self, name: str, shares: Shares) -> None:
+        for share in shares:
+            self.view(name, share.version)
+        self.traffic_set.append((name, shares))
+
     async def load(self, name: str, version: int | None) -> None:
         self._set_state(name, version, "READY", "")
 
@@ -201,12 +208,12 @@ class Door:
     ) -> None:
         for key, view in self.views.items():
             if key[0] == name:
-                self.views[key] = msgspec.structs.replace(view, latest=False)
+                self.views[key] = msgspec.structs.replace(view, traffic=0)
         self.views[name, version] = View(
             name=name,
             tenant=tenant,
             version=version,
-            latest=True,
+            traffic=100,
             state="READY",
             inputs=inputs,
             outputs=outputs,

@@ -192,7 +192,7 @@ def test_every_operation_asks_for_what_the_document_says(served: Served, tokens:
     assert {what for what, is_open, _ in told if is_open} == {
         "get /", "get /docs", "get /openapi.json", "get /v2/health/live", "get /v2/health/ready",
     }  # fmt: skip
-    assert sum(not may for *_, may in told) == 10
+    assert sum(not may for *_, may in told) == 11
 
 
 def test_two_tenants_use_one_name_and_neither_learns_of_the_other(

@@ -70,7 +70,7 @@ def test_state(client: Client) -> None:
     client.load("echo-int16")
     assert client.ready("echo-int16", 1)
     assert client.function("add")["version"] == 2
-    assert client.function("add", 1)["latest"] is False
+    assert client.function("add", 1)["traffic"] == 0
     with pytest.raises(NotFoundError, match="nobody"):
         client.ready("nobody")
 

@@ -9,6 +9,7 @@ import pytest
 
 from overwinter.api.app import DISK_THREADS
 from overwinter.core.tensor import TENSORS_MAX
+from overwinter.core.versions import Share
 from overwinter.store.blocks import address_of
 from tests.api.door import BLOCK_BYTES_MAX, LIMITS, Served, manifest_of, serving, spec
 
@@ -111,6 +112,36 @@ def test_uploads_are_counted_for_each_caller(impatient: Served) -> None:
     assert b"uploads-max" in refused
 
 
+def test_shares_of_the_traffic_reach_the_node(http: httpx.Client, served: Served) -> None:
+    told = {"shares": [{"version": 1, "percent": 90}, {"version": 2, "percent": 10}]}
+    answer = http.put(f"{FUNCTIONS}/add/traffic", json=told)
+    assert (answer.status_code, answer.json()) == (200, told)
+    assert http.put(f"{FUNCTIONS}/add/traffic", json={"shares": []}).status_code == 200
+    assert served.door.traffic_set == [("add", (Share(1, 90), Share(2, 10))), ("add", ())]
+
+
+@pytest.mark.parametrize(
+    ("shares", "status", "said"),
+    [
+        ([{"version": 1, "percent": 90}], 400, "90 per cent"),
+        ([{"version": 1, "percent": 50}] * 2, 400, "two shares"),
+        ([{"version": 1, "percent": 101}], 400, "percent"),
+        ([{"version": 0, "percent": 100}], 400, "version"),
+        ([{"version": number, "percent": 10} for number in range(1, 11)], 400, "shares"),
+        ([{"version": 9, "percent": 100}], 404, "version 9"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(http: httpx.Client, shares: object, status: int, said: str) -> None:
+    answer = http.put(f"{FUNCTIONS}/add/traffic", json={"shares": shares})
+    assert (answer.status_code, said in answer.json()["error"]) == (status, True)
+
+
+def test_the_traffic_of_another_tenant_s_function_is_its_own(http: httpx.Client) -> None:
+    headers = {"Overwinter-Tenant": "other"}
+    shares = {"shares": [{"version": 1, "percent": 100}]}
+    assert http.put(f"{FUNCTIONS}/add/traffic", json=shares, headers=headers).status_code == 403
+
+
 def test_a_function_comes_and_goes(http: httpx.Client) -> None:
     program = b"a program"
     http.put(f"{BLOCKS}/{address_of(program)}", content=program)
@@ -122,10 +153,10 @@ def test_a_function_comes_and_goes(http: httpx.Client) -> None:
     assert as_msgpack.json() == {"name": "passing", "version": 2, "warning": ""}
 
     described = http.get(f"{FUNCTIONS}/passing").json()
-    assert (described["version"], described["latest"], described["state"]) == (2, True, "READY")
+    assert (described["version"], described["traffic"], described["state"]) == (2, 100, "READY")
     assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["batch", 2]}]
     assert described["settings"]["slo_ms"] == 80
-    assert http.get(f"{FUNCTIONS}/passing/versions/1").json()["latest"] is False
+    assert http.get(f"{FUNCTIONS}/passing/versions/1").json()["traffic"] == 0
     listed = [(each["name"], each["version"]) for each in http.get(FUNCTIONS).json()]
     assert [entry for entry in listed if entry[0] == "passing"] == [("passing", 1), ("passing", 2)]
 

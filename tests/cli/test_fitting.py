@@ -36,7 +36,8 @@ ACTIVITY = {
     "host_budget": 2 << 40, "private_bytes": 1 << 40, "private_budget": 2 << 40, "functions": [MANY, FEW],
 }  # fmt: skip
 LISTED = {
-    "name": NAME, "version": 1234, "latest": False, "tenant": "t", "state": "UNAVAILABLE", "life": "unloaded",
+    "name": NAME, "version": 1234, "traffic": 10, "promoted": True, "tenant": "t", "state": "UNAVAILABLE",
+    "life": "unloaded",
     "family": f"{NAME}@1234", "members": 1234, "workers": MANY["workers"], "waiting": 98_765, "nbytes": 1023 << 30,
     "missing_bytes": 1022 << 30, "settings": {"slo_ms": 123_456.0}, "created": 0.0,
 }  # fmt: skip
@@ -108,7 +109,8 @@ def test_a_wider_terminal_shows_more(name: str) -> None:
 
 def test_nothing_is_left_out_that_there_is_room_for() -> None:
     small = {
-        **LISTED, "name": "f", "members": 1, "workers": [], "version": 1, "latest": True, "state": "READY",
+        **LISTED, "name": "f", "members": 1, "workers": [], "version": 1, "traffic": 100, "promoted": False,
+        "state": "READY",
         "waiting": 0, "nbytes": 1 << 20, "missing_bytes": 0, "settings": {"slo_ms": 80.0},
     }  # fmt: skip
     for width, whole in ((110, True), (80, False)):

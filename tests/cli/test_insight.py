@@ -16,7 +16,8 @@ ACTIVITY = {
     "functions": [{**FUNCTION, "name": f"f{number}", "p50_ms": None} for number in range(3)], "workers": [],
 }  # fmt: skip
 EXPLAINED = {
-    "name": "f", "version": 2, "tenant": "t", "latest": False, "state": "backoff", "on_trial": False, "queued": 0,
+    "name": "f", "version": 2, "tenant": "t", "traffic": 10, "promoted": True, "answered": 7, "refused": 1,
+    "state": "backoff", "on_trial": False, "queued": 0,
     "settings": {"slo_ms": 80}, "best_effort": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
     "run_s": None, "failures": 3, "rests_s": 1.25, "bodies": [], "refusals": [], "family": "f@2", "members": ["f@2"],
     "tiers": [
@@ -65,7 +66,9 @@ def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
 
 def test_an_explanation_tells_why() -> None:
     shown = text(*explained_tables(EXPLAINED))
-    assert "f@2 (old)" in shown
+    assert "10% of the requests that name no version (as promoted or split); 7 answered, 1 refused" in " ".join(
+        shown.split()
+    )
     assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
     assert "80 ms, met by 50.0%; no configuration keeps it here" in shown
     assert "2 configurations, known for 2 min; in service 1.50 of what was measured" in shown

@@ -75,10 +75,10 @@ def test_a_comparison_is_told_in_a_line_each() -> None:
 
 
 FUNCTION = {
-    "name": "b", "version": 1, "latest": True, "tenant": "t", "state": "READY", "reason": "", "life": "awake",
-    "family": "a@1", "members": 2, "workers": [3, 5], "waiting": 4, "nbytes": 2048, "blocks": 1, "missing_bytes": 0,
-    "handler": False, "agreement": None, "inputs": [], "outputs": [], "settings": {"slo_ms": None}, "created": 0.0,
-    "sharing": None,
+    "name": "b", "version": 1, "traffic": 100, "promoted": False, "tenant": "t", "state": "READY", "reason": "",
+    "life": "awake", "family": "a@1", "members": 2, "workers": [3, 5], "waiting": 4, "nbytes": 2048, "blocks": 1,
+    "missing_bytes": 0, "handler": False, "agreement": None, "inputs": [], "outputs": [], "settings": {"slo_ms": None},
+    "created": 0.0, "sharing": None,
 }  # fmt: skip
 
 

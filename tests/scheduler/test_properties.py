@@ -23,11 +23,13 @@ from overwinter.core.events import (
     Pressed,
     Profiled,
     Removed,
+    TrafficSet,
     UnloadAsked,
     ZygoteLost,
 )
 from overwinter.core.policies import POLICIES, policy_named
 from overwinter.core.profile import Point, Profile
+from overwinter.core.versions import Share
 from overwinter.scheduler import ahead
 from tests.scheduler import replayed
 from tests.scheduler.world import World, spec
@@ -122,6 +124,10 @@ class AnyOrder(RuleBasedStateMachine):
             whose = f"{whose}{runs}{'s' if own.get('sandboxed') else ''}"
         made = spec(name, self.versions[name], blobs, profile=self.profiles[profile], family=whose, **settings)
         self.world.deploy(made, on_trial)
+
+    @rule(name=st.sampled_from(NAMES), shares=st.sampled_from([(), ((1, 100),), ((1, 90), (2, 10)), ((2, 1), (3, 99))]))
+    def set_traffic(self, name, shares):
+        self.world.send(TrafficSet(name, tuple(Share(*share) for share in shares)))
 
     @rule(name=st.sampled_from(NAMES), wait=st.sampled_from([None, 0.5, 5.0]), priority=st.integers(0, 2))
     def arrive(self, name, wait, priority):

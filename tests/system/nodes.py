@@ -8,7 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -186,3 +187,21 @@ def ask(node: NodeProcess, name: str, value: float = 1.0, **options) -> list[flo
     x = torch.full((1, 4), value)
     with Client(node.url) as client:
         return client.infer(name, {"x": x}, **options)["y"].tolist()[0]
+
+
+@contextmanager
+def asking(node: NodeProcess, name: str) -> Iterator[list[float]]:
+    """The first number of each answer of somebody who asks, one request after another, until the end of the block."""
+    stop, answers = threading.Event(), []
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            answers.append(ask(node, name)[0])
+
+    thread = threading.Thread(target=keep_asking)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        thread.join()

@@ -50,6 +50,7 @@ FITTING = {
     ("POST", "pipelines"): (msgspec.json.encode(PIPELINE), {}),
     ("POST", "missing"): (msgspec.json.encode({"addresses": [address_of(BLOCK)]}), {}),
     ("PUT", "{address}"): (BLOCK, {}),
+    ("PUT", "traffic"): (b'{"shares":[{"version":1,"percent":100}]}', {}),
 }
 """Bodies that are right for what is deployed, by method and the end of the path: nobody would guess them."""
 

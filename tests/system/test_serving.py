@@ -1,7 +1,6 @@
 """A node from outside: wake, sleep, answer, refuse, take over, and tell the same story in its journal."""
 
 import concurrent.futures
-import threading
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from overwinter.core.errors import (
 )
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask, deploy, wait_until
+from .nodes import NodeProcess, Scale, ask, asking, deploy, wait_until
 
 SLOW = """
 import time
@@ -100,19 +99,10 @@ def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):
 
 def test_a_new_version_takes_over_without_a_lost_request_and_the_old_one_answers_by_number(node: NodeProcess):
     deploy(node, "versions", Scale(2.0), max_bodies=2)
-    stop, answers = threading.Event(), []
-
-    def keep_asking():
-        while not stop.is_set():
-            answers.append(ask(node, "versions")[0])
-
-    asking = threading.Thread(target=keep_asking)
-    asking.start()
-    wait_until(lambda: 3.0 in answers)
-    made = deploy(node, "versions", Scale(5.0))
-    wait_until(lambda: 6.0 in answers)
-    stop.set()
-    asking.join()
+    with asking(node, "versions") as answers:
+        wait_until(lambda: 3.0 in answers)
+        made = deploy(node, "versions", Scale(5.0))
+        wait_until(lambda: 6.0 in answers)
     assert made.version == 2
     assert answers == sorted(answers)
     assert set(answers) == {3.0, 6.0}

@@ -89,6 +89,7 @@ def attempts(names: tuple[str, ...]) -> list[tuple[str, str, object]]:
             ("POST", f"{mine}/versions/1/profile", {}),
             ("POST", f"/v2/repository/models/{name}/load", None),
             ("POST", f"/v2/repository/models/{name}/unload", None),
+            ("PUT", f"{mine}/traffic", {"shares": [{"version": 1, "percent": 100}]}),
             ("DELETE", mine, None),
             ("DELETE", f"{mine}/versions/1", None),
         ]
@@ -105,7 +106,7 @@ def tried(tenants: Tenants, calls: list[tuple[str, str, object]]) -> list[tuple[
 def test_another_tenant_s_things_are_as_if_they_did_not_exist(tenants: Tenants) -> None:
     theirs = tried(tenants, attempts(("vault", "chain", "alice..vault")))
     nobodys = tried(tenants, attempts(("empty", "other", "alice..empty")))
-    assert len(theirs) == 57
+    assert len(theirs) == 60
     assert {status for status, _ in theirs} == {404}
     plain = [(status, re.sub("vault|chain|empty|other", "NAME", text)) for status, text in theirs]
     assert plain == [(status, re.sub("vault|chain|empty|other", "NAME", text)) for status, text in nobodys]

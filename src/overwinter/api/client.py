@@ -145,7 +145,7 @@ class Client:
         return _json(self._send("GET", "/overwinter/v1/functions"), list[dict[str, Any]])
 
     def function(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """One version of a function, the latest unless told; or a pipeline. NotFoundError."""
+        """One version of a function, the default unless told; or a pipeline. NotFoundError."""
         return _json(self._send("GET", _function(name, version)), dict[str, Any])
 
     def pipelines(self) -> list[dict[str, Any]]:
@@ -276,6 +276,13 @@ class Client:
         response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
         return _json(response, Registered)
 
+    def set_traffic(self, name: str, shares: Mapping[int, int]) -> None:
+        """Give versions of a function the requests that name none: per cent by version, of 100; without any, the newest
+        version gets all. NotFoundError, ConflictError.
+        """
+        told = [{"version": version, "percent": percent} for version, percent in shares.items()]
+        self._send("PUT", f"{_function(name)}/traffic", content=msgspec.json.encode({"shares": told}))
+
     def remove(self, name: str, version: int | None = None) -> None:
         """Take away one version of a function, or all of them; or a pipeline. ConflictError while a pipeline needs
         the function.
@@ -385,5 +392,5 @@ def _model(name: str, version: int | None) -> str:
     return f"/v2/models/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")
 
 
-def _function(name: str, version: int | None) -> str:
+def _function(name: str, version: int | None = None) -> str:
     return f"/overwinter/v1/functions/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")

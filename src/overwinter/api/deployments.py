@@ -28,6 +28,7 @@ from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.ids import Address
 from overwinter.core.pipeline import Pipeline, decode_pipeline
 from overwinter.core.tensor import Buffer
+from overwinter.core.versions import SHARES_MAX, Shares, check_shares
 from overwinter.node import clock
 from overwinter.node.pipelines import PipelineInfo
 from overwinter.node.threads import Threads
@@ -40,6 +41,7 @@ MISSING_MAX = 16_384
 """Addresses in one question."""
 QUESTION = Bounds(2 << 20)
 PIPELINE = Bounds(64 << 10)
+TRAFFIC = Bounds(64 << 10)
 MANIFEST_COST = 8
 """Bytes of memory for each byte of a manifest while it is read."""
 MSGPACK_BYTES_MAX = 256 << 10
@@ -57,7 +59,14 @@ class MissingRequest(msgspec.Struct):
     ]
 
 
+class Traffic(msgspec.Struct):
+    """Which versions get the requests that name none: shares of 100 per cent; without any, the newest has all."""
+
+    shares: Annotated[Shares, msgspec.Meta(max_length=SHARES_MAX)]
+
+
 _missing_decoder = msgspec.json.Decoder(MissingRequest)
+_traffic_decoder = msgspec.json.Decoder(Traffic)
 _is_address = re.compile(ADDRESS_PATTERN).match
 
 
@@ -98,6 +107,10 @@ class DeploymentApi:
             ),
             Operation("GET", pipelines, "token", self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
             *(Operation("GET", path, "token", self.function, {200: told}) for path in (function, version)),
+            Operation(
+                "PUT", f"{function}/traffic", "deploy", self.traffic, {200: json_body(Traffic)},
+                takes=json_body(Traffic), fails=(409, 507),
+            ),
             *(
                 Operation(
                     "DELETE", path, "deploy", self.remove, {200: json_body(Removed)}, fails=(409,)
@@ -150,8 +163,19 @@ class DeploymentApi:
         return await _listed(request, request.caller.front.functions())
 
     async def function(self, request: Request) -> Response:
-        """One version of a function, the latest where the path does not say; or a pipeline."""
+        """One version of a function, the default where the path does not say; or a pipeline."""
         return json_response(request.caller.front.view(*function_of(request)).info(True))
+
+    async def traffic(self, request: Request) -> Response:
+        """Say which versions of a function get the requests that name none, and how many per cent each; with no shares,
+        the newest version gets all.
+        """
+        traffic = decode_json(_traffic_decoder, await request.body(TRAFFIC))
+        check_shares(traffic.shares)
+        name, _ = function_of(request)
+        check_owner(request, name)
+        await request.caller.front.set_traffic(name, traffic.shares)
+        return json_response(traffic)
 
     async def remove(self, request: Request) -> Response:
         """Take away one version of a function, or all; or a pipeline."""

@@ -15,6 +15,7 @@ from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Progress, Wanted
 from overwinter.core.tensor import Buffer, Tensor, TensorSpec
+from overwinter.core.versions import Shares
 from overwinter.store.manifest import Manifest
 
 State = Literal["READY", "UNAVAILABLE", "LOADING"]
@@ -40,11 +41,6 @@ class FunctionView(Protocol):
     @property
     def version(self) -> int:
         """Which version of it; from 1."""
-        ...
-
-    @property
-    def latest(self) -> bool:
-        """Whether a call without a version goes to this one."""
         ...
 
     @property
@@ -217,7 +213,7 @@ class Front(Protocol):
         ...
 
     def view(self, name: FunctionName, version: int | None, /) -> FunctionView:
-        """One version of a function, or the latest, or a pipeline; NotFoundError. Called for every request: it must
+        """One version of a function, or its default, or a pipeline; NotFoundError. Called for every request: it must
         be cheap.
         """
         ...
@@ -255,6 +251,10 @@ class Front(Protocol):
     @property
     def insight(self) -> Insight:
         """What people can see of it."""
+        ...
+
+    async def set_traffic(self, name: FunctionName, shares: Shares, /) -> None:
+        """Say which versions of a function get the requests that name none; with no shares, the newest."""
         ...
 
     async def remove(self, name: FunctionName, version: int | None, /) -> None:

@@ -20,6 +20,7 @@ from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Progress, Wanted
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.core.versions import Shares
 from overwinter.store.manifest import Manifest
 from overwinter.store.tokens import SEPARATOR, Quota
 
@@ -71,11 +72,6 @@ class _View:
     def version(self) -> int:
         """Which version of it."""
         return self._view.version
-
-    @property
-    def latest(self) -> bool:
-        """Whether a call without a version goes to this one."""
-        return self._view.latest
 
     @property
     def state(self) -> State:
@@ -231,6 +227,10 @@ class TenantFront:
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
         """What is known of a function's speed."""
         return self._node.known_profile(self._inner(name), version)
+
+    async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
+        """Say which versions of a function get the requests that name none."""
+        await self._node.set_traffic(self._inner(name), shares)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Take away one version of a function, or all, or a pipeline."""

@@ -18,6 +18,7 @@ from overwinter.cli.tables import (
     members_text,
     plain_table,
     slo_text,
+    traffic_text,
     workers_text,
 )
 
@@ -135,7 +136,8 @@ def _facts_of(explained: Description) -> dict[str, str]:
     run_s = explained["run_s"]
     own = _count(_workers_that_have(explained), "worker", "workers")
     return {
-        "function": f"{explained['name']}@{explained['version']}{'' if explained['latest'] else ' (old)'}",
+        "function": f"{explained['name']}@{explained['version']}",
+        "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
         "tenant": explained["tenant"],
         "family": members_text(explained["members"]),
         "state": f"{state}, bound in {own}, {explained['queued']} waiting",

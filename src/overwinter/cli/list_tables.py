@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from overwinter.cli.fitting import Column, Fitted
 from overwinter.cli.options import size_text
-from overwinter.cli.tables import Description, age_text, family_text, slo_text, stage_text, workers_text
+from overwinter.cli.tables import Description, age_text, family_text, slo_text, stage_text, version_text, workers_text
 
 
 def functions_table(functions: Sequence[Description], now: float) -> Fitted:
@@ -12,7 +12,7 @@ def functions_table(functions: Sequence[Description], now: float) -> Fitted:
     rows = [
         (
             each["name"],
-            f"{each['version']}{'' if each['latest'] else ' (old)'}",
+            version_text(each),
             each["state"],
             each["life"],
             family_text(each),

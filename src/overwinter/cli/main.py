@@ -20,6 +20,7 @@ from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
 from overwinter.cli.token import token
+from overwinter.cli.traffic import promote, split
 from overwinter.core.errors import OverwinterError
 
 INTERRUPTED = 130
@@ -66,6 +67,8 @@ for _command in (
     rm,
     load,
     unload,
+    promote,
+    split,
     simulate,
     profile,
     top,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overwinter.cli.options import printable, size_text
+from overwinter.core.versions import WHOLE
 
 PIPE_WIDTH = 400
 """Columns when nobody's terminal sets the width: nothing is cut off for grep."""
@@ -50,7 +51,8 @@ def function_table(function: Description, now: float) -> Table:
     """All that is known of one version, a fact a line."""
     state = f"{function['state']}, {function['life']}"
     facts = {
-        "function": f"{function['name']}@{function['version']}{', the latest' if function['latest'] else ''}",
+        "function": f"{function['name']}@{function['version']}",
+        "traffic": traffic_text(function),
         "tenant": function["tenant"],
         "state": f"{state} ({printable(function['reason'])})" if function["reason"] else state,
         "waiting": f"{function['waiting']} requests",
@@ -76,6 +78,18 @@ def _sharing_facts(function: Description) -> dict[str, str]:
     for worker in sharing["workers"]:
         facts[f"worker {worker['worker']}"] = f"{worker['state']}, has {ids_text(worker['bound'])}"
     return facts
+
+
+def version_text(function: Description) -> str:
+    """A version, and what it gets of the requests that name none unless that is all."""
+    percent = function["traffic"]
+    return f"{function['version']}{'' if percent == WHOLE else f' ({percent}%)'}"
+
+
+def traffic_text(function: Description) -> str:
+    """What a version gets of the requests that name none, and who says so."""
+    why = "as promoted or split" if function["promoted"] else "the newest version gets all"
+    return f"{function['traffic']}% of the requests that name no version ({why})"
 
 
 def members_text(members: Sequence[str]) -> str:

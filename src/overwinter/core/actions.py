@@ -125,6 +125,8 @@ class Refuse(_Action, frozen=True):
     error: str
     message: str
     retry_after_s: float | None = None
+    function: FunctionId | None = None
+    """Whose it was; None: of none that is here."""
 
 
 class Announce(_Action, frozen=True):

@@ -17,6 +17,7 @@ from overwinter.core.ids import (
     WorkerId,
 )
 from overwinter.core.profile import Profile
+from overwinter.core.versions import Shares
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -38,6 +39,13 @@ class Removed(_Event, frozen=True):
     """A version was taken away by its owner."""
 
     function: FunctionId
+
+
+class TrafficSet(_Event, frozen=True):
+    """Requests for a name without a version go to these versions from now on; to none: to the newest."""
+
+    name: FunctionName
+    shares: Shares
 
 
 class LoadAsked(_Event, frozen=True):
@@ -204,6 +212,7 @@ class Alarm(_Event, frozen=True):
 Event = (
     Deployed
     | Removed
+    | TrafficSet
     | LoadAsked
     | UnloadAsked
     | Arrived

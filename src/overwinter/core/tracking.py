@@ -6,7 +6,7 @@ counted into one tally a function. Nothing but the steps is known, so any journa
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from overwinter.core.actions import (
     Action,
@@ -36,18 +36,21 @@ from overwinter.core.events import (
     RunEnded,
     Staged,
     StageFailed,
+    TrafficSet,
     UnloadAsked,
 )
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.tally import Tally
+from overwinter.core.told import Told
 from overwinter.core.underway import LivingBody, OpenRequest, OpenRun
+from overwinter.core.versions import Versions
 
 T = TypeVar("T", bound=Tally)
 
 
-class Tracker(Generic[T]):
-    """Reads steps one after another. Whoever needs more than the tallies overrides the methods under "Told"."""
+class Tracker(Told[T]):
+    """Reads steps one after another. Whoever needs more than the tallies overrides what it is told."""
 
     def __init__(self, tally: Callable[[FunctionName], T]) -> None:
         self._make = tally
@@ -59,6 +62,7 @@ class Tracker(Generic[T]):
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.bodies: dict[WorkerId, LivingBody[T]] = {}
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
+        self._proven: dict[FunctionName, Versions] = {}
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
         self._coming: dict[FunctionId, tuple[OperationId, Seconds]] = {}
@@ -78,6 +82,7 @@ class Tracker(Generic[T]):
             Cancelled: self._cancelled,
             Deployed: self._deployed,
             Removed: self._removed,
+            TrafficSet: self._traffic_set,
             UnloadAsked: self._unload_asked,
             Profiled: self._profiled,
         }
@@ -125,13 +130,13 @@ class Tracker(Generic[T]):
         self._refused(tally, action, now)
 
     def _reply(self, action: Reply, now: Seconds) -> None:
-        request, start = self._requests.pop(action.request), action.start
+        request = self._requests.pop(action.request)
         tally, seconds = request.tally, now - request.arrived
         tally.answered += 1
-        tally.started[start] += 1
+        tally.started[action.start] += 1
         if tally.slo_s is not None and seconds <= tally.slo_s:
             tally.within += 1
-        self._answered(tally, start, seconds, now)
+        self._answered(tally, action, seconds, now)
 
     def _run(self, action: Run, now: Seconds) -> None:
         body = self.bodies[action.worker]
@@ -293,30 +298,38 @@ class Tracker(Generic[T]):
             tally.tenant = spec.tenant
             # Other threads look at the tallies: they find them whole.
             self.tallies[spec.name] = tally
-            self._versions[spec.name] = {}
+            self._versions[spec.name], self._proven[spec.name] = {}, Versions()
         self._versions[spec.name][spec.version] = spec
         if event.on_trial:
             self._trials.add(spec.id)
+        else:
+            self._proven[spec.name].add(spec.version)
         self._appoint(spec.name)
         self._came(spec, now)
         if event.resident:
             self._keep(spec, now)
 
     def _appoint(self, name: FunctionName) -> None:
-        """The newest version that has proved itself answers for the name."""
-        tally = self.tallies[name]
-        proven = [spec for spec in self._versions[name].values() if spec.id not in self._trials]
-        if proven:
-            spec = max(proven, key=lambda each: each.version)
+        """The version that stands for the name says who pays and what is promised."""
+        tally, proven = self.tallies[name], self._proven[name]
+        if proven.numbers:
+            spec = self._versions[name][proven.default]
             tally.tenant = spec.tenant
             tally.slo_s = None if spec.settings.slo_ms is None else spec.settings.slo_ms / 1000
+
+    def _traffic_set(self, event: TrafficSet, now: Seconds) -> None:
+        if event.name in self._proven:
+            self._proven[event.name].split(event.shares)
+            self._appoint(event.name)
 
     def _announce(self, action: Announce, now: Seconds) -> None:
         if action.function not in self._trials:
             return
         if action.error is None:
+            spec = self.specs[action.function]
             self._trials.remove(action.function)
-            self._appoint(self.specs[action.function].name)
+            self._proven[spec.name].add(spec.version)
+            self._appoint(spec.name)
         else:
             self._forget(action.function, now)
 
@@ -331,11 +344,12 @@ class Tracker(Generic[T]):
         spec = self.specs.pop(function)
         versions = self._versions[spec.name]
         del versions[spec.version]
+        self._proven[spec.name].discard(spec.version)
         self._left(spec, now)
         if versions:
             self._appoint(spec.name)
         else:
-            del self._versions[spec.name]
+            del self._versions[spec.name], self._proven[spec.name]
             self._ended(self.tallies.pop(spec.name))
 
     def _decide(self, action: Decide, now: Seconds) -> None:
@@ -347,54 +361,3 @@ class Tracker(Generic[T]):
             tally.evictions += 1
             self._let_go(action.function, now)
         self._decided(tally, action, now)
-
-    # Told
-
-    def _body_bytes(self, spec: FunctionSpec, action: StartBody) -> float:
-        """Private memory that a body of the function is taken to have until it is weighed."""
-        return 0.0
-
-    def _answered(self, tally: T, start: Start, seconds: float, now: Seconds) -> None:
-        """A request got its answer."""
-
-    def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
-        """A request got none."""
-
-    def _handed(self, tally: T, seconds: float) -> None:
-        """A body has a request that waited so long."""
-
-    def _ran(self, run: OpenRun[T], seconds: float) -> None:
-        """A run ended."""
-
-    def _began(self, body: LivingBody[T], now: Seconds) -> None:
-        """A body was asked for."""
-
-    def _woken(self, body: LivingBody[T], seconds: float) -> None:
-        """A body is ready, so long after its wake began."""
-
-    def _gone(self, body: LivingBody[T], now: Seconds) -> None:
-        """A body is no more."""
-
-    def _came(self, spec: FunctionSpec, now: Seconds) -> None:
-        """A version was deployed."""
-
-    def _left(self, spec: FunctionSpec, now: Seconds) -> None:
-        """A version is no more."""
-
-    def _ended(self, tally: T) -> None:
-        """A function's last version is no more; bodies of it may still end."""
-
-    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
-        """All blocks of the version lie in its host store and are held for it."""
-
-    def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
-        """They are held for it no more."""
-
-    def _decided(self, tally: T, action: Decide, now: Seconds) -> None:
-        """Why something was decided."""
-
-    def _profiled(self, event: Profiled, now: Seconds) -> None:
-        """A function was measured."""
-
-    def _heard(self, event: Event, now: Seconds) -> None:
-        """Something happened that no tally counts."""

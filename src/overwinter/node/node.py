@@ -22,6 +22,7 @@ from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Wanted
 from overwinter.core.tensor import Tensor
+from overwinter.core.versions import Shares, Versions, default_of
 from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
@@ -35,6 +36,7 @@ from overwinter.node.profiling.survey import Tell
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
 from overwinter.node.threads import Threads
+from overwinter.node.traffic import Traffic, who_stays
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.hosts import HostStores
@@ -53,6 +55,7 @@ class Node:
         self.repository = repository
         self.hosts = hosts
         self._pipelines = Pipelines(self, repository)
+        self._traffic = Traffic(self, self._pipelines, repository.traffic)
         self._quarantine = Quarantine(repository.root / "quarantine.json")
         self._scheduler = scheduler
         self._last_request = 0
@@ -124,7 +127,8 @@ class Node:
     async def _deploy(self, manifest: Manifest, counted: Callable[[], None]) -> DeployedVersion:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         await in_thread(self._check, manifest)
-        self._pipelines.protect(manifest.name, manifest)
+        if not self._versions_of(manifest.name).shares:
+            self._pipelines.protect(manifest.name, manifest)
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self.config.mind.memory_bytes)
@@ -147,7 +151,8 @@ class Node:
             raise
         if self.config.profile_on_deploy:
             self.profiler.measure_soon(function)
-        return DeployedVersion(deployment.name, deployment.version, function.warning())
+        told = filter(None, (function.warning(), who_stays(self._versions_of(deployment.name).shares)))
+        return DeployedVersion(deployment.name, deployment.version, "\n".join(told))
 
     async def _register(self, manifest: Manifest) -> Deployment:
         """A new version, not proven yet. One that nobody waits for any more leaves again: the thread goes on."""
@@ -224,9 +229,12 @@ class Node:
             stages = self._pipelines.stages(name, version).values()
             await asyncio.gather(*(self.load(stage.function, stage.version) for stage in stages))
             return
-        id_ = function_id(name, self.function(name, version).version)
-        await self._ask(id_, LoadAsked(id_))
-        self._quarantine.forget(id_)
+        shares = () if version is not None else self._versions_of(name).shares
+        asked: list[int | None] = [share.version for share in shares] or [version]
+        ids = [function_id(name, self.function(name, each).version) for each in asked]
+        await asyncio.gather(*(self._ask(id_, LoadAsked(id_)) for id_ in ids))
+        for id_ in ids:
+            self._quarantine.forget(id_)
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Make a version, or all with None, give back their memory and answer no more until loaded."""
@@ -236,6 +244,10 @@ class Node:
         for function in list(self._effects.functions.values()):
             if function.deployment.name == name and version in (None, function.deployment.version):
                 self.post(UnloadAsked(function.id))
+
+    async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
+        """Say which versions of a function get the requests that name none; raises why they cannot."""
+        await self._traffic.set(name, shares)
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
         """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
@@ -268,22 +280,26 @@ class Node:
         return self._view(self._deployed(name, version))
 
     def _deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
-        versions = self._scheduler.state.versions.get(name, [])
-        asked = version if version is not None else (versions[-1] if versions else None)
+        known = self._versions_of(name)
+        asked = version if version is not None else (known.default if known.numbers else None)
         function = None if asked is None else self._effects.functions.get(function_id(name, asked))
         if function is None and name in self._pipelines:
             its = ", ".join(sorted({stage.function for stage in self._pipelines.stages(name, None).values()}))
             raise NotFoundError(f"{name!r} is a pipeline and no function; ask about its functions: {its}")
         if function is None:
-            known = f"; its versions: {versions}" if versions else ""
-            raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{known}")
+            others = f"; its versions: {known.numbers}" if known.numbers else ""
+            raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
         return function
+
+    def _versions_of(self, name: FunctionName) -> Versions:
+        """Those of a function that answer."""
+        return self._scheduler.state.versions.get(name) or Versions()
 
     def versions(self, name: FunctionName) -> list[int]:
         """Those of a function or a pipeline that answer, ascending."""
         if name in self._pipelines:
             return [self._pipelines.view(name, None).version]
-        return list(self._scheduler.state.versions.get(name, []))
+        return list(self._versions_of(name).numbers)
 
     def functions(self) -> Iterator[FunctionView]:
         """Every version of every function, by name and number, each as it is when its turn comes."""
@@ -298,10 +314,9 @@ class Node:
                 yield self._view(function, blocks[whose])
 
     def _view(self, function: DeployedFunction, blocks: TenantBlocks | None = None) -> FunctionView:
-        versions = self._scheduler.state.versions.get(function.deployment.name, [])
-        latest = bool(versions) and versions[-1] == function.deployment.version
+        versions = self._versions_of(function.deployment.name)
         state = self._scheduler.state.functions.get(function.id)
-        return FunctionView(function, state, latest, blocks or self._blocks_for(function))
+        return FunctionView(function, state, versions, blocks or self._blocks_for(function))
 
     def _blocks_for(self, function: DeployedFunction) -> TenantBlocks:
         return TenantBlocks(self.hosts.store(function.store), self._scheduler.state, function.manifest.tenant)
@@ -325,10 +340,11 @@ class Node:
 
     def _protect(self, name: FunctionName, gone: int | None) -> None:
         """ConflictError if a pipeline needs a version, or with None any, of the function that is to go."""
-        versions = self._scheduler.state.versions.get(name, [])
-        left = [version for version in versions if gone not in (None, version)]
-        latest = self.function(name, left[-1]) if left else None
-        self._pipelines.protect(name, latest, set(versions) - set(left))
+        versions = self._versions_of(name)
+        left = [version for version in versions.numbers if gone not in (None, version)]
+        # One that has a share cannot go alone.
+        default = self.function(name, default_of(left, versions.shares)) if left else None
+        self._pipelines.protect(name, default, set(versions.numbers) - set(left))
 
     async def _ask(self, id_: FunctionId, event: Event) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -373,6 +389,7 @@ class Node:
             if quarantined:
                 log(f"function {function.id} is not served until it is loaded; the node failed on it: {quarantined}")
             self.post(Deployed(function.spec(), resident=self._is_resident(function), quarantined=quarantined))
+        self._traffic.restore()
         limited = {f"function {function.id}": function.deployment.limited for function in functions}
         limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}
         for what, every in limited.items():

@@ -72,7 +72,6 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     version: int
     tenant: TenantId
-    latest: bool
     state: Availability
     reason: str
     platform: str
@@ -91,7 +90,6 @@ class PipelineView:
     """A pipeline as it is at the moment of asking. Cheap to make: one is made a request."""
 
     platform = "overwinter_pipeline"
-    latest = True
 
     def __init__(self, kept: KeptPipeline, seen: Seen, functions: Functions) -> None:
         self._kept = kept
@@ -141,7 +139,6 @@ class PipelineView:
             name=self.name,
             version=self.version,
             tenant=self.tenant,
-            latest=self.latest,
             state=self.state,
             reason=self.reason,
             platform=self.platform,
@@ -217,17 +214,17 @@ class Pipelines:
         """The stages of one of them; NotFoundError."""
         return self._found(name, version)[0].pipeline.stages
 
-    def protect(self, name: FunctionName, latest: Typed | None, gone: Collection[int] = ()) -> None:
-        """ConflictError if a pipeline would stop fitting once `latest` answers for a function's name (None: nobody
+    def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
+        """ConflictError if a pipeline would stop fitting once `default` answers for a function's name (None: nobody
         does) and the versions `gone` are no more.
         """
 
         def find(asked: FunctionName, version: int | None) -> Typed:
             if asked != name or (version is not None and version not in gone):
                 return self._functions.function(asked, version)
-            if version is not None or latest is None:
+            if version is not None or default is None:
                 raise NotFoundError(f"its function {name!r} would be gone")
-            return latest
+            return default
 
         for kept, seen in self._known.values():
             used = any(stage.function == name for stage in kept.pipeline.stages.values())

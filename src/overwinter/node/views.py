@@ -9,6 +9,7 @@ from overwinter.core.agreement import Agreement
 from overwinter.core.function import Settings
 from overwinter.core.ids import Address, FunctionId, FunctionName, TenantId, WorkerId
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.core.versions import Versions
 from overwinter.node import clock
 from overwinter.node.families import FamilyFacts, family_facts
 from overwinter.node.functions import DeployedFunction
@@ -67,7 +68,10 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     version: int
     tenant: TenantId
-    latest: bool
+    traffic: int
+    """Per cent of the requests that name no version that it gets."""
+    promoted: bool
+    """Whether a promotion or a split says so; else the newest version gets all."""
     state: Availability
     reason: str
     platform: str
@@ -103,11 +107,11 @@ class FunctionView:
 
     platform = "overwinter_program"
 
-    def __init__(self, function: DeployedFunction, state: Function | None, latest: bool, host: Place) -> None:
+    def __init__(self, function: DeployedFunction, state: Function | None, versions: Versions, host: Place) -> None:
         self._function = function
         self._state = state
         self._host = host
-        self.latest = latest
+        self._versions = versions
         self.name: FunctionName = function.deployment.name
         self.version: int = function.deployment.version
         self.tenant: TenantId = function.manifest.tenant
@@ -140,7 +144,8 @@ class FunctionView:
             name=self.name,
             version=self.version,
             tenant=self.tenant,
-            latest=self.latest,
+            traffic=self._versions.percent(self.version),
+            promoted=bool(self._versions.shares),
             state=self.state,
             reason=self.reason,
             platform=self.platform,

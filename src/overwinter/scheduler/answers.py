@@ -1,7 +1,7 @@
 """How does a request come into the tables, and how does it leave them with its answer?"""
 
 from overwinter.core.actions import Refuse
-from overwinter.core.ids import RequestId, TenantId
+from overwinter.core.ids import FunctionId, RequestId, TenantId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import request_owner
@@ -23,10 +23,19 @@ def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
     return request
 
 
-def refuse(cycle: Cycle, id_: RequestId, error: str, message: str, retry_after_s: float | None = None) -> None:
-    """It gets no answer; `message` says why."""
-    close_request(cycle, id_)
-    cycle.actions.append(Refuse(id_, error, message, retry_after_s))
+def refuse(
+    cycle: Cycle,
+    id_: RequestId,
+    error: str,
+    message: str,
+    retry_after_s: float | None = None,
+    function: FunctionId | None = None,
+) -> None:
+    """It gets no answer; `message` says why. `function`: whose it was, if it is in the tables no more, or not yet."""
+    request = close_request(cycle, id_)
+    if request is not None:
+        function = request.function
+    cycle.actions.append(Refuse(id_, error, message, retry_after_s, function))
 
 
 def refuse_queue(

@@ -32,6 +32,7 @@ from overwinter.core.events import (
     RunFailure,
     Staged,
     StageFailed,
+    TrafficSet,
     UnloadAsked,
     ZygoteLost,
 )
@@ -58,7 +59,7 @@ from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.victims import winnable_bytes
 
 
-def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
+def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
     """Bring the tables up to what happened."""
     match event:
         case Arrived():
@@ -89,6 +90,9 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912
             functions.deploy(cycle, event)
         case Removed(id_):
             functions.remove(cycle, id_)
+        case TrafficSet(name, shares):
+            if name in cycle.state.versions:
+                cycle.state.versions[name].split(shares)
         case LoadAsked(id_):
             functions.load(cycle, id_)
         case UnloadAsked(id_):
@@ -121,13 +125,13 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
         return
     cycle.in_hand, spec, now = function.spec.id, function.spec, cycle.now
     if function.unloaded:
-        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s)
+        refuse(cycle, event.request, *why_unloaded(function), cycle.config.retry_after_min_s, spec.id)
         return
     count_arrival(cycle, function)
     full = queueing.why_full(function, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
-        refuse(cycle, event.request, "OverloadedError", full, wait_s)
+        refuse(cycle, event.request, "OverloadedError", full, wait_s, spec.id)
         return
     limit = Seconds(now + spec.settings.timeout_s)
     deadline = limit if event.deadline is None else min(event.deadline, limit)
@@ -144,11 +148,12 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
     """The function asked for, or None after a refusal."""
-    versions = cycle.state.versions.get(event.name, [])
-    version = event.version if event.version is not None else (versions[-1] if versions else None)
+    versions, version = cycle.state.versions.get(event.name), event.version
+    if version is None and versions is not None:
+        version = versions.turn()
     function = None if version is None else cycle.state.functions.get(function_id(event.name, version))
     if function is None:
-        known = f"; its versions: {versions}" if versions else ""
+        known = f"; its versions: {versions.numbers}" if versions is not None else ""
         name = event.name if event.version is None else function_id(event.name, event.version)
         refuse(cycle, event.request, "NotFoundError", f"no function {name!r} is deployed here{known}")
     return function
@@ -201,7 +206,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
         if failure is None:
             cycle.actions.append(Reply(id_, part.function.spec.id, request.start))
         else:
-            refuse(cycle, id_, failure.error, failure.message)
+            refuse(cycle, id_, failure.error, failure.message, function=part.function.spec.id)
 
 
 def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:

@@ -3,6 +3,7 @@
 from overwinter.core.actions import Announce
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
+from overwinter.core.versions import Versions
 from overwinter.scheduler import containment, families, order
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
@@ -95,14 +96,15 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     for worker in function.workers.values():
         watch_deadlines(cycle, worker)
     forget_tenant(cycle, spec.tenant)
-    versions = state.versions.get(spec.name, [])
-    if spec.version in versions:
-        versions.remove(spec.version)
-        state.proven[spec.tenant, spec.program] -= 1
-        if not state.proven[spec.tenant, spec.program]:
-            del state.proven[spec.tenant, spec.program]
-    if not versions:
-        state.versions.pop(spec.name, None)
+    versions = state.versions.get(spec.name)
+    if versions is None or spec.version not in versions.numbers:
+        return
+    versions.discard(spec.version)
+    if not versions.numbers:
+        del state.versions[spec.name]
+    state.proven[spec.tenant, spec.program] -= 1
+    if not state.proven[spec.tenant, spec.program]:
+        del state.proven[spec.tenant, spec.program]
 
 
 def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
@@ -174,9 +176,7 @@ def _let_go(cycle: Cycle, function: Function, why: str) -> None:
 
 def _publish(cycle: Cycle, function: Function) -> None:
     spec, state = function.spec, cycle.state
-    versions = state.versions.setdefault(spec.name, [])
-    versions.append(spec.version)
-    versions.sort()
+    state.versions.setdefault(spec.name, Versions()).add(spec.version)
     state.proven[spec.tenant, spec.program] += 1
 
 

@@ -76,6 +76,7 @@ def _check_workers(cycle: Cycle) -> None:
                 f"{id_} is in a worker of another family"
             )
     _check_families(state)
+    _check_versions(state)
     _check_tenants(cycle)
 
 
@@ -96,6 +97,15 @@ def _check_families(state: State) -> None:
         own = {worker.id for worker in state.workers.values() if worker.family is family}
         assert own == set(family.workers), f"the workers of family {family.id} are wrong"
     assert sorted(members) == sorted(state.functions), "a function has no family, or two"
+
+
+def _check_versions(state: State) -> None:
+    for name, versions in state.versions.items():
+        answer = sorted(each.spec.version for each in state.functions.values() if each.spec.name == name)
+        assert versions.numbers, f"no version of {name} answers, and it is told of"
+        assert versions.numbers == sorted(set(versions.numbers)), f"versions of {name} are out of order"
+        assert set(versions.numbers) <= set(answer), f"a version of {name} that is gone answers"
+        assert {share.version for share in versions.shares} <= set(versions.numbers), f"{name} is split with nobody"
 
 
 def _check_tenants(cycle: Cycle) -> None:

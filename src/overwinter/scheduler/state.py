@@ -21,6 +21,7 @@ from overwinter.core.ids import (
     WorkerId,
 )
 from overwinter.core.profile import Point
+from overwinter.core.versions import Versions
 from overwinter.scheduler.coreline import CoreLine
 from overwinter.scheduler.forked import ForkedAhead, Need
 from overwinter.scheduler.latency import LatencyModel
@@ -340,8 +341,8 @@ class State(msgspec.Struct):
     """The tables of the scheduler."""
 
     functions: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
-    versions: dict[FunctionName, list[int]] = msgspec.field(default_factory=dict)
-    """Versions that have proved themselves, ascending; the last answers for the name."""
+    versions: dict[FunctionName, Versions] = msgspec.field(default_factory=dict)
+    """Those that have proved themselves, and which of them answer for the name."""
     families: dict[FamilyId, Family] = msgspec.field(default_factory=dict)
     tenants: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
     """Those that have functions, workers or requests here."""

@@ -14,6 +14,7 @@ from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, N
 from overwinter.core.ids import FunctionName, TenantId
 from overwinter.store.database import Database
 from overwinter.store.kept import kept_manifest, kept_pipeline
+from overwinter.store.traffic import check_removal, forget
 
 BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX = 10_000
@@ -38,6 +39,7 @@ _SCHEMAS = (
         "ALTER TABLE functions ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE pipelines ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
     ),
+    ("CREATE TABLE traffic (name TEXT PRIMARY KEY, shares BLOB NOT NULL) WITHOUT ROWID",),
 )
 """What each version of the schema added to the one before."""
 SCHEMA_VERSION = len(_SCHEMAS)
@@ -132,12 +134,18 @@ class Catalog:
         return None if row is None else bytes(row[0])
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
-        """Forget one version, or all with None, and return their numbers; NotFoundError when there is none."""
+        """Forget one version, or all with None, and return their numbers; NotFoundError when there is none,
+        ConflictError when it was said that one gets requests and others stay.
+        """
         with self.file.transaction() as db:
             present = _versions(db, name)
             gone = present if version is None else tuple(number for number in present if number == version)
             if not gone:
                 raise _not_found(name, version, present)
+            if gone == present:
+                forget(db, name)
+            else:
+                check_removal(db, name, gone)
             db.executemany("DELETE FROM functions WHERE name = ? AND version = ?", [(name, number) for number in gone])
         return gone
 

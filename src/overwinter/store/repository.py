@@ -38,6 +38,7 @@ from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
 from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
 from overwinter.store.sealing import Draft, digest_of, disk_errors, private_directory
+from overwinter.store.traffic import KeptTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, checked_growth
 
 NAMED_AT_MOST = 3
@@ -84,6 +85,7 @@ class Repository:
         with self.reserve.spent(), self._locked(fcntl.LOCK_EX):
             self._catalog = Catalog(self.root / "catalog.sqlite")
         self._holdings = Holdings(self._catalog.file)
+        self.traffic = KeptTraffic(self._catalog.file)
         self.node_identity = self._catalog.node_identity
         self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
         """Of each version that the last collection found; a version means one thing for ever."""

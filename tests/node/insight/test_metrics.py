@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from overwinter.core.actions import Bind, Decide, Refuse, Reply, Run, StartBody
 from overwinter.core.config import MindConfig
-from overwinter.core.events import Arrived, BodyReady, Bound, Deployed, RunEnded
+from overwinter.core.events import Arrived, BodyReady, Bound, Deployed, RunEnded, TrafficSet
+from overwinter.core.versions import Share
 from overwinter.node.faults import Faults
 from overwinter.node.insight.accounting import Accounting
 from overwinter.node.insight.metrics import render
@@ -52,6 +53,12 @@ STEPS = (
     (2.0, Arrived(4, "g", None, None), Bind(1, "g@1", 1)),
     (2.25, Bound(1, "g@1", 1)),
 )
+SPLIT = (
+    *STEPS,
+    (2.25, Deployed(spec("f", 2))),
+    (2.25, TrafficSet("f", (Share(1, 90), Share(2, 10)))),
+    (2.5, Arrived(5, "f", None, None), Refuse(5, "OverloadedError", "full", 1.0, "f@2")),
+)
 
 
 def passed() -> Seen:
@@ -62,12 +69,16 @@ def passed() -> Seen:
 
 @pytest.fixture
 def seen() -> dict:
+    return samples_of(rendered(*STEPS, pipelines=[passed()]))
+
+
+def samples_of(text: bytes) -> dict:
     return {
         (
             sample.name.removeprefix("overwinter_"),
             *(f"{key}={value}" for key, value in sorted(sample.labels.items())),
         ): (sample.value)
-        for family in text_string_to_metric_families(rendered(*STEPS, pipelines=[passed()]).decode())
+        for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     }
 
@@ -92,6 +103,20 @@ def test_counts_are_what_happened(seen):
     assert (seen["tier_bytes", "tier=host"], seen["tier_bytes", "tier=disk"]) == (30, 30)
     assert (seen["cores",], seen["budget_bytes", "tier=private"]) == (4, 1 << 30)
     assert ("budget_bytes", "tier=host") not in seen
+
+
+def test_versions_are_told_apart_where_there_are_several(seen):
+    assert not [name for name, *_ in seen if name.startswith("version_")]
+    seen = samples_of(rendered(*SPLIT))
+    told = {
+        (labels[-1], *labels[:-1]): value for (name, *labels), value in seen.items() if name == "version_requests_total"
+    }
+    assert told == {
+        ("version=1", "error=", "function=f", "outcome=answered"): 1,
+        ("version=2", "error=OverloadedError", "function=f", "outcome=refused"): 1,
+    }
+    assert seen["version_request_duration_seconds_sum", "function=f", "version=1"] == 1.75
+    assert ("version_request_duration_seconds_count", "function=f", "version=2") not in seen
 
 
 def test_a_pipeline_is_told_as_a_whole(seen):
@@ -126,7 +151,7 @@ def test_histograms_are_cumulative_and_end_with_their_count(seen):
 
 
 def test_the_docs_tell_every_name_its_kind_and_its_labels():
-    text = rendered(*STEPS, pipelines=[passed()]).decode()
+    text = rendered(*SPLIT, pipelines=[passed()]).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     told = {
         name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)

@@ -63,8 +63,9 @@ class Watched(AnyOrder):
             assert held == (sum(function.sizes.values()) if function.loaded else 0)
             assert seen.tallies[function.spec.name].name == function.spec.name
         for name, versions in state.versions.items():
-            newest = state.functions[f"{name}@{versions[-1]}"].spec
-            assert seen.tallies[name].slo_s == (newest.settings.slo_ms and newest.settings.slo_ms / 1000)
+            default = state.functions[f"{name}@{versions.default}"].spec
+            assert seen.tallies[name].slo_s == (default.settings.slo_ms and default.settings.slo_ms / 1000)
+        assert seen.versions.keys() == state.functions.keys()
         assert set(seen.tallies) == {function.spec.name for function in state.functions.values()}
 
     def teardown(self) -> None:

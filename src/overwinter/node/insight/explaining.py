@@ -11,6 +11,7 @@ from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, Stor
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point
 from overwinter.core.underway import LivingBody
+from overwinter.core.versions import Versions
 from overwinter.node.families import workers_of
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.sources import Sources
@@ -131,8 +132,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     version: int
     tenant: TenantId
-    latest: bool
-    """Whether it answers for its name."""
+    traffic: int
+    """Per cent of the requests that name no version that it gets."""
+    promoted: bool
+    """Whether a promotion or a split says so; else the newest version gets all."""
     state: str
     """asleep, waking, awake, backoff or unloaded; on trial is said of `on_trial`."""
     on_trial: bool
@@ -161,24 +164,28 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     shared: SharedFacts
     bodies: Sequence[BodyFacts]
     """Workers of its family, also those that do not have it."""
+    answered: int
+    """Requests for this version, since the node started."""
+    refused: int
     decisions: Sequence[Happened]
     """Of all versions, the last ones, the newest last."""
     refusals: Sequence[Happened]
 
 
 def explanation(
-    sources: Sources, state: Function, versions: Sequence[int], pids: Mapping[WorkerId, int], times: "Times"
+    sources: Sources, state: Function, versions: Versions, pids: Mapping[WorkerId, int], times: "Times"
 ) -> Explanation:
     """What there is to say but for its bytes (`tiers_of`). On the loop alone: it reads the scheduler's tables."""
     spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
-    rates = state.family.rates
+    own, rates = sources.statistics.versions[spec.id], state.family.rates
     predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
     expected = state.forecast if predict is None else predict(rates)
     return Explanation(
         name=spec.name,
         version=spec.version,
         tenant=spec.tenant,
-        latest=list(versions[-1:]) == [spec.version],
+        traffic=versions.percent(spec.version),
+        promoted=bool(versions.shares),
         state=function_state(state, times.now),
         on_trial=state.on_trial,
         settings=spec.settings,
@@ -196,6 +203,8 @@ def explanation(
         members=list(state.family.members),
         shared=_shared(state, tally),
         bodies=[_body(sources, worker, pids.get(worker.id), times.now) for worker in workers_of(state)],
+        answered=sum(own.durations.counts),
+        refused=own.refused.total(),
         decisions=times.happened(list(tally.decisions)),
         refusals=times.happened(list(tally.refusals)),
     )

@@ -11,6 +11,7 @@ from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError
 from overwinter.core.events import Event
 from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.versions import Versions
 from overwinter.node import clock
 from overwinter.node.families import family_names
 from overwinter.node.faults import Faults
@@ -182,7 +183,7 @@ class Insight:
         known = state.functions.get(function.id)
         if known is None:
             raise NotFoundError(f"function {function.id!r} is gone")
-        told = explanation(self._sources, known, state.versions.get(known.spec.name, []), pids, times)
+        told = explanation(self._sources, known, state.versions.get(known.spec.name, Versions()), pids, times)
         own.own()
         others = siblings(state.functions.values(), known)
         tiers = await asyncio.to_thread(tiers_of, self._sources, function, others, places)

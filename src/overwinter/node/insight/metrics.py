@@ -5,7 +5,7 @@ none. What has many buckets is kept for the node as a whole, but for the duratio
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import get_args
 
@@ -15,11 +15,11 @@ from prometheus_client.registry import Collector
 
 from overwinter.core.actions import Decision
 from overwinter.core.config import MindConfig
-from overwinter.core.ids import Seconds
+from overwinter.core.ids import FunctionId, Seconds, split_id
 from overwinter.node import clock
 from overwinter.node.insight.accounting import KINDS, Accounting
 from overwinter.node.insight.sources import Sources
-from overwinter.node.insight.statistics import FunctionStatistics, Histogram, Statistics
+from overwinter.node.insight.statistics import FunctionStatistics, Histogram, Statistics, VersionStatistics
 from overwinter.node.pipelines import Seen
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
@@ -48,7 +48,7 @@ class _Node(Collector):
         sources, known, now = self._sources, self._known, clock.now()
         seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
-        yield from _requests(seen, known.functions)
+        yield from _requests(seen, sources.statistics.versions.copy(), known.functions)
         yield from _passages(self._pipelines)
         yield from _runs(sources.statistics, seen)
         yield from _bodies(sources.statistics, known, seen)
@@ -93,7 +93,11 @@ def histogram(name: str, told: str, labels: Labels, samples: Iterable[tuple[Labe
     return family
 
 
-def _requests(seen: Sequence[FunctionStatistics], functions: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+def _requests(
+    seen: Sequence[FunctionStatistics],
+    versions: Mapping[FunctionId, VersionStatistics],
+    functions: Sequence[FunctionSnapshot],
+) -> Iterator[Metric]:
     yield counter(
         "requests",
         "Requests that ended; refused ones by the error's name.",
@@ -126,7 +130,29 @@ def _requests(seen: Sequence[FunctionStatistics], functions: Sequence[FunctionSn
         ["function"],
         (((each.name,), each.within) for each in promised),
     )
+    yield from _versions(versions)
     yield counter("retries", "Requests run again after a body died.", ["function"], _named(seen, "retries"))
+
+
+def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metric]:
+    """What a split is judged by: only of functions with several versions, and of versions that had a request."""
+    counts = Counter(split_id(id_)[0] for id_ in versions)
+    named = {split_id(id_): each for id_, each in versions.items() if counts[split_id(id_)[0]] > 1}
+    outcomes: list[Sample] = []
+    for (name, number), each in named.items():
+        if answered := sum(each.durations.counts):
+            outcomes.append(((name, str(number), "answered", ""), answered))
+        refused = each.refused.copy()
+        outcomes += [((name, str(number), "refused", error), count) for error, count in refused.items()]
+    labels = ["function", "version"]
+    told = "Requests that a version answered, or that were refused of it, by the error's name."
+    yield counter("version_requests", told, [*labels, "outcome", "error"], outcomes)
+    yield histogram(
+        "version_request_duration_seconds",
+        "From the arrival of a request to the answer of the version.",
+        labels,
+        (((name, str(number)), each.durations) for (name, number), each in named.items() if any(each.durations.counts)),
+    )
 
 
 def _outcomes(each: FunctionStatistics) -> Iterator[Sample]:

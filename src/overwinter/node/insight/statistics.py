@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from overwinter.core.actions import Decide, Decision, Refuse, Start, StartBody
+from overwinter.core.actions import Decide, Decision, Refuse, Reply, Start, StartBody
 from overwinter.core.events import Event, MemoryMeasured, Pressed, Profiled, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
@@ -84,6 +84,16 @@ def _smoothed(before: float, seconds: float) -> float:
     return before + SMOOTHING * (seconds - before) if before else seconds
 
 
+class VersionStatistics:
+    """What became of the requests for one version of a function."""
+
+    def __init__(self) -> None:
+        self.durations = Histogram(SECONDS)
+        """Of answered requests."""
+        self.refused: Counter[str] = Counter()
+        """By the error's name."""
+
+
 class Statistics(Tracker[FunctionStatistics]):
     """Counts while steps are read; changed by the loop's thread alone."""
 
@@ -98,6 +108,7 @@ class Statistics(Tracker[FunctionStatistics]):
         self.stores: dict[StoreName, Shares[FunctionId]] = {}
         self.released_bytes: Counter[StoreName] = Counter()
         """Of blocks that nobody holds any more."""
+        self.versions: dict[FunctionId, VersionStatistics] = {}
         self.left: list[FunctionStatistics] = []
         """Functions that are gone, until their usage is written down."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
@@ -116,15 +127,21 @@ class Statistics(Tracker[FunctionStatistics]):
         fitting = (p for p in points if (p.cores, p.concurrency) == (action.cores, action.concurrency))
         return next((float(point.memory_bytes) for point in fitting), float(WORKER_BYTES))
 
-    def _answered(self, tally: FunctionStatistics, start: Start, seconds: float, now: Seconds) -> None:
-        histogram = tally.durations.get(start)
+    def _answered(self, tally: FunctionStatistics, action: Reply, seconds: float, now: Seconds) -> None:
+        histogram = tally.durations.get(action.start)
         if histogram is None:
-            histogram = tally.durations[start] = Histogram(SECONDS)
+            histogram = tally.durations[action.start] = Histogram(SECONDS)
         histogram.add(seconds)
         tally.recent.append((now, seconds))
+        version = self.versions.get(action.function)
+        if version is not None:
+            version.durations.add(seconds)
 
     def _refused(self, tally: FunctionStatistics, action: Refuse, now: Seconds) -> None:
         tally.refusals.append(Told(now, action.error, action.message))
+        version = None if action.function is None else self.versions.get(action.function)
+        if version is not None:
+            version.refused[action.error] += 1
 
     def _handed(self, tally: FunctionStatistics, seconds: float) -> None:
         self.waits.add(seconds)
@@ -143,13 +160,14 @@ class Statistics(Tracker[FunctionStatistics]):
 
     def _came(self, spec: FunctionSpec, now: Seconds) -> None:
         self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
+        self.versions[spec.id] = VersionStatistics()
         self.disk.hold(spec.id, self._sizes[spec.id], now)
         if spec.profile is not None:
             self.tallies[spec.name].profiled = now
 
     def _left(self, spec: FunctionSpec, now: Seconds) -> None:
         self.tallies[spec.name].disk_byte_s += self.disk.release(spec.id, now)
-        del self._sizes[spec.id]
+        del self._sizes[spec.id], self.versions[spec.id]
 
     def _ended(self, tally: FunctionStatistics) -> None:
         self.left.append(tally)

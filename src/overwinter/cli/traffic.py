@@ -1,0 +1,72 @@
+"""How does one say which versions of a function get the requests that name none?"""
+
+import click
+
+from overwinter.cli.options import as_json, assignment, connect, node_url, print_json, whose
+from overwinter.core.errors import CallerError
+from overwinter.core.versions import WHOLE, Share, check_shares
+
+NEWEST = "newest"
+
+
+@click.command()
+@click.argument("name")
+@click.argument("version", metavar=f"VERSION|{NEWEST}")
+@whose
+@node_url
+@as_json
+def promote(name: str, version: str, tenant: str, url: str, as_json: bool) -> None:
+    """Give one version of a function all requests that name none.
+
+    It has them until another one is promoted, also when new versions are deployed. An older one than before is a
+    rollback. NAME newest: each new version gets them when it is deployed, as it was before the first promotion.
+    """
+    if version != NEWEST and not _is_count(version):
+        raise click.BadParameter(f"{version!r} must be the number of a version, or {NEWEST}")
+    shares = {} if version == NEWEST else {int(version): WHOLE}
+    with connect(url, tenant=tenant) as client:
+        client.set_traffic(name, shares)
+    who = "the newest version" if version == NEWEST else f"{name}@{version}"
+    _done(name, shares, f"requests for {name} that name no version go to {who}", as_json)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("shares", nargs=-1, required=True, metavar="VERSION=PERCENT...")
+@whose
+@node_url
+@as_json
+def split(name: str, shares: tuple[str, ...], tenant: str, url: str, as_json: bool) -> None:
+    """Divide the requests for a function that name no version among versions of it, as 1=90 2=10.
+
+    The versions must take and give the same tensors. `overwinter promote` ends it.
+    """
+    chosen = [_share(text) for text in shares]
+    try:
+        check_shares(tuple(chosen))
+    except CallerError as error:
+        raise click.UsageError(str(error)) from error
+    by_version = {share.version: share.percent for share in chosen}
+    with connect(url, tenant=tenant) as client:
+        client.set_traffic(name, by_version)
+    told = ", ".join(f"{percent}% to {name}@{version}" for version, percent in by_version.items())
+    _done(name, by_version, f"requests for {name} that name no version go {told}", as_json)
+
+
+def _share(text: str) -> Share:
+    version, percent = assignment(text)
+    if not (_is_count(version) and _is_count(percent)):
+        raise click.BadParameter(f"{text!r} must be a version and a whole number of per cent, as in 2=10")
+    return Share(int(version), int(percent))
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) > 0
+
+
+def _done(name: str, shares: dict[int, int], text: str, as_json: bool) -> None:
+    if as_json:
+        told = [{"version": version, "percent": percent} for version, percent in shares.items()]
+        print_json({"name": name, "shares": told})
+    else:
+        click.echo(text)

@@ -1,0 +1,65 @@
+"""What is a reader of steps told, beside what is counted? Each method may be overridden; here it does nothing."""
+
+from typing import Generic, TypeVar
+
+from overwinter.core.actions import Decide, Refuse, Reply, StartBody
+from overwinter.core.events import Event, Profiled
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import Seconds
+from overwinter.core.tally import Tally
+from overwinter.core.underway import LivingBody, OpenRun
+
+T = TypeVar("T", bound=Tally)
+
+
+class Told(Generic[T]):
+    """What a tracker calls while it reads (core/tracking.py)."""
+
+    def _body_bytes(self, spec: FunctionSpec, action: StartBody) -> float:
+        """Private memory that a body of the function is taken to have until it is weighed."""
+        return 0.0
+
+    def _answered(self, tally: T, action: Reply, seconds: float, now: Seconds) -> None:
+        """A request got its answer."""
+
+    def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
+        """A request got none."""
+
+    def _handed(self, tally: T, seconds: float) -> None:
+        """A body has a request that waited so long."""
+
+    def _ran(self, run: OpenRun[T], seconds: float) -> None:
+        """A run ended."""
+
+    def _began(self, body: LivingBody[T], now: Seconds) -> None:
+        """A body was asked for."""
+
+    def _woken(self, body: LivingBody[T], seconds: float) -> None:
+        """A body is ready, so long after its wake began."""
+
+    def _gone(self, body: LivingBody[T], now: Seconds) -> None:
+        """A body is no more."""
+
+    def _came(self, spec: FunctionSpec, now: Seconds) -> None:
+        """A version was deployed."""
+
+    def _left(self, spec: FunctionSpec, now: Seconds) -> None:
+        """A version is no more."""
+
+    def _ended(self, tally: T) -> None:
+        """A function's last version is no more; bodies of it may still end."""
+
+    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+        """All blocks of the version lie in its host store and are held for it."""
+
+    def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
+        """They are held for it no more."""
+
+    def _decided(self, tally: T, action: Decide, now: Seconds) -> None:
+        """Why something was decided."""
+
+    def _profiled(self, event: Profiled, now: Seconds) -> None:
+        """A function was measured."""
+
+    def _heard(self, event: Event, now: Seconds) -> None:
+        """Something happened that no tally counts."""

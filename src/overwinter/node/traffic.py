@@ -1,0 +1,92 @@
+"""How is it said which versions get the requests that name none, and known again after a restart?
+
+The scheduler gives each request its version. Here its owner's word is checked, kept on disk, and told to the scheduler.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from overwinter.core.errors import ConflictError
+from overwinter.core.events import Event, TrafficSet
+from overwinter.core.ids import FunctionName
+from overwinter.core.pipeline import Typed
+from overwinter.core.tensor import TensorSpec
+from overwinter.core.versions import Shares, check_shares, default_of
+from overwinter.node.pipelines import Pipelines
+from overwinter.store.traffic import KeptTraffic
+
+
+class Functions(Protocol):
+    """What is deployed: a node."""
+
+    def function(self, name: FunctionName, version: int | None, /) -> Typed:
+        """One version; NotFoundError."""
+        ...
+
+    def versions(self, name: FunctionName, /) -> Sequence[int]:
+        """Those that answer, ascending."""
+        ...
+
+    def post(self, event: Event, /) -> None:
+        """Let the scheduler know."""
+        ...
+
+
+class Traffic:
+    """Promotions and splits. Belongs to the loop's thread."""
+
+    def __init__(self, functions: Functions, pipelines: Pipelines, kept: KeptTraffic) -> None:
+        self._functions = functions
+        self._pipelines = pipelines
+        self._kept = kept
+        # What is kept and what the scheduler knows change in the same order.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def set(self, name: FunctionName, shares: Shares) -> None:
+        """From now on these versions get the requests that name none; with no shares the newest gets all.
+
+        CallerError for shares that are no whole, NotFoundError for a version that is not there, ConflictError for
+        versions of one split that differ in what they take or give, and where a pipeline would stop fitting.
+        """
+        check_shares(shares)
+        if name in self._pipelines:
+            raise ConflictError(f"{name!r} is a pipeline, of which there is one version: promote its functions")
+        async with self._one_at_a_time:
+            # NotFoundError where there is none at all.
+            self._functions.function(name, None)
+            views = {share.version: self._functions.function(name, share.version) for share in shares}
+            if len({_signature(view) for view in views.values()}) > 1:
+                named = " and ".join(map(str, views))
+                raise ConflictError(
+                    f"versions {named} of {name!r} differ in their inputs or outputs, and callers of a split cannot "
+                    f"know which one answers: promote one of them"
+                )
+            default = default_of(self._functions.versions(name), shares)
+            self._pipelines.protect(name, self._functions.function(name, default))
+            await asyncio.to_thread(self._kept.put, name, shares)
+            self._functions.post(TrafficSet(name, shares))
+
+    def restore(self) -> None:
+        """Tell the scheduler what was kept, once it knows the functions."""
+        for name, shares in self._kept.all().items():
+            self._functions.post(TrafficSet(name, shares))
+
+
+def who_stays(shares: Shares) -> str:
+    """What the author of a new version should know where others were promoted before; else empty."""
+    if not shares:
+        return ""
+    versions = " and ".join(str(share.version) for share in shares)
+    return f"requests that name no version still go to version {versions}: promote this one to change that"
+
+
+def _signature(function: Typed) -> tuple[object, ...]:
+    return tuple(_kind(spec) for specs in (function.inputs, function.outputs) for spec in (*specs, None))
+
+
+def _kind(spec: TensorSpec | None) -> object:
+    """All of a tensor but what the sizes that vary are called."""
+    if spec is None:
+        return None
+    return spec.name, spec.datatype, tuple(size if isinstance(size, int) else -1 for size in spec.shape)

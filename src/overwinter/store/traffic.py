@@ -1,0 +1,57 @@
+"""Which versions were said to get the requests that name none? A table in the catalog's file."""
+
+import sqlite3
+from collections.abc import Collection
+
+import msgspec
+
+from overwinter.core.errors import ConflictError, NotFoundError
+from overwinter.core.ids import FunctionName
+from overwinter.core.versions import Shares
+from overwinter.store.database import Database
+
+_decode = msgspec.json.Decoder(Shares).decode
+
+
+class KeptTraffic:
+    """The shares of each function of which somebody has said them."""
+
+    def __init__(self, file: Database) -> None:
+        self._file = file
+
+    def put(self, name: FunctionName, shares: Shares) -> None:
+        """Keep the shares of a function, or with none forget them; NotFoundError unless each version has passed its
+        trial.
+        """
+        with self._file.transaction() as db:
+            query = "SELECT version FROM functions WHERE name = ? AND proven ORDER BY version"
+            present = [number for (number,) in db.execute(query, (name,))]
+            for share in shares:
+                if share.version not in present:
+                    has = f"it has {', '.join(map(str, present))}" if present else "none of it is deployed"
+                    raise NotFoundError(f"function {name!r} has no version {share.version}; {has}")
+            forget(db, name)
+            if shares:
+                db.execute("INSERT INTO traffic VALUES (?, ?)", (name, msgspec.json.encode(shares)))
+
+    def all(self) -> dict[FunctionName, Shares]:
+        """All that is kept, by name."""
+        with self._file.reading() as db:
+            found = db.execute("SELECT name, shares FROM traffic ORDER BY name").fetchall()
+        return {FunctionName(name): _decode(shares) for name, shares in found}
+
+
+def forget(db: sqlite3.Connection, name: FunctionName) -> None:
+    """Nothing is said of a function any more."""
+    db.execute("DELETE FROM traffic WHERE name = ?", (name,))
+
+
+def check_removal(db: sqlite3.Connection, name: FunctionName, gone: Collection[int]) -> None:
+    """ConflictError when a version that is to go has a share."""
+    row = db.execute("SELECT shares FROM traffic WHERE name = ?", (name,)).fetchone()
+    for share in () if row is None else _decode(row[0]):
+        if share.version in gone:
+            raise ConflictError(
+                f"version {share.version} of {name!r} gets {share.percent} per cent of the requests that name none: "
+                f"promote another version first"
+            )

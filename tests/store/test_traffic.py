@@ -1,0 +1,55 @@
+"""What was said of traffic is kept with the functions, and never names a version that is gone."""
+
+import pytest
+
+from overwinter.core.errors import ConflictError, NotFoundError
+from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.versions import Share
+from overwinter.store.catalog import Catalog
+from overwinter.store.traffic import KeptTraffic
+
+F, T = FunctionName("f"), TenantId("t")
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    for _ in range(3):
+        catalog.add(F, T, b"{}", 0.0)
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def traffic(catalog):
+    return KeptTraffic(catalog.file)
+
+
+def test_it_is_there_again_after_a_restart(tmp_path, catalog, traffic):
+    traffic.put(F, (Share(1, 90), Share(2, 10)))
+    traffic.put(F, (Share(3, 100),))
+    again = Catalog(tmp_path / "catalog.sqlite")
+    assert KeptTraffic(again.file).all() == {F: (Share(3, 100),)}
+    again.close()
+    traffic.put(F, ())
+    assert traffic.all() == {}
+
+
+def test_a_version_that_is_not_there_or_on_trial_gets_none(catalog, traffic):
+    catalog.add(F, T, b"{}", 0.0, proven=False)
+    for version in (4, 9):
+        with pytest.raises(NotFoundError, match=f"no version {version}; it has 1, 2, 3"):
+            traffic.put(F, (Share(version, 100),))
+    with pytest.raises(NotFoundError, match="none of it"):
+        traffic.put(FunctionName("g"), (Share(1, 100),))
+    assert traffic.all() == {}
+
+
+def test_a_version_with_a_share_goes_with_all_others_or_not_at_all(catalog, traffic):
+    traffic.put(F, (Share(1, 90), Share(2, 10)))
+    with pytest.raises(ConflictError, match="version 2 of 'f' gets 10 per cent"):
+        catalog.remove(F, 2)
+    assert len(catalog.rows()) == 3
+    catalog.remove(F, 3)
+    assert catalog.remove(F, None) == (1, 2)
+    assert traffic.all() == {}

@@ -1,0 +1,158 @@
+"""Promotion, rollback and a split of the traffic, on real nodes: also over a restart, and without a lost request."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from overwinter.api.client import Client
+from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError
+from overwinter.core.journal import read_journal
+from overwinter.core.pipeline import Pipeline, Stage
+from overwinter.scheduler.scheduler import Scheduler
+from overwinter.store.tokens import TokenFile
+
+from .nodes import NodeProcess, Scale, ask, asking, deploy, wait_until
+
+
+class Two(torch.nn.Module):
+    """Takes what Scale takes, and gives something else."""
+
+    def forward(self, x):
+        return {"z": x + 1}
+
+
+def versions(node: NodeProcess, name: str, *factors: float) -> None:
+    for factor in factors:
+        deploy(node, name, Scale(factor))
+
+
+def traffic(node: NodeProcess, name: str) -> dict[int, int]:
+    return {each["version"]: each["traffic"] for each in node.client.functions() if each["name"] == name}
+
+
+def answered(node: NodeProcess, name: str, count: int) -> Counter[float]:
+    return Counter(ask(node, name)[0] for _ in range(count))
+
+
+def test_a_promotion_stays_when_a_version_is_deployed_and_over_a_restart(make_node):
+    node = make_node()
+    versions(node, "f", 2.0, 3.0)
+    assert (ask(node, "f"), traffic(node, "f")) == ([4.0] * 4, {1: 0, 2: 100})
+    node.client.set_traffic("f", {1: 100})
+    made = deploy(node, "f", Scale(5.0))
+    assert "promote" in made.warning
+    assert (ask(node, "f"), traffic(node, "f")) == ([3.0] * 4, {1: 100, 2: 0, 3: 0})
+    explained = [node.client.explain("f", version) for version in (1, 3)]
+    assert [(each["traffic"], each["promoted"]) for each in explained] == [(100, True), (0, True)]
+    node.stop()
+    node.start()
+    assert (ask(node, "f"), traffic(node, "f")) == ([3.0] * 4, {1: 100, 2: 0, 3: 0})
+    node.client.set_traffic("f", {})
+    assert ask(node, "f") == [6.0] * 4
+    assert deploy(node, "f", Scale(7.0)).warning == ""
+    assert ask(node, "f") == [8.0] * 4
+
+
+def test_a_split_is_exact_told_by_version_and_replays(make_node):
+    node = make_node()
+    versions(node, "f", 2.0, 3.0)
+    node.client.set_traffic("f", {1: 90, 2: 10})
+    assert answered(node, "f", 100) == {3.0: 90, 4.0: 10}
+    assert traffic(node, "f") == {1: 90, 2: 10}
+    told = node.client.metrics()
+    for version, count in ((1, 90), (2, 10)):
+        labels = f'error="",function="f",outcome="answered",version="{version}"'
+        assert f"overwinter_version_requests_total{{{labels}}} {count}.0" in told
+        explained = node.client.explain("f", version)
+        assert (explained["answered"], explained["refused"]) == (count, 0)
+    node.client.set_traffic("f", {2: 100})
+    assert answered(node, "f", 5) == {4.0: 5}
+    node.stop()
+    with node.journal.open("rb") as file:
+        config, steps = read_journal(file)
+        again = Scheduler(config)
+        for step in steps:
+            assert tuple(again.handle(step.event, step.now)) == step.actions
+
+
+def test_a_promotion_loses_no_request(node: NodeProcess):
+    versions(node, "traffic-moved", 2.0, 5.0)
+    node.client.set_traffic("traffic-moved", {1: 100})
+    with asking(node, "traffic-moved") as answers:
+        for shares, value in (({2: 100}, 6.0), ({1: 50, 2: 50}, 3.0), ({1: 100}, 3.0)):
+            node.client.set_traffic("traffic-moved", shares)
+            seen = len(answers)
+            wait_until(lambda seen=seen, value=value: value in answers[seen + 1 :])
+    assert set(answers) == {3.0, 6.0}
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(node: NodeProcess):
+    versions(node, "traffic-split", 2.0, 3.0)
+    deploy(node, "traffic-split", Two())
+    node.client.set_traffic("traffic-split", {1: 90, 2: 10})
+    for shares, error, said in (
+        ({1: 50, 9: 50}, NotFoundError, "9"),
+        ({1: 50, 3: 50}, ConflictError, "inputs or outputs"),
+        ({1: 50}, CallerError, "50 per cent"),
+    ):
+        with pytest.raises(error, match=said):
+            node.client.set_traffic("traffic-split", shares)
+    with pytest.raises(NotFoundError):
+        node.client.set_traffic("nobody", {1: 100})
+    with pytest.raises(ConflictError, match="promote another version first"):
+        node.client.remove("traffic-split", 2)
+    assert traffic(node, "traffic-split") == {1: 90, 2: 10, 3: 0}
+    node.client.set_traffic("traffic-split", {1: 100})
+    node.client.remove("traffic-split", 2)
+    node.client.remove("traffic-split")
+    versions(node, "traffic-split", 7.0)
+    assert (ask(node, "traffic-split"), traffic(node, "traffic-split")) == ([8.0] * 4, {4: 100})
+
+
+def test_a_pipeline_goes_on_fitting(node: NodeProcess):
+    versions(node, "traffic-stage", 2.0)
+    stages = {"only": Stage(function="traffic-stage", inputs={"x": "input:x"})}
+    node.client.deploy_pipeline(Pipeline(name="traffic-passes", inputs=("x",), stages=stages, outputs={"y": "only:y"}))
+    node.client.set_traffic("traffic-stage", {1: 100})
+    # It does not answer for its name, and so breaks nothing.
+    deploy(node, "traffic-stage", Two())
+    assert ask(node, "traffic-passes") == [3.0] * 4
+    for shares in ({2: 100}, {}):
+        with pytest.raises(ConflictError, match="traffic-passes"):
+            node.client.set_traffic("traffic-stage", shares)
+    with pytest.raises(ConflictError, match="is a pipeline"):
+        node.client.set_traffic("traffic-passes", {1: 100})
+    assert ask(node, "traffic-passes") == [3.0] * 4
+    node.client.remove("traffic-passes")
+
+
+def test_a_function_that_was_unloaded_is_loaded_in_all_versions_that_have_a_share(node: NodeProcess):
+    versions(node, "traffic-loaded", 2.0, 3.0)
+    node.client.set_traffic("traffic-loaded", {1: 50, 2: 50})
+    node.client.unload("traffic-loaded")
+    assert not node.client.ready("traffic-loaded", 1)
+    node.client.load("traffic-loaded")
+    assert answered(node, "traffic-loaded", 4) == {3.0: 2, 4.0: 2}
+
+
+def test_it_needs_the_scope_deploy_and_is_written_down(make_node):
+    node = make_node()
+    versions(node, "f", 2.0, 3.0)
+    file = TokenFile(node.data)
+    tokens = [file.create("default", (scope,), "", 0.0)[1] for scope in ("infer", "deploy")]
+    other = file.create("other", ("deploy",), "", 0.0)[1]
+    for token, error in ((tokens[0], ForbiddenError), (other, NotFoundError)):
+        with Client(node.url, token=token) as client, pytest.raises(error):
+            client.set_traffic("f", {1: 100})
+    with Client(node.url, token=tokens[1]) as client:
+        client.set_traffic("f", {1: 100})
+        assert client.function("f")["version"] == 1
+    lines = [json.loads(line) for line in (node.data / "audit.jsonl").read_text().splitlines()]
+    path = "/overwinter/v1/functions/f/traffic"
+    assert [(line["status"], line["method"]) for line in lines if line["path"] == path] == [
+        (403, "PUT"),
+        (404, "PUT"),
+        (200, "PUT"),
+    ]
