@@ -14,8 +14,10 @@ from overwinter.api.access import Access
 from overwinter.api.app import create_app, serve
 from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
+from overwinter.api.draining import Drain
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import ConflictError
+from overwinter.node.log import Log
 from overwinter.node.node import Node
 from overwinter.node.pressure import available_bytes
 from overwinter.node.running import running
@@ -54,20 +56,29 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve_node(
-    config: NodeConfig, listener: socket.socket, log: Callable[[str], None], ready: Callable[[Node], None]
-) -> None:
-    """Run a node behind its front door until SIGTERM or SIGINT; `ready` is called once it can fork bodies."""
-    stop = asyncio.Event()
+async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[Node], None]) -> None:
+    """Run a node behind its front door until SIGTERM or SIGINT, and until the requests that it has then are answered; a
+    second signal ends that. `ready` is called once it can fork bodies.
+    """
+    stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            drain.hurry()
+        elif drain.under_way:
+            most = f"for {config.drain_s:g} s at most"
+            log(f"stopping: {drain.under_way} requests under way are answered, {most}", level="info")
+        stop.set()
+
     for signal_ in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_, stop.set)
+        loop.add_signal_handler(signal_, asked_to_stop)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
         node.processes.zygotes.on_ready = lambda: ready(node)
         access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
-        app = create_app(access, config.requests, budget_of(config.requests, available_bytes()))
+        app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         async with asyncio.TaskGroup() as tasks:
-            front = tasks.create_task(serve(app, listener, config.requests))
+            front = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(node.broken())
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
@@ -75,7 +86,7 @@ async def serve_node(
                 task.cancel()
 
 
-def run(config: NodeConfig, listener: socket.socket, log: Callable[[str], None], ready: Callable[[Node], None]) -> None:
+def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[Node], None]) -> None:
     """Run a node in this process until it is told to stop."""
     # The loop shares the interpreter with threads that compute, such as those that check programs: what it waits for
     # each of them when it wakes.

@@ -16,6 +16,7 @@ from overwinter.api.access import Access
 from overwinter.api.app import create_app, serve
 from overwinter.api.audit import Audit
 from overwinter.api.budget import Budget, budget_of
+from overwinter.api.draining import Drain
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import NotFoundError, OverloadedError
 from overwinter.core.function import Settings
@@ -242,7 +243,7 @@ class Served(msgspec.Struct):
 
 @contextmanager
 def serving(
-    root: Path, drain_s: int = 20, limits: RequestLimits = LIMITS, tokens: TokenFile | None = None
+    root: Path, drain_s: float = 20, limits: RequestLimits = LIMITS, tokens: TokenFile | None = None
 ) -> Iterator[Served]:
     """Serve a fresh door from another thread with its own loop; `tokens`: whom it asks for one, as a node does."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -254,10 +255,11 @@ def serving(
         door = Door(root)
         budget = budget_of(limits, None)
         access = Access(door, tokens, Audit(root, print))
-        app = create_app(access, limits, budget)
+        drain = Drain(drain_s)
+        app = create_app(access, limits, budget, drain)
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(serve(app, listener, limits, drain_s))
+            task = group.create_task(serve(app, listener, limits, drain))
             port = listener.getsockname()[1]
             found.append(Served(door, budget, port, loop, lambda: loop.call_soon_threadsafe(task.cancel), thread))
             started.set()

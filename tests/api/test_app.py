@@ -30,11 +30,6 @@ ECHO = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0.5]
 HEAD = "Inference-Header-Content-Length"
 
 
-def answers_connections(port: int) -> bool:
-    with socket.socket() as newcomer:
-        return newcomer.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_what_the_server_is(http: httpx.Client) -> None:
     answer = http.get("/v2").json()
     assert answer["name"] == "overwinter"
@@ -187,10 +182,11 @@ def test_a_full_node_says_when_to_come_back(http: httpx.Client) -> None:
 
 def test_an_error_nobody_foresaw_is_logged_and_not_shown(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "overwinter.api"):
-        answer = http.post("/v2/models/broken/infer", json=ECHO)
+        answer = http.post("/v2/models/broken/infer", json=ECHO, headers={"X-Request-Id": "x7"})
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "secret" in caplog.text
+    assert [(record.function, record.request) for record in caplog.records] == [("broken", "x7")]
 
 
 INFER = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 0\r\n"
@@ -351,12 +347,22 @@ def test_a_stop_lets_the_answer_under_way_finish(tmp_path: Path) -> None:
         asking = threading.Thread(target=ask)
         asking.start()
         assert served.door.slow_started.wait(20)
-        served.stop()
-        while answers_connections(served.port):
-            pass
+        with httpx.Client(base_url=served.url, timeout=20, trust_env=False) as http:
+            assert http.get("/v2/models").status_code == 200
+            served.stop()
+            while http.get("/v2/health/ready").json()["ready"]:
+                pass
+            refused = [http.post("/v2/models/add/infer", json=ADD), http.get("/nowhere")]
+            healths = [http.get(f"/v2/health/{what}").status_code for what in ("live", "ready")]
+        assert not answers
         served.loop.call_soon_threadsafe(served.door.slow_go.set)
         asking.join()
     assert answers[0].json()["outputs"][0]["data"] == [0.5]
+    assert [(each.status_code, each.headers["retry-after"], each.headers["connection"]) for each in refused] == [
+        (503, "1", "close")
+    ] * 2
+    assert all("stopping" in each.json()["error"] for each in refused)
+    assert healths == [200, 400]
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.url}/v2", trust_env=False)
 

@@ -13,6 +13,7 @@ from overwinter.api.access import Access
 from overwinter.api.app import create_app
 from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
+from overwinter.api.draining import Drain
 from overwinter.store.tokens import TokenFile
 from tests.api.door import LIMITS, Door
 
@@ -34,7 +35,7 @@ class Failing(Door):
 async def call(root: Path, *requests: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
     """The answers of a node with a token; a request that takes long is cancelled, as at the end of a drain."""
     door = Failing(root)
-    app = create_app(Access(door, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None))
+    app = create_app(Access(door, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None), Drain(0))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as http:
         answers = [
             await cancelled_late(http.request(method, path, headers=headers)) for method, path, headers in requests

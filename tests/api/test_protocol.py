@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from overwinter.api import app
 from overwinter.api.app import serve
 from overwinter.api.connections import Connections, Waits
+from overwinter.api.draining import Drain
 from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProtocol
 from tests.api.door import LIMITS, Served, serving
 
@@ -397,7 +398,7 @@ def test_tiny_chunks_are_parsed_a_step_at_a_time() -> None:
 
     async def work(listener: socket.socket, client: socket.socket) -> None:
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(serve(app, listener, LIMITS, 0))
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
             answers = b""
             while answers.count(b"HTTP/1.1 200") < 3:
                 answers += await asyncio.get_running_loop().sock_recv(client, 65536)
@@ -439,7 +440,7 @@ def test_what_waits_to_be_parsed_is_bounded_however_the_application_reads(monkey
     async def work(listener: socket.socket, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(serve(app, listener, LIMITS, 0))
+            serving = tasks.create_task(serve(app, listener, LIMITS, Drain(0)))
             await loop.sock_sendall(client, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
             assert (await loop.sock_recv(client, 65536)).startswith(b"HTTP/1.1 200")
             serving.cancel()

@@ -17,7 +17,8 @@ from tests.cli.conftest import Run, Serving, serving
 
 def config(*arguments: str) -> NodeConfig:
     values = serve.make_context("serve", [*arguments]).params
-    del values["port_file"], values["as_json"], values["insecure"]
+    for name in ("port_file", "as_json", "insecure", "log_format"):
+        del values[name]
     return config_of(values)
 
 

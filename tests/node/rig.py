@@ -23,6 +23,7 @@ from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from overwinter.worker.channel import close_all
 from overwinter.worker.messages import Failure, ForkBody
 from overwinter.worker.sandbox import uid_of
+from tests.node.said import Said
 
 START_S = 60.0
 
@@ -71,7 +72,7 @@ class Rig:
         self._bounds = bounds
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
-        self.said: list[str] = []
+        self.said = Said()
         self._last = 0
         try:
             self._runner.run(self._start())
@@ -80,9 +81,9 @@ class Rig:
             raise
 
     async def _start(self) -> None:
-        self.effects = NodeEffects(None, asyncio.TaskGroup(), lambda text: None)
+        self.effects = NodeEffects(None, asyncio.TaskGroup(), Said())
         self.effects.post = self.events.append
-        self.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said.append, self._bounds)
+        self.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said, self._bounds)
         self.effects.processes = self.processes
         self.processes.start()
         await until(self.processes.is_up)

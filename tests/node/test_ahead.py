@@ -30,6 +30,7 @@ from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 from .rig import Function, Rig, Same, until
+from .said import Said
 
 MIB = 1 << 20
 HANDLER = "def preprocess(inputs, state):\n    print('handled', flush=True)\n    return inputs\n"
@@ -235,7 +236,7 @@ def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(t
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False, mind=mind)
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
             state = node._scheduler.state
             asked = [Tensor("x", "FP32", (1, 4), one.numpy().tobytes())]
             starts = []

@@ -20,6 +20,7 @@ from overwinter.node.effects import TRAYS_IDLE_S
 from overwinter.worker.tray import KEPT_BYTES, LARGE_BYTES
 
 from .rig import Function, until
+from .said import Said
 
 
 class Wide(torch.nn.Module):
@@ -515,7 +516,7 @@ def test_no_descriptor_stays_of_a_body_for_which_there_are_too_few(wide):
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    body = BodyProcess(1, wide.deployed, load, [].append)
+                    body = BodyProcess(1, wide.deployed, load, Said())
                 except OSError:
                     failures += 1
                     continue

@@ -13,6 +13,7 @@ from overwinter.model.export import export
 from overwinter.node.running import running
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import Same, until
+from tests.node.said import Said
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def deploying(tmp_path):
 
     def run(scene):
         async def within():
-            async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+            async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
                 for address, content in packed.contents.items():
                     node.repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
                 await scene(node, packed.manifest)

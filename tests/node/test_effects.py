@@ -12,6 +12,7 @@ from overwinter.core.events import BodyExited, Event, Staged
 from overwinter.node.effects import NodeEffects
 
 from .rig import until
+from .said import Said
 
 POOL_MOST = 64
 """More threads than asyncio's own pool has."""
@@ -77,7 +78,7 @@ def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_s
 
     async def scene():
         async with asyncio.TaskGroup() as tasks:
-            effects = NodeEffects(SimpleNamespace(store=lambda name: host), tasks, lambda text: None)
+            effects = NodeEffects(SimpleNamespace(store=lambda name: host), tasks, Said())
             effects.post, effects.functions = heard.append, {"f@1": function}
             effects.processes = SimpleNamespace(stop=lambda worker, kill: ended.append((worker, kill)))
             effects.carry_out(StartBody(2, "f@1", False, ahead=1))

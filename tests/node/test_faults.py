@@ -18,6 +18,7 @@ from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import until
+from tests.node.said import Said
 
 LOOKS = [
     (Footprints, "look"),
@@ -70,10 +71,10 @@ def test_a_node_lives_on_whatever_fails_of_what_it_looks_after(tmp_path, monkeyp
 
     for look in LOOKS:
         monkeypatch.setattr(*look, failing(look))
-    said: list[str] = []
+    said = Said()
 
     async def scene():
-        async with node_in(tmp_path, said.append) as node:
+        async with node_in(tmp_path, said) as node:
             await until(lambda: all(count > 1 for count in tried.values()))
             assert node.live()
             metrics = (await node.insight.metrics()).decode()

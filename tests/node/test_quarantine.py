@@ -16,6 +16,7 @@ from overwinter.scheduler.ledger import LedgerError
 from overwinter.scheduler.policies import queueing
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.said import Said
 
 ONE = torch.ones(1)
 INPUT = Tensor("x", "FP32", (1,), ONE.numpy().tobytes())
@@ -40,7 +41,7 @@ def deploy(data, *names: str) -> None:
 def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path_factory, monkeypatch):
     """As seen with `slo_ms = 5e-324`: the daemon went, and went again at each start."""
     deploy(tmp_path / "data", "bad", "good")
-    said: list[str] = []
+    said = Said()
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
     insert = queueing.insert
 
@@ -50,14 +51,14 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path
         insert(queue, request, requests)
 
     async def first() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
             with pytest.raises(OverwinterError):
                 await node.infer("bad", None, [INPUT], None, 0)
             with pytest.raises(LedgerError):
                 await node.broken()
 
     async def again() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
             with pytest.raises(QuarantineError, match="a failure that no border contains"):
                 await node.infer("bad", None, [INPUT], None, 0)
             assert node.live()

@@ -11,6 +11,7 @@ from overwinter.node.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import until
+from tests.node.said import Said
 
 MIB = 1 << 20
 
@@ -24,7 +25,7 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), mind=mind)
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
             # What the first look found is told by then.
             await until(lambda: len(looks) > 1)
             assert node._scheduler.resources.host.capacity == 20 * MIB
@@ -37,7 +38,7 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), mind=MindConfig(**given))
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
             resources = node._scheduler.resources
             assert resources.memory.capacity is not None
             assert resources.workers.capacity == given.get("bodies_max", limits.workers_most([].append))
@@ -51,11 +52,11 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
 
 
 def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):
-    said = []
+    said = Said()
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), accounting_s=0.01)
 
     async def scene() -> None:
-        async with running(config, ZYGOTE_ENVIRONMENT, said.append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
             await until(node.processes.zygote_smaps)
 
     asyncio.run(scene())

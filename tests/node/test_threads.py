@@ -19,6 +19,7 @@ from overwinter.node.threads import Threads
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import Same, until
+from tests.node.said import Said
 
 NUMBER = 3
 STACK_BYTES = 1 << 46
@@ -34,7 +35,7 @@ def end(node):
     os.kill(os.getpid(), signal.SIGTERM)
 
 with bind("127.0.0.1", 0) as listener:
-    run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, print, end)
+    run(NodeConfig(data=sys.argv[1] + "/data", host_store=sys.argv[1]), listener, lambda text, **_: print(text), end)
 """
 
 ENDS_BADLY = """
@@ -98,7 +99,7 @@ def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
     repository.close()
 
     async def scene():
-        async with running(config, ZYGOTE_ENVIRONMENT, [].append) as node:
+        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
             with no_more_threads():
                 waking = asyncio.create_task(node.load("f", None))
                 # Its blocks come by a thread.

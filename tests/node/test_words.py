@@ -9,6 +9,7 @@ from overwinter.node import words
 from overwinter.node.words import Words
 
 from .rig import Function, Same, until
+from .said import Said
 
 FLOOD = """
 import os
@@ -42,8 +43,9 @@ def test_a_flood_is_cut_and_what_others_print_is_told_with_their_name(rig):
 
 
 async def spoken(*parts: bytes) -> list[str]:
-    said: list[str] = []
-    mouth = Words("worker f@1", said.append)
+    said = Said()
+    mouth = Words("worker", said)
+    mouth.belong("f@1")
     for part in parts:
         os.write(mouth.there, part)
         await asyncio.sleep(0)

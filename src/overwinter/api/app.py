@@ -18,6 +18,7 @@ from overwinter.api.border import Border
 from overwinter.api.budget import Budget
 from overwinter.api.connections import Connections
 from overwinter.api.deployments import DeploymentApi
+from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error
 from overwinter.api.inference import InferenceApi
 from overwinter.api.insight import InsightApi
@@ -31,21 +32,21 @@ from overwinter.core.errors import OverwinterError
 from overwinter.node.threads import Threads
 
 DISK_THREADS = 4
-DRAIN_S = 10
-"""How long a stop waits for the answers under way."""
+FLUSH_S = 2
+"""How long a stop waits for the other sides of connections, once all is answered."""
 SWEEP_S = 0.25
 """Time between two looks at what connections wait for."""
 
 
-def create_app(access: Access, limits: RequestLimits, budget: Budget) -> ASGIApp:
+def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Drain) -> ASGIApp:
     """The ASGI application over the node that `access` opens; what requests take is bounded by `limits`, their memory
-    by `budget`.
+    by `budget`. Once `drain` has begun it accepts none but those that need no token.
     """
     disk = Threads(DISK_THREADS, "api-disk")
     own_version = version("overwinter")
     operations = [
         # In order of how often they are called.
-        *InferenceApi(limits, own_version).operations(),
+        *InferenceApi(limits, own_version, drain).operations(),
         *DeploymentApi(disk, limits).operations(),
         *ProfileApi().operations(),
         *InsightApi().operations(),
@@ -60,11 +61,11 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget) -> ASGIApp
     )
     # Each path is one thing: none is found at another one.
     app.router.redirect_slashes = False
-    return Border(app, budget)
+    return Border(app, budget, drain, open_paths)
 
 
-async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain_s: int = DRAIN_S) -> None:
-    """Answer requests on a bound socket until cancelled; then let the answers under way finish, within `drain_s`."""
+async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:
+    """Answer requests on a bound socket until cancelled; then those that are under way, as `drain` says."""
     connections = Connections(limits)
     config = uvicorn.Config(
         app,
@@ -81,7 +82,6 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
         date_header=False,
         server_header=False,
         timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]
-        timeout_graceful_shutdown=drain_s,
     )
     server = _Server(config)
     async with asyncio.TaskGroup() as tasks:
@@ -90,6 +90,8 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
             await server.serve([listener])
         finally:
             if server.started:
+                # What is not answered by now is told that the node stops.
+                config.timeout_graceful_shutdown = FLUSH_S if await drain.finish() else 0
                 await server.shutdown([listener])
             sweeping.cancel()
 

@@ -1,27 +1,33 @@
 """What holds for every request, whatever answers it?
 
 It holds memory of the budget until its answer is sent, it is answered also when the node stops, and its id comes back.
+A node that stops accepts no more of them.
 """
 
 import asyncio
+from collections.abc import Container
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from overwinter.api.budget import Budget, Hold, client_of
+from overwinter.api.draining import Drain
 from overwinter.api.errors import error_response
-from overwinter.api.exchange import FIELDS, HOLD
+from overwinter.api.exchange import FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
 from overwinter.core.errors import OverloadedError
 
-REQUEST_ID = b"x-request-id"
-REQUEST_ID_MAX = 256
+CLOSE = (b"connection", b"close")
+STOPPING = "this node is stopping and accepts no more requests: ask another one, or try again when it is back"
 
 
 class Border:
     """The outermost layer of the application: nothing but an answer leaves it."""
 
-    def __init__(self, app: ASGIApp, budget: Budget) -> None:
+    def __init__(self, app: ASGIApp, budget: Budget, drain: Drain, open_paths: Container[str]) -> None:
+        """`open_paths` are answered also while the node stops: what asks how it is."""
         self._app = app
         self._budget = budget
+        self._drain = drain
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -35,12 +41,18 @@ class Border:
             nonlocal started
             if not started:
                 started = True
+                if self._drain.begun:
+                    # The connection would end before another request came over it.
+                    message["headers"].append(CLOSE)
                 if (request_id := fields.get(REQUEST_ID)) is not None:
                     message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))
             await send(message)
 
+        drain = self._drain
+        refused = drain.begun and scope["path"] not in self._open_paths
+        drain.enter()
         try:
-            await self._app(scope, receive, marked)
+            await (error_response(OverloadedError(STOPPING)) if refused else self._app)(scope, receive, marked)
         except Exception as error:  # noqa: BLE001 - Starlette has answered and raises it again for its server to log
             # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
             error.__traceback__ = None
@@ -51,3 +63,4 @@ class Border:
                 await error_response(late)(scope, receive, marked)
         finally:
             hold.close()
+            drain.leave()

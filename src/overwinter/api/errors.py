@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.routing import Match, Route
 
 from overwinter.api.access import CALLER, Caller
-from overwinter.api.exchange import Response, json_response
+from overwinter.api.exchange import FIELDS, REQUEST_ID, REQUEST_ID_MAX, Response, json_response
 from overwinter.core.errors import OverloadedError, OverwinterError, UnauthorizedError
 
 _log = logging.getLogger("overwinter.api")
@@ -17,6 +17,10 @@ _log = logging.getLogger("overwinter.api")
 async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of everything that a route or a middleware raises."""
     if not isinstance(error, HTTPException):
+        if not isinstance(error, OverwinterError):
+            name, own = request.path_params.get("name"), request.scope[FIELDS].get(REQUEST_ID, b"")
+            about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
+            _log.error("a request failed in a way nobody foresaw", exc_info=error, extra=about)
         response = error_response(error, request.scope.get(CALLER))
         # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
         error.__traceback__ = None
@@ -43,7 +47,6 @@ def error_response(error: Exception, caller: Caller | None = None) -> Response:
     waiting helps.
     """
     if not isinstance(error, OverwinterError):
-        _log.error("a request failed in a way nobody foresaw", exc_info=error)
         return json_response({"error": f"internal error ({type(error).__name__}); the node's log says more"}, 500)
     text = str(error) or type(error).__name__
     response = json_response({"error": text if caller is None else caller.told(text)}, error.status)

@@ -27,6 +27,9 @@ HOLD = "overwinter.hold"
 FIELDS = "overwinter.fields"
 """And where its headers, found in a fraction of the time that Starlette's take."""
 LEFT = "the client closed the connection before its answer was ready"
+REQUEST_ID = b"x-request-id"
+"""The header with a caller's own id of a request, which comes back with the answer."""
+REQUEST_ID_MAX = 256
 
 T = TypeVar("T")
 

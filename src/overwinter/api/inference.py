@@ -20,6 +20,7 @@ from overwinter.api.answers import (
     TensorMetadata,
 )
 from overwinter.api.contract import check_outputs, raw_input
+from overwinter.api.draining import Drain
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
 from overwinter.api.front import FunctionView, Reply
 from overwinter.api.listing import listed
@@ -76,8 +77,9 @@ _load_decoder = msgspec.json.Decoder(LoadRequest)
 class InferenceApi:
     """The protocol's routes over one node."""
 
-    def __init__(self, limits: RequestLimits, product_version: str) -> None:
+    def __init__(self, limits: RequestLimits, product_version: str, drain: Drain) -> None:
         self._limits = limits
+        self._drain = drain
         json_bytes_max = min(limits.json_bytes_max, limits.request_bytes_max)
         self._binary = Bounds(limits.request_bytes_max)
         self._json = Bounds(json_bytes_max, JSON_COST, " of JSON: send large tensors by the binary tensor extension")
@@ -168,8 +170,8 @@ class InferenceApi:
         return json_response(Live(live), 200 if live else 400)
 
     async def ready(self, request: Request) -> Response:
-        """Whether the node answers requests."""
-        ready = request.caller.front.ready()
+        """Whether the node answers requests; one that stops answers those alone that it has."""
+        ready = request.caller.front.ready() and not self._drain.begun
         return json_response(Ready(ready), 200 if ready else 400)
 
     async def models(self, request: Request) -> Response:

@@ -3,11 +3,12 @@
 import os
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
 
+from overwinter.cli.log_format import LogFormat, log, logging_to_stderr
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
 from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
 from overwinter.core.policies import POLICIES
@@ -15,6 +16,7 @@ from overwinter.core.policies import POLICIES
 HELP = {
     "host": "Address to listen on. Anything but loopback opens the node to others, and needs tokens or --insecure.",
     "port": "Port to listen on; 0 takes a free one.",
+    "drain_s": "Seconds for which a node that stops goes on answering the requests that it has.",
     "data": "Directory of the repository: what is deployed lives here.",
     "host_store": "The tmpfs under which the blocks of warm functions lie.",
     "keep_warm": "Leave the blocks in memory after a clean stop, for the next start.",
@@ -135,9 +137,15 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     epilog="Every option can also come from the environment: --host-bytes as OVERWINTER_HOST_BYTES, and so on.",
 )
 @click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), help="File to write the port to.")
+@click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="text",
+    help="How the log on the standard error looks: as text, or as one JSON object a line.",
+)
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback also while there is no token.")
 @as_json
-def serve(port_file: Path | None, insecure: bool, as_json: bool, **values: Any) -> None:
+def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
     from overwinter.store.tokens import TokenFile
     from overwinter.wiring import bind, run
@@ -158,7 +166,7 @@ def serve(port_file: Path | None, insecure: bool, as_json: bool, **values: Any) 
             )
         click.echo(f"warning: listening on {config.host} without tokens: {anybody}", err=True)
     told = False
-    with bind(config.host, config.port) as listener:
+    with bind(config.host, config.port) as listener, logging_to_stderr(log_format):
         port: int = listener.getsockname()[1]
 
         def ready(_node: object) -> None:
@@ -166,18 +174,20 @@ def serve(port_file: Path | None, insecure: bool, as_json: bool, **values: Any) 
             nonlocal told
             if not told:
                 told = True
-                _tell(config, port, port_file, as_json)
+                _tell(config, port, port_file, "answer" if as_json else log_format)
 
-        run(config, listener, lambda text: click.echo(text, err=True), ready)
+        run(config, listener, log, ready)
 
 
-def _tell(config: NodeConfig, port: int, port_file: Path | None, as_json: bool) -> None:
-    """The node is ready: say so to the script, the program or the person that started it."""
+def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> None:
+    """The node is ready: say so to the script, the program, the log or the person that started it."""
     if port_file is not None:
         write_port(port_file, port)
     url = f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"
-    if as_json:
+    if how == "answer":
         print_json({"url": url, "port": port, "data": config.data, "pid": os.getpid()})
+    elif how == "json":
+        log(f"overwinter is ready at {url}", level="info")
     else:
         click.echo(f"overwinter is ready at {url}")
 

@@ -47,8 +47,8 @@ def token() -> None:
     type=click.Choice(["infer", "deploy", "admin"]),
     multiple=True,
     required=True,
-    help="infer: run functions. deploy: deploy, load, unload, measure, remove. admin: both, for any tenant, and what "
-    "is told of the whole node. Any may look at the tenant's own. One for each.",
+    help="infer: run functions. deploy: deploy, promote, load, unload, measure, remove. admin: both, for any tenant, "
+    "and what is told of the whole node. Any may look at the tenant's own. One for each.",
 )
 @click.option("--label", default="", help="What it is for, as people remember it.")
 @data_directory

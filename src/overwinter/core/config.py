@@ -33,6 +33,7 @@ MIND_BOUNDS = {
 """Of every number in the configuration of the mind."""
 
 NODE_BOUNDS = {
+    "drain_s": seconds(0, 3600, "0 answers nothing that is under way, and who stops a node wants it to end"),
     "port": Bound(0, 65_535, "", "that is what ports are"),
     "journal_ring": Bound(1, 10_000_000, "steps", "each is kept in memory"),
     "profile_share": Bound(0.0001, 1, "of the time", "it is a share", whole=False),
@@ -165,6 +166,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     host: str = "127.0.0.1"
     port: int = 8000
+    drain_s: float = 10.0
+    """How long a node that stops goes on answering the requests that it has."""
     data: str
     """Directory of the repository."""
     host_store: str = "/dev/shm"

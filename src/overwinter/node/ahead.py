@@ -5,13 +5,14 @@ nothing of any function; then it is a body as any other, under the name of the w
 finds its process gone, or too small, forks one as if there had been none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.log import Log
 from overwinter.node.preparing import Preparing
 from overwinter.node.sparing import Sparing
 from overwinter.node.watching import Zygotes
@@ -48,7 +49,7 @@ class Forker(Protocol):
 class Ahead:
     """Those that were asked for and not taken over."""
 
-    def __init__(self, forker: Forker, preparing: Preparing, log: Callable[[str], None]) -> None:
+    def __init__(self, forker: Forker, preparing: Preparing, log: Log) -> None:
         self._forker = forker
         self._preparing = preparing
         self._log = log

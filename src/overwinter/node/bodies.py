@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import SECTOR_BYTES
+from overwinter.node.log import Log
 from overwinter.node.printed import Line, Printed
 from overwinter.node.proofs import kill
 from overwinter.node.words import Words
@@ -35,7 +36,7 @@ class Flight(NamedTuple):
 class BodyProcess:
     """One body: its channel, a slot for each run that it may have at once, and what is known of its end."""
 
-    def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Callable[[str], None]) -> None:
+    def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Log) -> None:
         """`function` is the one that it is forked for; `log` takes what it prints. OSError when the system has no
         descriptors left.
         """
@@ -85,7 +86,8 @@ class BodyProcess:
                 Slot(_tray(f"overwinter-in-{worker}", undo), _tray(f"overwinter-out-{worker}", undo))
                 for _ in range(load.concurrency)
             ]
-            self.words = Words(f"worker {function.id}", log, self._keep)
+            self.words = Words("worker", log, self._keep)
+            self.words.belong(function.id)
             undo.callback(self.words.close)
             here, self.there = pair()
             undo.pop_all()
@@ -98,7 +100,7 @@ class BodyProcess:
         self.answer_check = AnswerCheck(load.outputs)
         self._handled = load.source_bytes is not None
         self.is_ahead = False
-        self.words.rename(f"worker {function.id}")
+        self.words.belong(function.id)
 
     def _keep(self, text: str) -> None:
         if self.printed is not None:

@@ -53,6 +53,7 @@ from overwinter.node.bodies import BodyProcess, Flight
 from overwinter.node.copying import Copies
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
+from overwinter.node.log import Log
 from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
 from overwinter.node.sparing import Sparing
@@ -83,7 +84,7 @@ class Payload:
 class NodeEffects:
     """The hands of a node's mind."""
 
-    def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup, log: Callable[[str], None]) -> None:
+    def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup, log: Log) -> None:
         self._hosts = hosts
         self._tasks = tasks
         self.log = log
@@ -160,7 +161,7 @@ class NodeEffects:
 
     def told(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store; the log hears all of it."""
-        self.log(f"function {function.id}: {error}")
+        self.log(f"function {function.id}: {error}", level="error", function=function.id)
         return f"function {function.id}: {without_addresses(str(error))}"
 
     def _prepare(self, id_: FunctionId, forget: Address | None) -> None:

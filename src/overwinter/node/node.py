@@ -28,6 +28,7 @@ from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.insight import Insight
+from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.pipelines import Pipelines, PipelineView, Seen
 from overwinter.node.processes import Processes
@@ -373,7 +374,7 @@ class Node:
         host = self.hosts.store(function.store)
         return all(host.holds(blob.address) for blob in function.blobs)
 
-    def _restore(self, log: Callable[[str], None]) -> None:
+    def _restore(self, log: Log) -> None:
         """Tell the mind of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
         deployments, memory_bytes = self.repository.deployments(), self.config.mind.memory_bytes
@@ -387,7 +388,7 @@ class Node:
             self._effects.functions[function.id] = function
             quarantined = self._quarantine.reason(function.id)
             if quarantined:
-                log(f"function {function.id} is not served until it is loaded; the node failed on it: {quarantined}")
+                log(f"function {function.id} is out of service until it is loaded: {quarantined}", function=function.id)
             self.post(Deployed(function.spec(), resident=self._is_resident(function), quarantined=quarantined))
         self._traffic.restore()
         limited = {f"function {function.id}": function.deployment.limited for function in functions}

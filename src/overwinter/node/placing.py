@@ -13,6 +13,7 @@ from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
 from overwinter.node.bodies import laid
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, mapped_bytes
+from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
@@ -30,7 +31,7 @@ class Staff(Protocol):
     functions: dict[FunctionId, DeployedFunction]
     post: Callable[[Event], None]
     processes: Processes
-    log: Callable[[str], None]
+    log: Log
 
     def told(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store."""
@@ -78,7 +79,8 @@ class Placing:
         for address in left:
             try:
                 if not await self._loop.run_in_executor(self._threads, host.verify, address):
-                    self._staff.log(f"block {address} of {function.id} changed in memory, and is read from disk again")
+                    told = f"block {address} of {function.id} changed in memory, and is read from disk again"
+                    self._staff.log(told, function=function.id)
             except MACHINE:
                 # It left meanwhile, or cannot be read; whoever opens it will see.
                 continue
@@ -203,7 +205,8 @@ class Placing:
         if failure is None:
             self._staff.post(Bound(worker, function, operation))
         else:
-            self._staff.log(f"function {function} could not be bound in worker {worker}: {failure.message}")
+            told = f"function {function} could not be bound in worker {worker}: {failure.message}"
+            self._staff.log(told, function=function)
             self._staff.post(BindFailed(worker, function, operation, failure.error, failure.message))
 
     def unbind(self, worker: WorkerId, function: FunctionId) -> None:

@@ -8,7 +8,7 @@ lost, or when the kernel says that the process is over and the zygote keeps sile
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from overwinter.node.bindings import Told
 from overwinter.node.bodies import BodyProcess, ending
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.insight.memory import anonymous_bytes
+from overwinter.node.log import Log
 from overwinter.node.preparing import Preparing
 from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
@@ -54,9 +55,7 @@ LINGER_S = 1.0
 class Processes:
     """Forks bodies from the zygotes, and hears them."""
 
-    def __init__(
-        self, staff: Staff, environment: Mapping[str, str], log: Callable[[str], None], bounds: Bounds | None = None
-    ) -> None:
+    def __init__(self, staff: Staff, environment: Mapping[str, str], log: Log, bounds: Bounds | None = None) -> None:
         self._staff = staff
         self._log = log
         self._loop = asyncio.get_running_loop()

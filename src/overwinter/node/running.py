@@ -20,6 +20,7 @@ from overwinter.node.effects import NodeEffects
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
 from overwinter.node.insight.insight import Insight
+from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
 from overwinter.node.pressure import watch_memory
@@ -41,9 +42,7 @@ from overwinter.store.uploads import DiskBounds
 
 
 @asynccontextmanager
-async def running(
-    config: NodeConfig, environment: Mapping[str, str], log: Callable[[str], None]
-) -> AsyncIterator[Node]:
+async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) -> AsyncIterator[Node]:
     """A node over its data directory, from its start to its clean stop. ConflictError if another node has it."""
     asyncio.get_running_loop().set_default_executor(Threads(usual(), "node"))
     with ExitStack() as stack:

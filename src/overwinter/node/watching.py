@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.cgroups import Groups
+from overwinter.node.log import Log
 from overwinter.node.proofs import child_of, is_smaps_of
 from overwinter.node.words import Words
 from overwinter.node.zygotes import SLOW, Debt, Room, ZygoteProcess
@@ -83,9 +84,7 @@ class Keeper(Protocol):
 class Zygotes:
     """Starts, watches and ends them."""
 
-    def __init__(
-        self, keeper: Keeper, environment: Mapping[str, str], log: Callable[[str], None], bounds: Bounds
-    ) -> None:
+    def __init__(self, keeper: Keeper, environment: Mapping[str, str], log: Log, bounds: Bounds) -> None:
         """`environment` is all that zygotes and bodies see of it."""
         self._keeper = keeper
         self._environment = dict(environment)

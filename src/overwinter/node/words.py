@@ -9,6 +9,9 @@ import contextlib
 import os
 from collections.abc import Callable
 
+from overwinter.core.ids import FunctionId
+from overwinter.node.log import Log
+
 READ_BYTES = 64 << 10
 """At once: as much as a pipe holds."""
 PAUSE_S = 0.05
@@ -23,9 +26,10 @@ LINE_BYTES_MAX = 4096
 class Words:
     """The reading end of one pipe, and the writing end to hand on. Belongs to the loop's thread."""
 
-    def __init__(self, who: str, log: Callable[[str], None], keep: Callable[[str], None] | None = None) -> None:
+    def __init__(self, who: str, log: Log, keep: Callable[[str], None] | None = None) -> None:
         """`keep` takes each line as it was printed. OSError when the system has no descriptors left."""
         self._who = who
+        self._function: FunctionId | None = None
         self._log = log
         self._keep = keep
         self._loop = asyncio.get_running_loop()
@@ -37,9 +41,9 @@ class Words:
         self._window: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._here, self._hear)
 
-    def rename(self, who: str) -> None:
-        """The process is somebody else's from now on."""
-        self._who = who
+    def belong(self, function: FunctionId) -> None:
+        """The process is a worker of this function from now on."""
+        self._who, self._function = f"worker {function}", function
 
     def close_there(self) -> None:
         """The process has the writing end now."""
@@ -91,7 +95,7 @@ class Words:
         self._tell(_printable(line))
 
     def _tell(self, text: str) -> None:
-        self._log(f"{self._who}: {text}")
+        self._log(f"{self._who}: {text}", level="info", function=self._function)
         if self._keep is not None:
             self._keep(text)
 

@@ -1,0 +1,58 @@
+"""How does a line of the node's log look? As text for people, or as one JSON object for programs."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from overwinter.core.ids import FunctionId
+from overwinter.node.log import Level
+
+LogFormat = Literal["text", "json"]
+FIELDS = ("function", "request")
+"""What a line may be about, where that is known: the id of a function, and the id that a caller gave its request."""
+LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_node = logging.getLogger("overwinter.node")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        told: dict[str, str] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {field: str(value) for field in FIELDS if (value := getattr(record, field, None))}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(told).decode()
+
+
+@contextmanager
+def logging_to_stderr(form: LogFormat) -> Iterator[None]:
+    """All that is logged within goes to the standard error in this form: what the node says, and warnings of others."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(message)s"))
+    root, own = logging.getLogger(), logging.getLogger("overwinter")
+    root.addHandler(handler)
+    own.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
+
+
+def log(text: str, /, *, level: Level = "warning", function: FunctionId | None = None) -> None:
+    """Write a line of the node."""
+    _node.log(LEVELS[level], "%s", text, extra={"function": function})

@@ -1,0 +1,80 @@
+"""The node's log as JSON: one object a line, which says when, how bad, by whom, what, and of which function."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from overwinter.cli.log_format import JsonFormatter
+from tests.cli.conftest import Run
+
+PRINTS = """
+def preprocess(inputs, state):
+    print("called\\twith \\"quotes\\"", flush=True)
+    return inputs
+"""
+
+
+def test_every_line_of_a_node_is_an_object(local: Run, workshop: Path, tmp_path: Path) -> None:
+    (workshop / "speaks.py").write_text(PRINTS)
+    memory = Path(tempfile.mkdtemp(prefix="overwinter-cli-tests-", dir="/dev/shm"))
+    where = ["--port", "0", "--data", str(tmp_path / "data"), "--host-store", str(memory), "--no-profile-on-deploy"]
+    command = [sys.executable, "-m", "overwinter", "serve", "--log-format", "json", *where]
+    lines: list[dict[str, str]] = []
+    heard = threading.Condition()
+
+    def listen() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            with heard:
+                lines.append(json.loads(line))
+                heard.notify()
+
+    def line_with(words: str) -> dict[str, str]:
+        with heard:
+            assert heard.wait_for(lambda: any(words in line["message"] for line in lines), 60)
+        return next(line for line in lines if words in line["message"])
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        listening = threading.Thread(target=listen)
+        listening.start()
+        try:
+            ready = line_with("overwinter is ready at http://")
+            url = ready["message"].split()[-1]
+            local("deploy", "cli_scale:model", "--name", "speaks", "--handler", "speaks.py", "--url", url)
+            local("infer", "speaks", "-i", "x=[[1, 2], [3, 4]]", "--url", url)
+            printed = line_with("called")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            said = process.stdout.read()
+            listening.join()
+    memory.rmdir()
+    assert (process.returncode, said) == (0, "")
+    assert (ready["level"], ready["logger"]) == ("info", "overwinter.node")
+    assert (printed["level"], printed["function"]) == ("info", "speaks@1")
+    assert 'with "quotes"' in printed["message"]
+    for line in lines:
+        assert {"time", "level", "logger", "message"} <= line.keys()
+        assert datetime.fromisoformat(line["time"]).tzinfo is not None
+
+
+def test_an_error_has_its_traceback_and_what_it_is_about(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("overwinter.tests")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        logger.error("it failed: %s", "so", exc_info=error, extra={"function": "f", "request": "a\nb"})
+    line = JsonFormatter().format(caplog.records[0])
+    assert "\n" not in line
+    told = json.loads(line)
+    assert (told["message"], told["level"], told["logger"]) == ("it failed: so", "error", "overwinter.tests")
+    assert (told["function"], told["request"]) == ("f", "a\nb")
+    assert told["exception"].endswith("ValueError: two\nlines")

@@ -1,0 +1,91 @@
+"""A node that is told to stop answers what it has, refuses what comes, and ends: when all is answered, or sooner."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from .nodes import NodeProcess, ask, deploy, wait_until
+
+SLOW = """
+import time
+
+def preprocess(inputs, state):
+    time.sleep(float(inputs["x"][0, 0]))
+    return inputs
+"""
+LONG_S = 100.0
+"""No test waits for so long."""
+
+
+class Asked:
+    """A request under way in a worker that takes so many seconds."""
+
+    def __init__(self, node: NodeProcess, seconds: float) -> None:
+        deploy(node, "slow", handler=SLOW)
+        runs = str(node.steps()).count("'Run'")
+        self.answer: list[float] = []
+        self.error = ""
+        self._asking = threading.Thread(target=self._ask, args=(node, seconds))
+        self._asking.start()
+        wait_until(lambda: str(node.steps()).count("'Run'") > runs)
+
+    def _ask(self, node: NodeProcess, seconds: float) -> None:
+        try:
+            self.answer = ask(node, "slow", seconds)
+        except Exception as error:  # noqa: BLE001 - told to the test
+            self.error = str(error)
+
+    def join(self) -> None:
+        self._asking.join()
+
+
+@contextmanager
+def stop_begun(node: NodeProcess) -> Iterator[httpx.Client]:
+    """A client of the node, which has been told to stop."""
+
+    def stops() -> bool:
+        try:
+            return http.get("/v2/health/ready").json() == {"ready": False}
+        except httpx.TransportError:
+            # Its bound was short.
+            return True
+
+    with httpx.Client(base_url=node.url, timeout=20, trust_env=False) as http:
+        assert http.get("/v2/health/ready").json() == {"ready": True}
+        node.process.send_signal(signal.SIGTERM)
+        wait_until(stops)
+        yield http
+
+
+def assert_ends(node: NodeProcess) -> None:
+    assert node.process.wait(30) == 0
+    node.client.close()
+
+
+def test_what_is_under_way_is_answered_and_what_comes_is_refused(make_node):
+    node = make_node("--drain-s", "60")
+    asked = Asked(node, 2.0)
+    with stop_begun(node) as http:
+        refused = [http.get("/v2/models/slow"), http.get("/metrics"), http.post("/v2/models/slow/infer", content=b"{}")]
+        assert http.get("/v2/health/live").json() == {"live": True}
+    assert [(answer.status_code, answer.headers["retry-after"]) for answer in refused] == [(503, "1")] * 3
+    asked.join()
+    assert (asked.answer, asked.error) == ([5.0] * 4, "")
+    assert_ends(node)
+    assert any("stopping: 1 requests under way" in line for line in node.said)
+
+
+@pytest.mark.parametrize(("bound", "again"), [("0.5", False), ("60", True)])
+def test_what_takes_longer_than_the_bound_or_than_anybody_wants_to_wait_is_told_so(make_node, bound, again):
+    node = make_node("--drain-s", bound)
+    asked = Asked(node, LONG_S)
+    with stop_begun(node):
+        if again:
+            node.process.send_signal(signal.SIGTERM)
+    assert_ends(node)
+    asked.join()
+    assert "stopping" in asked.error
