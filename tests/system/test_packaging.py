@@ -1,0 +1,148 @@
+"""The unit and the Dockerfile fit the node, and the rights that the unit leaves are enough to contain workers."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from overwinter.cli.main import main
+from overwinter.cli.serve import serve
+
+from .nodes import NodeProcess, ask, deploy, wait_until
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "packaging" / "overwinter.service"
+DOCKERFILE = ROOT / "packaging" / "Dockerfile"
+HANDLER = """
+import os
+
+def postprocess(outputs, inputs, state):
+    print("user", os.getuid(), flush=True)
+    return outputs
+"""
+GROUPS = ("threads are not bounded together", "cores are not shared among tenants")
+"""What a machine may lack whose control groups are not the unit's own."""
+
+
+@pytest.fixture
+def unit() -> dict[str, str]:
+    """The section Service."""
+    parser = ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(UNIT)
+    return dict(parser["Service"])
+
+
+def options_of(command: list[str]) -> dict[str, object]:
+    """What `overwinter serve` makes of its arguments; it ends the test if it does not know one."""
+    assert command[0] == "serve"
+    with main.make_context("overwinter", command, resilient_parsing=True) as whole:
+        return serve.make_context("serve", command[1:], parent=whole).params
+
+
+def test_the_unit_starts_a_node_as_it_can_be_started(unit):
+    command = shlex.split(unit["ExecStart"])
+    options = options_of(command[1:])
+    assert options["data"] == f"/var/lib/{unit['StateDirectory']}"
+    # What is left after the drain is killed, and that must not come first.
+    assert int(unit["TimeoutStopSec"]) > options["drain_s"] + 10
+    # systemd ends the node, and the node its workers: each of them within its bound.
+    assert (unit["KillMode"], unit["Delegate"]) == ("mixed", "yes")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+    installed = UNIT.read_text().replace("/opt/overwinter/bin/overwinter", sys.executable)
+    for text, found in ((installed, False), (installed.replace("KillMode=", "KilMode="), True)):
+        place = tmp_path / UNIT.name
+        place.write_text(text)
+        told = subprocess.run(["systemd-analyze", "verify", place], capture_output=True, text=True)
+        assert (UNIT.name in told.stdout + told.stderr) == found, told.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and util-linux")
+def test_the_rights_that_the_unit_leaves_contain_workers_and_end_them(unit, make_node, monkeypatch):
+    rights = [f"+{name.removeprefix('CAP_').lower()}" for name in unit["CapabilityBoundingSet"].split()]
+    limited = ["setpriv", f"--bounding-set={','.join(['-all', *rights])}", "--inh-caps=-all", "--no-new-privs"]
+    run = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: run([*limited, *command], **options))
+    node: NodeProcess = make_node()
+    monkeypatch.undo()
+    deploy(node, "f", handler=HANDLER)
+    assert ask(node, "f") == [3.0] * 4
+    wait_until(lambda: any("user" in line for line in node.said))
+    [user] = {line.split()[-1] for line in node.said if "user" in line}
+    assert int(user) > 0
+    lacking = [line for line in node.said if "not fully contained" in line]
+    assert [line for line in lacking if not any(each in line for each in GROUPS)] == []
+    node.client.remove("f")
+    node.stop()
+    assert node.process.returncode == 0
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Those of the Dockerfile with their arguments, lines that go on joined."""
+    text = re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text())
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(words[0], words[2]) for line in lines if line.strip() and (words := line.partition(" "))]
+
+
+def test_the_dockerfile_copies_what_is_there_and_runs_as_an_ordinary_user():
+    found = instructions()
+    known = "FROM ARG WORKDIR RUN COPY ENV VOLUME EXPOSE USER HEALTHCHECK ENTRYPOINT CMD"
+    assert {name for name, _ in found} <= set(known.split())
+    copied = [word for name, rest in found if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]]
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    kept = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
+    assert {f"!{name}" for name in copied} <= set(kept)
+    assert all(":" in rest.split()[0] for name, rest in found if name == "FROM")
+    [user] = [rest for name, rest in found if name == "USER"]
+    assert user not in ("root", "0")
+
+
+def test_the_container_has_the_cpu_build_that_is_pinned():
+    installs = [rest for name, rest in instructions() if name == "RUN" and "pip install" in rest]
+    assert all("-c constraints.txt" in rest for rest in installs)
+    assert installs[0].endswith(" torch")
+    assert "--index-url" in installs[0]
+    assert any(name == "ARG" and rest.endswith("/whl/cpu") for name, rest in instructions())
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_the_container_starts_a_node_as_it_can_be_started(monkeypatch):
+    found = dict(instructions())
+    assert json.loads(found["ENTRYPOINT"]) == ["overwinter"]
+    own = [pair.split("=", 1) for pair in found["ENV"].split() if pair.startswith("OVERWINTER_")]
+    for name, value in own:
+        monkeypatch.setenv(name, value)
+    options = options_of(json.loads(found["CMD"]))
+    assert {name.removeprefix("OVERWINTER_").lower() for name, _ in own} <= options.keys()
+    assert (options["host"], options["data"], options["log_format"]) == ("0.0.0.0", found["VOLUME"], "json")
+    assert str(options["port"]) == found["EXPOSE"]
+    # Docker kills after ten seconds.
+    assert options["drain_s"] < 10
+
+
+def can_build() -> bool:
+    docker = shutil.which("docker")
+    return docker is not None and subprocess.run([docker, "info"], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not can_build(), reason="needs a Docker daemon")
+def test_the_container_is_built_and_says_what_it_is(tmp_path):
+    image = tmp_path / "image"
+    build = ["docker", "build", "--iidfile", str(image), "-f", str(DOCKERFILE), str(ROOT)]
+    subprocess.run(build, check=True)
+    run = ["docker", "run", "--rm", image.read_text(), "doctor", "--json"]
+    told = json.loads(subprocess.run(run, capture_output=True, text=True).stdout)
+    assert [each["level"] for each in told if each["what"] == "PyTorch"] == ["ok"]
