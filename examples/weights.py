@@ -1,5 +1,9 @@
-"""Where do the trained weights lie? In installed packages, found by path: no code of those packages is run."""
+"""Where do the trained weights lie? In installed packages, found by path: no code of those packages is run.
 
+python -m examples.weights NAME    print the path of the file called NAME, for a shell
+"""
+
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,3 +52,20 @@ def _find(name: str) -> Path | None:
     spec = find_spec(folder)
     places = [] if spec is None else spec.submodule_search_locations or []
     return next((Path(place, file) for place in places if Path(place, file).is_file()), None)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the path of the one file that is named; the exit code."""
+    if len(arguments) != 1 or arguments[0] not in FILES:
+        print(f"usage: python -m examples.weights NAME, one of {', '.join(FILES)}", file=sys.stderr)
+        return 2
+    try:
+        print(weights_path(arguments[0]))
+    except MissingWeightsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

