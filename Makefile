@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-machine test-pure check fmt bench clean
+.PHONY: help setup demo serve test test-machine test-pure check fmt bench pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -32,7 +32,7 @@ test: setup ## all tests
 
 # These start processes, and look at what is left on the machine: one after the other. What they find depends on who
 # runs them. All others only compute.
-MACHINE := $(addprefix tests/,benchmarks cli examples node replay store system tasks worker)
+MACHINE := $(addprefix tests/,benchmarks cli docs examples node replay store system tasks worker)
 
 test-machine: setup
 	$(BIN)/python -m pytest $(MACHINE)
@@ -51,10 +51,14 @@ fmt: setup ## format the code
 	$(BIN)/ruff format .
 
 # Those that replay a recording need TRACES, the directory in which torpor-alibaba-fc lies (docs/benchmarks.md).
-bench: setup ## the benchmarks of the README's table, TRACES=DIR for all of them
+bench: setup ## the benchmarks of the README and docs/benchmarks.md, TRACES=DIR for all of them
 	for name in wake density overhead churn tetris "asyfunc --level model" scaling fidelity \
 	    $(if $(TRACES),"thousand --traces $(TRACES)" "simulator --traces $(TRACES)"); do \
 	    $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+pictures: setup ## draw the pictures of the docs
+	$(BIN)/python -m docs.pictures.architecture
+	$(BIN)/python -m docs.pictures.top
 
 clean: ## remove the environment and what tools left
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

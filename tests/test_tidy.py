@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "overwinter"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-EVERY = sorted(path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
+EVERY = sorted(
+    path for folder in ("src", "tests", "benchmarks", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
+)
 
 FILE_LINES = 400
 TEST_FILE_LINES = 700
