@@ -35,7 +35,8 @@ SEED = 7
 SECONDS = 40.0
 RATE = 20.0
 """Requests per second of all functions together: the first has the most, the n-th one n-th of that."""
-SETTINGS = {"slo_ms": 250.0, "keep_alive_s": 15.0}
+SLO_MS = 250.0
+KEEP_ALIVE_S = 15.0
 CALLERS = 8
 UNDER_WAY_S = 0.005
 
@@ -70,7 +71,7 @@ def record() -> dict[str, Any]:
     ):
         url = node.ready()
         with Client(url) as client:
-            for _ in demo.deploy_all(stage, client, url, **SETTINGS):
+            for _ in demo.deploy_all(stage, client, url, slo_ms=SLO_MS, keep_alive_s=KEEP_ALIVE_S):
                 pass
             with stage.working("asking"), ThreadPoolExecutor(CALLERS) as callers:
                 ask(client, callers)

@@ -1,0 +1,74 @@
+"""Is everything there that the docs point to, files, headings, modules; and are their tables whole?"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples" / "README.md"])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MODULE = re.compile(r"python -m ((?:benchmarks|examples|docs)(?:\.[a-z]\w*)+)")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(path: Path) -> str:
+    """A text without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def headings(path: Path) -> set[str]:
+    """What a link may name in a text, as code hosts make it of the headings."""
+    found = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+def broken(path: Path) -> list[str]:
+    """The links of a text to what is not in the repository."""
+    lost = []
+    for link in LINK.findall(prose(path)):
+        if "://" in link:
+            continue
+        file, _, heading = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists() or (heading and heading not in headings(target)):
+            lost.append(link)
+    return lost
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    assert broken(path) == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_every_command_of_the_project_is_there(path: Path) -> None:
+    names = set(MODULE.findall(path.read_text()))
+    assert [name for name in sorted(names) if importlib.util.find_spec(name) is None] == []
+
+
+def uneven(text: str) -> list[str]:
+    """The rows of tables that have another number of cells than the row above."""
+    lines = [line if line.startswith("|") else "" for line in text.splitlines()]
+    cells = [len(re.split(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) for line in lines]
+    pairs = zip(lines, lines[1:], cells, cells[1:], strict=False)
+    return [line for above, line, before, here in pairs if above and line and before != here]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_every_row_of_a_table_has_all_cells(path: Path) -> None:
+    assert uneven(prose(path)) == []
+
+
+def test_a_row_that_lacks_a_cell_is_found() -> None:
+    assert uneven("| a | b |\n| --- | --- |\n| `x|y` | 1 |\n| 2 |\n\n| alone |\n") == ["| 2 |"]
+
+
+def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
+    text = tmp_path / "text.md"
+    text.write_text("# One heading\n[a](text.md#one-heading) [b](#no-heading) [c](none.md) [d](https://example.org)\n")
+    assert broken(text) == ["#no-heading", "none.md"]
