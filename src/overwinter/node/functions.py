@@ -14,7 +14,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pressure import total_bytes
 from overwinter.node.printed import Printed
-from overwinter.store.manifest import Deployment, encode_manifest
+from overwinter.store.manifest import Blob, Deployment, encode_manifest
 from overwinter.store.mapping import HUGE_BYTES
 from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Bind, Load, Trial
@@ -208,3 +208,11 @@ def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
     """
     blocks = {block.address: block.nbytes for function in functions for block in function.manifest.blocks}
     return sum(blocks.values()) + len(blocks) * HUGE_BYTES + TRAYS_BYTES
+
+
+def by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:
+    """The blocks and files of functions, by the host store in which they lie."""
+    blobs: dict[StoreName, list[Blob]] = {}
+    for function in functions:
+        blobs.setdefault(function.store, []).extend(function.blobs)
+    return blobs

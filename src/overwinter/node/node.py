@@ -1,7 +1,7 @@
 """One machine's node: a mind, its loop and hands, a repository, a host store, and what callers may ask."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -26,7 +26,7 @@ from overwinter.core.versions import Shares, Versions, default_of
 from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
-from overwinter.node.functions import DeployedFunction
+from overwinter.node.functions import DeployedFunction, by_store
 from overwinter.node.insight.insight import Insight
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
@@ -41,7 +41,7 @@ from overwinter.node.traffic import Traffic, who_stays
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.hosts import HostStores
-from overwinter.store.manifest import Blob, Deployment, Manifest, encode_manifest
+from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 from overwinter.store.repository import Repository
 
 PROGRAM_BYTES_MAX = 4 << 20
@@ -379,10 +379,10 @@ class Node:
         self.repository.forget_unproven()
         deployments, memory_bytes = self.repository.deployments(), self.config.mind.memory_bytes
         functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
-        self.hosts.sweep(_by_store(functions))
+        self.hosts.sweep(by_store(functions))
         # A function that is there in part must be staged as a whole: what no whole one shares of it goes.
         whole = [function for function in functions if self._is_resident(function)]
-        self.hosts.sweep(_by_store(whole))
+        self.hosts.sweep(by_store(whole))
         for function in functions:
             function.profile = self.profiler.stored(function)
             self._effects.functions[function.id] = function
@@ -396,10 +396,3 @@ class Node:
         for what, every in limited.items():
             for told in every:
                 log(f"{what}: {told}")
-
-
-def _by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:
-    blobs: dict[StoreName, list[Blob]] = {}
-    for function in functions:
-        blobs.setdefault(function.store, []).extend(function.blobs)
-    return blobs
