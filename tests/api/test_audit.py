@@ -53,3 +53,12 @@ def test_lines_that_cannot_be_written_are_told_once_and_counted(tmp_path: Path) 
     (tmp_path / "absent").mkdir()
     kept.add(line("a"), 1.0)
     assert lines(tmp_path / "absent")[0]["left_out"] == 3
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    said: list[str] = []
+    other = tmp_path / "other"
+    other.write_text("")
+    (tmp_path / FILE).symlink_to(other)
+    Audit(tmp_path, said.append).add(line("a"), 0.0)
+    assert (other.read_text(), len(said)) == ("", 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.errors import CallerError, NotFoundError, StoreError
-from overwinter.store.tokens import FILE, NOTHING, Quota, TokenFile
+from overwinter.store.tokens import FILE, LOCK, NOTHING, Quota, TokenFile
 
 
 def test_a_token_is_found_by_its_text_alone(tmp_path: Path) -> None:
@@ -89,3 +89,14 @@ def test_none_is_lost_when_many_are_made_at_once(tmp_path: Path) -> None:
             each[0].id for each in pool.map(lambda _: TokenFile(tmp_path).create("a", ("infer",), "", 0.0), range(24))
         ]
     assert sorted(TokenFile(tmp_path).read().tokens) == sorted(made)
+
+
+@pytest.mark.parametrize("name", [LOCK, f"{FILE}.draft"])
+def test_root_follows_no_link_that_the_node_s_user_made(tmp_path: Path, name: str) -> None:
+    victim, data = tmp_path / "shadow", tmp_path / "data"
+    victim.write_text("root's")
+    data.mkdir()
+    (data / name).symlink_to(victim)
+    with pytest.raises(StoreError):
+        TokenFile(data).create("acme", ("infer",), "", 0.0)
+    assert victim.read_text() == "root's"

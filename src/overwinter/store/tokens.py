@@ -31,6 +31,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 FILE = "tokens.json"
 LOCK = "tokens.lock"
+OWN = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+"""How files of the data directory are opened that root may write: it is the node's, and root follows no link there."""
 PREFIX = "ow"
 """Begins every token, so that scanners of source code find one that was checked in."""
 SECRET_BYTES = 32
@@ -170,7 +172,7 @@ class TokenFile:
         """What the file says, while nobody else changes it."""
         private_directory(self._data)
         with disk_errors("lock the tokens", self._data):
-            descriptor = os.open(self._data / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._data / LOCK, os.O_RDWR | OWN, 0o600)
         try:
             hand_over(descriptor, self._data)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -181,7 +183,7 @@ class TokenFile:
     def _write(self, known: Known) -> None:
         draft = f"{self._path}.draft"
         with disk_errors("write the tokens", self._data):
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(os.open(draft, os.O_WRONLY | os.O_TRUNC | OWN, 0o600), "wb") as file:
                 file.write(msgspec.json.format(msgspec.json.encode(known)))
                 hand_over(file.fileno(), self._data)
                 file.flush()
