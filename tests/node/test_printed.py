@@ -3,6 +3,7 @@
 import torch
 
 from overwinter.core.ids import FamilyId, WorkerId
+from overwinter.node import printed
 from overwinter.node.printed import BYTES_MAX, LINES_MAX, Line, Printed, Records
 
 from .rig import Function, Same, until
@@ -16,8 +17,8 @@ def preprocess(inputs, state):
 
 
 def texts(function: Function) -> list[str]:
-    printed = function.deployed.printed
-    return [] if printed is None else [line.text for line in printed.lines()]
+    kept = function.deployed.printed
+    return [] if kept is None else [line.text for line in kept.lines()]
 
 
 def test_what_is_printed_is_of_the_workers_family(rig):
@@ -55,3 +56,18 @@ def test_a_record_goes_with_the_last_who_has_it():
     assert records.of(FamilyId("f")) is mine
     del mine
     assert records.of(FamilyId("f")).lines() == []
+
+
+def test_many_records_take_no_more_memory_than_a_bound_and_each_keeps_its_last_lines(monkeypatch):
+    monkeypatch.setattr(printed, "RECORDS_BYTES_MAX", 64 << 10)
+    monkeypatch.setattr(printed, "LOOK_BYTES", 4 << 10)
+    records = Records()
+    every = [records.of(FamilyId(f"f{number}")) for number in range(40)]
+    quiet = records.of(FamilyId("quiet"))
+    quiet.add(Line(0.0, WorkerId(1), "the only one"))
+    for number in range(100):
+        for each in every:
+            each.add(Line(0.0, WorkerId(1), f"{number}"))
+    assert sum(each.nbytes for each in every) <= (64 + 4) << 10
+    assert all(each.lines()[-1].text == "99" and len(each.lines()) > 1 for each in every)
+    assert [line.text for line in quiet.lines()] == ["the only one"]
