@@ -141,8 +141,8 @@ class Door:
     def ready(self) -> bool:
         return any(view.state == "READY" for view in self.views.values())
 
-    def functions(self) -> list[View]:
-        return [self.views[key] for key in sorted(self.views)]
+    def functions(self, tenant: str | None = None) -> list[View]:
+        return [view for _, view in sorted(self.views.items()) if tenant in (None, view.tenant)]
 
     def pipelines(self) -> list[View]:
         return []

@@ -58,6 +58,7 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> No
     with pytest.raises(NotFoundError):
         asyncio.run(acme.infer("f", None, [], None, 0))
     assert (list(acme.functions()), acme.versions("f")) == ([], ())
+    assert list(acme.functions("squatter")) == []
     assert [view.name for view in TenantFront(door, "squatter", Quota()).functions()] == ["acme..f"]
 
 

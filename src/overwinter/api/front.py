@@ -196,8 +196,10 @@ class Front(Protocol):
         """Whether requests are answered."""
         ...
 
-    def functions(self) -> Iterable[FunctionView]:
-        """Every version of every function, each as it is when its turn comes: there may be thousands."""
+    def functions(self, tenant: TenantId | None = None, /) -> Iterable[FunctionView]:
+        """Every version of every function, of all tenants or of one, each as it is when its turn comes: there may be
+        thousands.
+        """
         ...
 
     def pipelines(self) -> Iterable[FunctionView]:

@@ -302,9 +302,10 @@ class Node:
             return [self._pipelines.view(name, None).version]
         return list(self._versions_of(name).numbers)
 
-    def functions(self) -> Iterator[FunctionView]:
-        """Every version of every function, by name and number, each as it is when its turn comes."""
-        ordered = sorted(self._effects.functions.values(), key=lambda f: (f.deployment.name, f.deployment.version))
+    def functions(self, tenant: TenantId | None = None) -> Iterator[FunctionView]:
+        """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
+        wanted = [each for each in self._effects.functions.values() if tenant in (None, each.manifest.tenant)]
+        ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
         blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
         for function in ordered:
             # It may have been removed since.
