@@ -175,6 +175,9 @@ class Insight:
     async def explain(self, name: FunctionName, version: int | None) -> Explanation:
         """Why a function is as it is; NotFoundError."""
         function = self._find(name, version)
+        # What counts steps reads them soon after the scheduler: of a function deployed in this turn of the loop, in the
+        # next.
+        await asyncio.sleep(0)
         host = self._house.hosts.store(function.store)
         own = TenantBlocks(host, self._scheduler.state, function.manifest.tenant)
         places = _Disk(self._house.repository), own
