@@ -71,6 +71,14 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
             log(f"stopping: {drain.under_way} requests under way are answered, {most}", level="info")
         stop.set()
 
+    async def until_broken(node: Node) -> None:
+        try:
+            await node.broken()
+        except Exception:
+            # Nobody answers any more: what waits would only keep the next start waiting.
+            drain.hurry()
+            raise
+
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, asked_to_stop)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
@@ -79,7 +87,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests, drain))
-            broken = tasks.create_task(node.broken())
+            broken = tasks.create_task(until_broken(node))
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
             for task in (front, asked, broken):

@@ -1,0 +1,52 @@
+"""A node that fails ends at once, whoever is still on his way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from overwinter import wiring
+from overwinter.api.draining import Drain
+from overwinter.core.config import NodeConfig
+
+from .api.door import Door
+
+LONG_S = 3000.0
+
+
+def test_a_node_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        came, failed = asyncio.Event(), asyncio.get_running_loop().create_future()
+        door = Door(tmp_path)
+        door.broken = lambda: failed
+        door.processes = SimpleNamespace(zygotes=SimpleNamespace())
+
+        class Heard(Drain):
+            def enter(self) -> None:
+                super().enter()
+                came.set()
+
+        @asynccontextmanager
+        async def running(*_: object) -> AsyncIterator[Door]:
+            yield door
+
+        monkeypatch.setattr(wiring, "running", running)
+        monkeypatch.setattr(wiring, "Drain", Heard)
+        listener = wiring.bind("127.0.0.1", 0)
+        config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
+        serving = asyncio.create_task(wiring.serve_node(config, listener, print, print))
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        # The rest of its body never comes.
+        writer.write(b"POST /v2/models/add/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        await came.wait()
+        failed.set_exception(RuntimeError("the scheduler failed"))
+        async with asyncio.timeout(60):
+            with pytest.raises(ExceptionGroup) as told:
+                await serving
+        assert told.group_contains(RuntimeError, match="the scheduler failed")
+        writer.close()
+
+    asyncio.run(scene())
