@@ -30,6 +30,13 @@ def test_a_token_is_told_once_and_only_on_standard_output(local: Run, data: Path
     assert known.digest not in told
 
 
+def test_a_token_is_told_though_nothing_can_be_written_down(local: Run, data: Path) -> None:
+    (data / "audit.jsonl").mkdir(parents=True)
+    created = local("token", "create", "--tenant", "acme", "--scope", "infer", exit_code=1)
+    assert TokenFile(data).read().find(created.stdout.strip().encode()) is not None
+    assert "audit" in created.stderr
+
+
 def test_a_token_is_revoked_by_its_id_alone(local: Run, data: Path) -> None:
     made = [json.loads(local("token", "create", "--tenant", "acme", "--scope", "infer", "--json").output) for _ in "ab"]
     local("token", "revoke", made[0]["id"])

@@ -59,16 +59,17 @@ def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_
 
     data = data.expanduser()
     made, text = TokenFile(data).create(tenant, scopes, label, time.time())
-    _record(data, tenant, "create", made.id)
+    # Whatever fails from here on: the token is made, and is told this once.
     if as_json:
         print_json({"token": text, "id": made.id, "tenant": made.tenant, "scopes": made.scopes})
-        return
-    click.echo(text)
-    click.echo(
-        f"token {made.id} of tenant {made.tenant}, for {', '.join(made.scopes)}: keep it, it is not shown again. "
-        "Use it as OVERWINTER_TOKEN, or as the header Authorization: Bearer TOKEN",
-        err=True,
-    )
+    else:
+        click.echo(text)
+        click.echo(
+            f"token {made.id} of tenant {made.tenant}, for {', '.join(made.scopes)}: keep it, it is not shown again. "
+            "Use it as OVERWINTER_TOKEN, or as the header Authorization: Bearer TOKEN",
+            err=True,
+        )
+    _record(data, tenant, "create", made.id)
 
 
 @token.command("list")
@@ -138,10 +139,12 @@ def limit(tenant: str, data: Path, as_json: bool, **bounds: float | None) -> Non
 def _record(data: Path, tenant: str, what: str, id_: str) -> None:
     from overwinter.api.audit import FILE, Line, said_at, write_line
     from overwinter.core.ids import TenantId
+    from overwinter.store.sealing import disk_errors
 
     who = f"user {os.getuid()}"
     line = Line(at=said_at(time.time()), by=who, tenant=TenantId(tenant), method=f"token {what}", path=id_, status=0)
-    write_line(data / FILE, line)
+    with disk_errors("write the audit", data):
+        write_line(data / FILE, line)
 
 
 def _table(known: "Known") -> "Table":
