@@ -4,12 +4,12 @@
 by it, and each is woken some times, with its blocks on disk and in memory. From those figures alone, of this machine
 and this run, a scenario is made and simulated. Then the very requests of the simulation are sent to the real node over
 HTTP, whether or not earlier ones are answered. Both journals go through the same reader; the live memory is what the
-kernel says, the private memory of the bodies and the pages of the host store.
+kernel says, the private memory of the workers and the pages of the host store.
 
 The simulator knows cores, the zygote, the disk and the profile. It knows nothing of the daemon and the load generator,
-which share this machine's cores with the bodies, nor of other work on it. In it runs wait for cores in turn, where live
-ones share them, so that a short run beside long ones waits too long in it. A body's private memory is the profile's,
-its peak; the live one is what bodies hold when one looks.
+which share this machine's cores with the workers, nor of other work on it. In it runs wait for cores in turn, where
+live ones share them, so that a short run beside long ones waits too long in it. A worker's private memory is the
+profile's, its peak; the live one is what workers hold when one looks.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def wake_all(node: Node, requests: Mapping[str, bytes]) -> None:
         for _ in range(ROUNDS):
             for name, request in requests.items():
                 connection.ask(request)
-                node.wait_bodies(name, 0)
+                node.wait_workers(name, 0)
             node.wait_quiet()
         for request in requests.values():
             for _ in range(WARM_RUNS):
@@ -133,7 +133,7 @@ def simulated(scenario: Scenario) -> tuple[Found, list[tuple[float, str]]]:
     report = World(scenario, journal=file).run()
     file.seek(0)
     requests = calibration.arrivals(read_journal(file)[1])
-    return Found(report, report.memory.bodies_mean / MIB, report.memory.blocks_mean / MIB), requests
+    return Found(report, report.memory.workers_mean / MIB, report.memory.blocks_mean / MIB), requests
 
 
 def private_bytes(pids: Sequence[int]) -> int:
@@ -155,7 +155,7 @@ def played(node: Node, plan: Plan) -> tuple[list[Outcome], float, float]:
         command = [sys.executable, "-m", "benchmarks.openloop", str(node.port), *map(str, files)]
         with subprocess.Popen(command) as generator:
             while generator.poll() is None:
-                private.append(private_bytes(node.body_pids()))
+                private.append(private_bytes(node.worker_pids()))
                 blocks.append(occupied_bytes(node.host_store))
                 with suppress(subprocess.TimeoutExpired):
                     generator.wait(SAMPLED_EVERY_S)
@@ -189,7 +189,7 @@ def figures(found: Found) -> dict[str, float]:
     """What is compared in all."""
     return {
         **told(found.report.total),
-        "bodies": found.report.total.body_seconds / found.report.duration_s,
+        "workers": found.report.total.worker_seconds / found.report.duration_s,
         "busy_s": found.report.total.busy_seconds,
         "private_mib": found.private_mib,
         "blocks_mib": found.blocks_mib,

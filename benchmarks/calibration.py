@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.measure import MIB
-from overwinter.core.actions import Run, Stage, StartBody
-from overwinter.core.events import Arrived, RunEnded, Staged
+from overwinter.core.actions import LoadBlocks, Run, StartWorker
+from overwinter.core.events import Arrived, BlocksLoaded, RunEnded
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionId, RunId, Seconds, WorkerId
 from overwinter.core.journal import Entry
@@ -25,7 +25,7 @@ class Observed(NamedTuple):
     """What one function took, in seconds, in the order in which it happened."""
 
     first: list[float]
-    """From each start of a body to the end of its first run."""
+    """From each start of a worker to the end of its first run."""
     later: list[float]
     """Each run of a body that had run before."""
 
@@ -39,13 +39,13 @@ class Journey(NamedTuple):
 
 
 def observed(entries: Iterable[Entry]) -> Journey:
-    """The starts, runs and stages in a journal; bodies on trial, which run by themselves, are left out."""
+    """The starts, runs and stages in a journal; workers on trial, which run by themselves, are left out."""
     functions: dict[FunctionId, Observed] = defaultdict(lambda: Observed([], []))
     started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
     ran: set[WorkerId] = set()
     begun: dict[RunId, Seconds] = {}
     asked: dict[FunctionId, Seconds] = {}
-    staged_bytes, staged_s = 0, 0.0
+    loaded_bytes, staged_s = 0, 0.0
     for entry in entries:
         match entry.event:
             case RunEnded(worker, run) if worker in started:
@@ -56,29 +56,29 @@ def observed(entries: Iterable[Entry]) -> Journey:
                 else:
                     seen.first.append(entry.now - at)
                 ran.add(worker)
-            case Staged(function, _, added) if added and function in asked:
-                staged_bytes += added
+            case BlocksLoaded(function, _, added) if added and function in asked:
+                loaded_bytes += added
                 staged_s += entry.now - asked[function]
             case _:
                 pass
         for action in entry.actions:
             match action:
-                case StartBody(worker, function, on_trial) if not on_trial:
+                case StartWorker(worker, function, on_trial) if not on_trial:
                     started[worker] = (function, entry.now)
                 case Run(_, run):
                     begun[run] = entry.now
-                case Stage(function):
+                case LoadBlocks(function):
                     asked[function] = entry.now
                 case _:
                     pass
-    return Journey(dict(functions), staged_bytes / staged_s if staged_s else None)
+    return Journey(dict(functions), loaded_bytes / staged_s if staged_s else None)
 
 
 def modelled(
     name: str, settings: Settings, workload: Workload, profile: Profile, seen: Observed, machine: Machine
 ) -> FunctionModel:
-    """The function as a simulator is to know it: its profile, and what a run in service takes longer than one in a body
-    that does nothing but run. Its first start is taken to be that of a program not yet prepared.
+    """The function as a simulator is to know it: its profile, and what a run in service takes longer than one in a
+    worker that does nothing but run. Its first start is taken to be that of a program not yet prepared.
     """
     run_s, usual_s = statistics.median(seen.later), statistics.median(seen.first[1:])
     more_s = max(0.0, run_s - (profile.latency_s(1, 1, 1) or run_s))

@@ -1,7 +1,7 @@
 """Does a node leave anything behind when functions wake and sleep, come and go, thousands of times?
 
 `python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]`: each model is deployed with and without a handler,
-keep-alive 0. A wake-and-sleep cycle is a real request to a function that sleeps, until its body is gone again; in
+keep-alive 0. A wake-and-sleep cycle is a real request to a function that sleeps, until its worker is gone again; in
 every fourth the function was unloaded before, so that its blocks leave the host store and come back. A
 deploy-and-remove cycle deploys a function, asks it, and removes it; by turns a variant with new weights, the same with
 a handler, and a program that the node has never seen. In every tenth a deploy is refused besides, since its handler
@@ -91,7 +91,7 @@ class Churn:
             self.node.client.unload(subject.name)
             self.node.client.load(subject.name)
         subject.ask(connection)
-        self.node.wait_bodies(subject.name, 0)
+        self.node.wait_workers(subject.name, 0)
 
     def deploy(self, cycle: int, connection: Connection) -> None:
         """Deploy a function, ask it, remove it."""
@@ -142,7 +142,7 @@ class Churn:
     def standing(self) -> Standing:
         """What the node holds once it has come to rest and nobody is connected."""
         found = at_rest(self.node)
-        if found.processes < PROCESSES or self.node.body_pids():
+        if found.processes < PROCESSES or self.node.worker_pids():
             raise RuntimeError(f"a node at rest is a daemon, its base zygote and a tenant's, not {found.processes}")
         return found
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks.measure import print_result
-from overwinter.core.actions import Refuse, Reply, StartBody
+from overwinter.core.actions import Refuse, Reply, StartWorker
 from overwinter.core.policies import POLICIES
 from overwinter.simulation.scenario import Scenario, read_scenario, scenario_of
 from overwinter.simulation.world import World
@@ -66,10 +66,10 @@ RANDOM: Mapping[str, Mapping[str, int]] = {
     "none": {},
     "memory": {"memory_bytes": 40},
     "host": {"host_bytes": 60},
-    "workers": {"bodies_max": 4},
+    "workers": {"workers_max": 4},
     "cores": {"cores": 2},
-    "tenants": {"bodies_max": 4, "tenant_bodies_max": 2},
-    "all": {"memory_bytes": 40, "host_bytes": 60, "bodies_max": 4, "cores": 2},
+    "tenants": {"workers_max": 4, "tenant_workers_max": 2},
+    "all": {"memory_bytes": 40, "host_bytes": 60, "workers_max": 4, "cores": 2},
 }
 
 
@@ -78,12 +78,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     hash: str
     attainment: float | None
-    """Of the requests with a promise; of pipelines where there are some. None: nothing was promised."""
+    """Of the requests with a SLO; of pipelines where there are some. None: nothing was promised."""
     peak_mib: float
     """Blocks and private memory of workers; of random worlds the blocks alone."""
     wakes: int
     missed: int
-    """Requests with a promise that were not answered within it."""
+    """Requests with a SLO that were not answered within it."""
     answered: int
     refused: int
     requests_per_s: float
@@ -191,23 +191,23 @@ def scenarios(longer: float) -> Iterator[tuple[str, Scenario]]:
 def bounded(scenario: Scenario, policy: str, bounds: str, most: int) -> Scenario:
     """The scenario under a policy, with what is scarce made scarcer: so many workers and cores at most."""
     functions = scenario.simulated()
-    bodies = [min(point.memory_bytes for point in each.spec.profile.points) for each in functions]
+    workers = [min(point.memory_bytes for point in each.spec.profile.points) for each in functions]
     blocks = {blob.address: blob.nbytes for each in functions for blob in each.spec.blobs}
     largest = max(sum({blob.address: blob.nbytes for blob in each.spec.blobs}.values()) for each in functions)
     few: dict[str, dict[str, Any]] = {
         "none": {},
-        "memory": {"memory_bytes": max(2 * max(bodies), most * sum(bodies) // len(bodies))},
+        "memory": {"memory_bytes": max(2 * max(workers), most * sum(workers) // len(workers))},
         "host": {"host_bytes": max(largest, int(HOST_SHARE * sum(blocks.values())))},
-        "workers": {"bodies_max": most},
+        "workers": {"workers_max": most},
         "cores": {"cores": min(most, max(1, scenario.node.cores // 2))},
-        "tenants": {"bodies_max": most},
+        "tenants": {"workers_max": most},
     }
     few["all"] = {key: value for each in few.values() for key, value in each.items()}
     models = scenario.functions
     if bounds == "tenants":
         models = tuple(msgspec.structs.replace(each, tenant=each.name) for each in models)
-    mind = msgspec.structs.replace(scenario.mind, policy=policy, **few[bounds])
-    return msgspec.structs.replace(scenario, mind=mind, functions=models)
+    scheduler = msgspec.structs.replace(scenario.scheduler, policy=policy, **few[bounds])
+    return msgspec.structs.replace(scenario, scheduler=scheduler, functions=models)
 
 
 # Runs
@@ -221,11 +221,11 @@ def simulate(scenario: Scenario, policy: str, bounds: str, most: int, traces: Pa
     report = world.run()
     spent = time.process_time() - begun
     total, ends = report.total, report.applications.values()
-    promised = [(each.requests, each.attainment) for each in (*report.functions.values(), *ends)]
+    with_slo = [(each.requests, each.attainment) for each in (*report.functions.values(), *ends)]
     if ends:
-        promised = [(each.requests, each.attainment) for each in ends]
-    asked = sum(requests for requests, attainment in promised if attainment is not None)
-    within = sum(round(requests * attainment) for requests, attainment in promised if attainment is not None)
+        with_slo = [(each.requests, each.attainment) for each in ends]
+    asked = sum(requests for requests, attainment in with_slo if attainment is not None)
+    within = sum(round(requests * attainment) for requests, attainment in with_slo if attainment is not None)
     return Outcome(
         hash=journal.hexdigest(),
         attainment=within / asked if asked else None,
@@ -248,7 +248,7 @@ def play(seed: int, policy: str, bounds: str) -> Outcome:
         hash=world.hash.hexdigest(),
         attainment=None,
         peak_mib=world.peak,
-        wakes=sum(isinstance(action, StartBody) for action in world.log),
+        wakes=sum(isinstance(action, StartWorker) for action in world.log),
         missed=0,
         answered=sum(isinstance(action, Reply) for action in world.log),
         refused=sum(isinstance(action, Refuse) for action in world.log),

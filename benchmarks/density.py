@@ -1,10 +1,10 @@
-"""How much memory do many bodies take, and how many bytes does a fine-tuned variant add?
+"""How much memory do many workers take, and how many bytes does a fine-tuned variant add?
 
-`python -m benchmarks.density [--bodies N] [--variants N] [--plain N] [model ...]`. All bodies are alive at once, each
+`python -m benchmarks.density [--workers N] [--variants N] [--plain N] [model ...]`. All workers are alive at once, each
 has answered, all have idled. What is counted:
 
-* Overwinter: anonymous PSS of the daemon, its zygotes and its bodies, the host store's pages once, and the memory files
-  through which tensors pass;
+* Overwinter: anonymous PSS of the daemon, its zygotes and its workers, the host store's pages once, and the memory
+  files through which tensors pass;
 * plain processes: anonymous PSS, and of weights files that they map (`mmap=True`) the bytes of each different
   file once, since that is where their weights lie. A few are alive in the same run, and what they hold is
   multiplied;
@@ -13,8 +13,8 @@ has answered, all have idled. What is counted:
   of blocks saves beyond any fork.
 
 Pages of libraries are left out on both sides: every process on a machine shares them. The 32 different variants have a
-retrained head each: as plain processes with a weights file each, and as 32 functions of one node with a body each.
-A node gives a function no more bodies than it has cores for, so the node with all bodies of one function is told that
+retrained head each: as plain processes with a weights file each, and as 32 functions of one node with a worker each.
+A node gives a function no more workers than it has cores for, so the node with all workers of one function is told that
 it has as many.
 """
 
@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.families import Family, as_tensors
-from benchmarks.measure import MIB, cpu_ticks, memory, occupied_bytes, print_result, settled, tray_bytes
+from benchmarks.measure import MIB, buffer_bytes, cpu_ticks, memory, occupied_bytes, print_result, settled
 from benchmarks.nodes import Node, running_node
 from benchmarks.plain import Crowd, Forks, save
 from benchmarks.variants import measure_variants
@@ -40,14 +40,14 @@ MODELS = ("bert-base", "vgg19")
 VARIANTS_OF = "resnet50"
 IDLE_S = 1.0
 ROUNDS_MAX = 10
-"""Times that all clients ask, until every body lives and has answered."""
+"""Times that all clients ask, until every worker lives and has answered."""
 COMPARED = ("torch.load one", "mmap one", "forked one", "mmap variants", "forked variants")
 """The rows beside which Overwinter's stand in RESULT; those of forked processes are the controls."""
 Row = dict[str, float]
 
 
 def idle() -> None:
-    """Long enough for a body to give its heap back."""
+    """Long enough for a worker to give its heap back."""
     time.sleep(IDLE_S)
 
 
@@ -58,9 +58,9 @@ def node_bytes(node: Node) -> Row:
     parts = {
         "anonymous": memory(pids).anonymous,
         "weights": occupied_bytes(node.host_store),
-        "trays": tray_bytes(pids),
+        "buffers": buffer_bytes(pids),
     }
-    return {**parts, "total": sum(parts.values()), "bodies": len(node.body_pids())}
+    return {**parts, "total": sum(parts.values()), "workers": len(node.worker_pids())}
 
 
 def ask_at_once(node: Node, requests: list[bytes], answers: list[bytes]) -> None:
@@ -76,36 +76,36 @@ def ask_at_once(node: Node, requests: list[bytes], answers: list[bytes]) -> None
         raise RuntimeError("an answer differs from plain PyTorch's")
 
 
-def fill_node(node: Node, name: str, request: bytes, answer: bytes, bodies: int) -> None:
-    """Let a function come to this many bodies, each of which has answered."""
+def fill_node(node: Node, name: str, request: bytes, answer: bytes, workers: int) -> None:
+    """Let a function come to this many workers, each of which has answered."""
     for _ in range(ROUNDS_MAX):
-        if len(node.body_pids()) == bodies:
+        if len(node.worker_pids()) == workers:
             break
-        ask_at_once(node, [request] * 2 * bodies, [answer] * 2 * bodies)
-    node.wait_bodies(name, bodies)
-    before = {pid: cpu_ticks(pid) for pid in node.body_pids()}
+        ask_at_once(node, [request] * 2 * workers, [answer] * 2 * workers)
+    node.wait_workers(name, workers)
+    before = {pid: cpu_ticks(pid) for pid in node.worker_pids()}
     for _ in range(ROUNDS_MAX):
-        ask_at_once(node, [request] * bodies, [answer] * bodies)
+        ask_at_once(node, [request] * workers, [answer] * workers)
         if all(cpu_ticks(pid) > ticks for pid, ticks in before.items()):
             return
-    raise RuntimeError(f"not every body of {name} has answered")
+    raise RuntimeError(f"not every worker of {name} has answered")
 
 
-def one_function(family: Family, bodies: int) -> dict[str, Row]:
-    """A node with 1 and with `bodies` bodies of one function."""
+def one_function(family: Family, workers: int) -> dict[str, Row]:
+    """A node with 1 and with `workers` workers of one function."""
     request, answer = binary_request("it", as_tensors(family.one())), family.answer()
-    with running_node("--cores", str(bodies)) as node:
-        family.deploy(node.client, "it", keep_alive_s=600, max_bodies=bodies)
+    with running_node("--cores", str(workers)) as node:
+        family.deploy(node.client, "it", keep_alive_s=600, max_workers=workers)
         ask_at_once(node, [request], [answer])
-        node.wait_bodies("it", 1)
+        node.wait_workers("it", 1)
         node.wait_quiet()
         first = node_bytes(node)
-        fill_node(node, "it", request, answer, bodies)
+        fill_node(node, "it", request, answer, workers)
         return {"one": first, "many": node_bytes(node)}
 
 
 def many_functions(family: Family, count: int) -> Row:
-    """A node with `count` variants of one model and a body of each."""
+    """A node with `count` variants of one model and a worker of each."""
     with running_node() as node:
         requests, answers = [], []
         for variant in range(1, count + 1):
@@ -115,8 +115,8 @@ def many_functions(family: Family, count: int) -> Row:
             answers.append(family.answer())
         ask_at_once(node, requests, answers)
         row = node_bytes(node)
-    if row["bodies"] != count:
-        raise RuntimeError(f"{row['bodies']} bodies are alive, not {count}")
+    if row["workers"] != count:
+        raise RuntimeError(f"{row['bodies']} workers are alive, not {count}")
     return row
 
 
@@ -141,8 +141,8 @@ def forked_bytes(family: Family, weights: list[Path], inputs: Path) -> Row:
     return {"anonymous": anonymous, "weights": 0, "total": anonymous}
 
 
-def plain_rows(family: Family, alive: int, bodies: int, root: Path) -> Iterator[tuple[str, Row]]:
-    """Each loader with one weights file for all, then with a file each, multiplied from `alive` to `bodies`."""
+def plain_rows(family: Family, alive: int, workers: int, root: Path) -> Iterator[tuple[str, Row]]:
+    """Each loader with one weights file for all, then with a file each, multiplied from `alive` to `workers`."""
     inputs = root / "inputs.safetensors"
     save_file(family.one(), inputs)
     places = []
@@ -152,39 +152,39 @@ def plain_rows(family: Family, alive: int, bodies: int, root: Path) -> Iterator[
         save(family.state(), places[-1])
     family.vary(family.head(), 0)
     for loader in ("torch.load", "mmap"):
-        for kind, weights, files in (("one", places[:1] * alive, 1), ("variants", places[1:], bodies)):
+        for kind, weights, files in (("one", places[:1] * alive, 1), ("variants", places[1:], workers)):
             row = plain_bytes(family, loader, weights, inputs)
-            anonymous, mapped = row["anonymous"] * bodies, row["weights"] * files
+            anonymous, mapped = row["anonymous"] * workers, row["weights"] * files
             yield f"{loader} {kind}", {"anonymous": anonymous, "weights": mapped, "total": anonymous + mapped}
             print(f"  {family.name}: plain, {loader}, {kind}", file=sys.stderr)
-    yield "forked one", forked_bytes(family, places[:1] * bodies, inputs)
+    yield "forked one", forked_bytes(family, places[:1] * workers, inputs)
     first, few = (forked_bytes(family, places[1 : 1 + count], inputs)["total"] for count in (1, alive))
-    many = first + (few - first) / (alive - 1) * (bodies - 1)
+    many = first + (few - first) / (alive - 1) * (workers - 1)
     yield "forked variants", {"anonymous": many, "weights": 0, "total": many, "first": first}
     print(f"  {family.name}: forked", file=sys.stderr)
 
 
-def measure_model(name: str, bodies: int, alive: int) -> dict[str, Row]:
+def measure_model(name: str, workers: int, alive: int) -> dict[str, Row]:
     """All rows of one model."""
     family = Family(name)
-    rows = {f"overwinter {key}": row for key, row in one_function(family, bodies).items()}
-    print(f"  {name}: {bodies} bodies of one function", file=sys.stderr)
-    rows["overwinter variants"] = many_functions(family, bodies)
-    print(f"  {name}: {bodies} functions", file=sys.stderr)
+    rows = {f"overwinter {key}": row for key, row in one_function(family, workers).items()}
+    print(f"  {name}: {workers} workers of one function", file=sys.stderr)
+    rows["overwinter variants"] = many_functions(family, workers)
+    print(f"  {name}: {workers} functions", file=sys.stderr)
     family.vary(family.head(), 0)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
-        rows.update(plain_rows(family, alive, bodies, Path(root)))
+        rows.update(plain_rows(family, alive, workers, Path(root)))
     return rows
 
 
-def report_model(name: str, rows: dict[str, Row], bodies: int, alive: int) -> dict[str, float]:
+def report_model(name: str, rows: dict[str, Row], workers: int, alive: int) -> dict[str, float]:
     """The table of one model; its figures for the line for programs."""
-    print(f"\n{name}, MiB: {bodies} bodies or processes (plain ones: {alive} measured, multiplied)")
+    print(f"\n{name}, MiB: {workers} workers or processes (plain ones: {alive} measured, multiplied)")
     print(f"{'':42}{'anonymous':>12}{'weights':>12}{'trays':>8}{'total':>12}{'saved by overwinter':>22}")
     labels = {
-        "overwinter one": "overwinter, 1 body",
-        "overwinter many": f"overwinter, {bodies} bodies of one function",
-        "overwinter variants": f"overwinter, {bodies} variants, a body each",
+        "overwinter one": "overwinter, 1 worker",
+        "overwinter many": f"overwinter, {workers} workers of one function",
+        "overwinter variants": f"overwinter, {workers} variants, a worker each",
         "forked one": "forked from one with the model",
         "forked variants": "forked from one with PyTorch",
     }
@@ -196,28 +196,28 @@ def report_model(name: str, rows: dict[str, Row], bodies: int, alive: int) -> di
         share = "" if key.startswith("overwinter") else f"{saved[key]:22.1%}"
         print(f"{labels.get(key, 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}")
     first, many = rows["overwinter one"], rows["overwinter many"]
-    added = many["bodies"] - first["bodies"]
-    body = (many["anonymous"] - first["anonymous"]) / added / MIB
-    trays = (many["trays"] - first["trays"]) / added / MIB
-    forked = (rows["forked one"]["total"] - rows["forked variants"]["first"]) / (bodies - 1) / MIB
-    print(f"each further idle body: {body:.1f} MiB, and {trays:.2f} MiB for the tensors of a request;")
+    added = many["workers"] - first["workers"]
+    worker = (many["anonymous"] - first["anonymous"]) / added / MIB
+    buffers = (many["buffers"] - first["buffers"]) / added / MIB
+    forked = (rows["forked one"]["total"] - rows["forked variants"]["first"]) / (workers - 1) / MIB
+    print(f"each further idle worker: {worker:.1f} MiB, and {buffers:.2f} MiB for the tensors of a request;")
     print(f"each further process forked from one with the model: {forked:.1f} MiB")
     figures = {f"saved_vs_{'_'.join(key.replace('.', '_').split())}": saved[key] for key in COMPARED}
-    return {**figures, "body_mib": body, "forked_mib": forked}
+    return {**figures, "worker_mib": worker, "forked_mib": forked}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="models of the zoo")
-    parser.add_argument("--bodies", type=int, default=32, help="default 32")
+    parser.add_argument("--workers", type=int, default=32, help="default 32")
     parser.add_argument("--plain", type=int, default=2, help="plain processes alive at once, 2 at least; default 2")
     parser.add_argument("--variants", type=int, default=50, help=f"of {VARIANTS_OF}, of each kind; default 50")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}
     for name in options.models:
-        rows = measure_model(name, options.bodies, options.plain)
-        figures[name] = report_model(name, rows, options.bodies, options.plain)
+        rows = measure_model(name, options.workers, options.plain)
+        figures[name] = report_model(name, rows, options.workers, options.plain)
     share = measure_variants(VARIANTS_OF, options.variants)
     result = {key: {name: row[key] for name, row in figures.items()} for key in next(iter(figures.values()))}
     print_result({**result, "variant_share": share})

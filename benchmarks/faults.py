@@ -325,7 +325,7 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, float]:
 def _at_rest(site: Site) -> int:
     """Descriptors of the daemon when nothing runs and nobody is connected."""
     until = time.monotonic() + RECOVERY_S
-    while site.node.body_pids() and time.monotonic() < until:
+    while site.node.worker_pids() and time.monotonic() < until:
         time.sleep(0.1)
     site.node.hang_up()
     site.node.wait_quiet()

@@ -105,9 +105,9 @@ def process_fault(site: Site, random: Random) -> Fault:
 
 def any_process(node: Node, kind: str, random: Random) -> int:
     """One worker, zygote or daemon; 0 when there is none."""
-    bodies = node.body_pids()
+    workers = node.worker_pids()
     daemon, *others = node.pids() or [0]
-    pids = {"worker": bodies, "zygote": [pid for pid in others if pid not in bodies], "daemon": [daemon]}[kind]
+    pids = {"worker": workers, "zygote": [pid for pid in others if pid not in workers], "daemon": [daemon]}[kind]
     return random.choice(pids) if pids and daemon else 0
 
 

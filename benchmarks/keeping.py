@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.measure import print_result
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.function import Settings
 from overwinter.core.policies import POLICIES, Policy
 from overwinter.simulation.report import Report
@@ -88,20 +88,20 @@ def functions(count: int, traced: bool) -> Iterator[FunctionModel]:
             latency_ms={1: kind.run_ms},
             start_s=kind.wake_s,
             prepare_s=0.0,
-            body_mib=kind.mib,
-            settings=Settings(max_bodies=1),
+            worker_mib=kind.mib,
+            settings=Settings(max_workers=1),
             workload=workload,
         )
 
 
 def simulate(models: Sequence[FunctionModel], policy: Policy, size: float, options: argparse.Namespace) -> Point:
     """One rule, with memory for so much of all workers."""
-    nbytes = int(size * sum(model.body_mib for model in models) * MIB)
+    nbytes = int(size * sum(model.worker_mib for model in models) * MIB)
     scenario = Scenario(
         seed=options.seed,
         duration_s=options.seconds,
         node=Machine(cores=CORES),
-        mind=MindConfig(policy=policy, memory_bytes=nbytes),
+        scheduler=SchedulerConfig(policy=policy, memory_bytes=nbytes),
         functions=tuple(models),
     )
     report = World(scenario, options.traces or Path()).run()
@@ -114,7 +114,7 @@ def figures(models: Sequence[FunctionModel], report: Report) -> Point:
     spent_s = sum(number * model.start_s for number, model in zip(wakes, models, strict=True))
     total = report.total
     assert not total.lost
-    return Point(sum(wakes) / total.requests, spent_s * 1000 / total.requests, report.memory.bodies_mean / MIB)
+    return Point(sum(wakes) / total.requests, spent_s * 1000 / total.requests, report.memory.workers_mean / MIB)
 
 
 def told(title: str, rows: Mapping[str, Mapping[float, Point]], field: str, form: str) -> None:
@@ -142,7 +142,7 @@ def main() -> None:
     rows: dict[str, dict[float, Point]] = {}
     for name in options.rules:
         rows[name] = {size: simulate(models, RULES[name], size, options) for size in options.sizes}
-    whole = sum(model.body_mib for model in models)
+    whole = sum(model.worker_mib for model in models)
     print(
         f"{len(models)} functions, {options.seconds:.0f} s; a worker of each: {whole:.0f} MiB. Memory in parts of it:"
     )

@@ -2,7 +2,7 @@
 
 Memory is PSS out of /proc/PID/smaps_rollup: a page that n processes share counts 1/n for each, so that a sum over
 processes counts it once. Other processes that map the same files (PyTorch's libraries) make the files' share smaller.
-Bodies do not let others look into them, so reading their memory needs root.
+Workers do not let others look into them, so reading their memory needs root.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MIB = 1 << 20
-TRAY = "/memfd:overwinter-"
+BUFFER = "/memfd:overwinter-"
 
 
 class Memory(NamedTuple):
@@ -56,26 +56,26 @@ def descriptors(pids: Iterable[int]) -> int:
     return count
 
 
-def tray_bytes(pids: Iterable[int]) -> int:
-    """PSS of the memory files through which the daemon and its bodies pass tensors."""
+def buffer_bytes(pids: Iterable[int]) -> int:
+    """PSS of the memory files through which the daemon and its workers pass tensors."""
     total = 0
     for pid in pids:
         inside = False
         for line in _lines(f"/proc/{pid}/smaps"):
             if "-" in line.split(" ", 1)[0]:
-                inside = TRAY in line
+                inside = BUFFER in line
             elif inside and line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
     return total
 
 
 def memory_file_bytes(pid: int) -> int:
-    """What the memory files take that this process holds for tensors: quick, where `tray_bytes` reads every map."""
+    """What the memory files take that this process holds for tensors: quick, where `buffer_bytes` reads every map."""
     total = 0
     for entry in os.scandir(f"/proc/{pid}/fd"):
         # It may be closed meanwhile.
         with suppress(FileNotFoundError):
-            if os.readlink(entry.path).startswith(TRAY):
+            if os.readlink(entry.path).startswith(BUFFER):
                 total += os.stat(entry.path).st_blocks * 512
     return total
 

@@ -83,7 +83,7 @@ class Node:
         self.client = Client(self.url)
 
     def pids(self) -> list[int]:
-        """The daemon, its zygotes and its bodies."""
+        """The daemon, its zygotes and its workers."""
         if self.process is None:
             return []
         found = [self.process.pid]
@@ -93,12 +93,12 @@ class Node:
         return found
 
     def own_pids(self) -> list[int]:
-        """The daemon, its zygotes and what these forked ahead, without the bodies."""
-        bodies = set(self.body_pids())
-        return [pid for pid in self.pids() if pid not in bodies]
+        """The daemon, its zygotes and what these forked ahead, without the workers."""
+        workers = set(self.worker_pids())
+        return [pid for pid in self.pids() if pid not in workers]
 
-    def body_pids(self) -> list[int]:
-        """The bodies alone: they lead process groups of their own, as do only the daemon's child and what is forked
+    def worker_pids(self) -> list[int]:
+        """The workers alone: they lead process groups of their own, as do only the daemon's child and what is forked
         ahead beside them.
         """
         parents = parents_of_all()
@@ -106,12 +106,12 @@ class Node:
         leading = (pid for pid in below if group_of(pid) == pid and parents.get(pid) != daemon)
         return [pid for pid in leading if not is_ahead(pid)]
 
-    def wait_bodies(self, function: str, count: int) -> None:
-        """Wait until the function has this many bodies."""
+    def wait_workers(self, function: str, count: int) -> None:
+        """Wait until the function has this many workers."""
         until = time.monotonic() + PATIENCE_S
-        while self.client.function(function)["bodies"] != count:
+        while len(self.client.function(function)["workers"]) != count:
             if time.monotonic() > until:
-                raise RuntimeError(f"{function} does not come to {count} bodies")
+                raise RuntimeError(f"{function} does not come to {count} workers")
             time.sleep(POLL_S)
 
     def wait_quiet(self) -> None:
@@ -119,7 +119,7 @@ class Node:
         self._wait_still(self.pids)
 
     def wait_prepared(self) -> None:
-        """Wait until none of its zygotes works. A daemon with hundreds of idle bodies to look after hardly rests."""
+        """Wait until none of its zygotes works. A daemon with hundreds of idle workers to look after hardly rests."""
         self._wait_still(lambda: self.own_pids()[1:])
 
     def _wait_still(self, pids: Callable[[], list[int]]) -> None:

@@ -1,6 +1,6 @@
 """What does the way through the node cost, beside the same model called in a bare PyTorch loop?
 
-`python -m benchmarks.overhead [--seconds S] [model ...]`: one warm function with one body and no batching, requests
+`python -m benchmarks.overhead [--seconds S] [model ...]`: one warm function with one worker and no batching, requests
 encoded beforehand, load from a process of its own over connections that stay open; bare loop, one client, 16 clients
 and JSON take turns in the same run. Then a node with only the last model: seconds from its start until it says that it
 is ready with that function in its repository, and the PSS of all its processes with the function awake.

@@ -12,18 +12,18 @@ from statistics import median
 import click
 
 from benchmarks.measure import print_result
-from overwinter.core.actions import Action, Run, Stage, StartBody
-from overwinter.core.config import MindConfig
-from overwinter.core.events import Arrived, BodyReady, Deployed, Event, RunEnded, Staged
+from overwinter.core.actions import Action, LoadBlocks, Run, StartWorker
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.events import Arrived, BlocksLoaded, Deployed, Event, RunEnded, WorkerReady
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FunctionName, RequestId, Seconds, TenantId, function_id
 from overwinter.core.journal import Journal
 from overwinter.node.faults import Faults
-from overwinter.node.insight.accounting import Accounting
-from overwinter.node.insight.activity import activity
-from overwinter.node.insight.metrics import render
-from overwinter.node.insight.sources import Sources
-from overwinter.node.insight.statistics import Statistics
+from overwinter.node.telemetry.accounting import Accounting
+from overwinter.node.telemetry.activity import activity
+from overwinter.node.telemetry.metrics import render
+from overwinter.node.telemetry.sources import Sources
+from overwinter.node.telemetry.statistics import Statistics
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.scheduler.snapshot import Snapshot, snapshot
 from overwinter.store.host import Health
@@ -54,7 +54,7 @@ class Served:
     """A scheduler whose wishes come true after a millisecond each, and the steps that it took."""
 
     def __init__(self, functions: int) -> None:
-        self.config = MindConfig(bodies_max=functions, cores=2)
+        self.config = SchedulerConfig(workers_max=functions, cores=2)
         self.scheduler = Scheduler(self.config)
         self.steps: list[Step] = []
         self._now = 0.0
@@ -78,10 +78,10 @@ class Served:
             self.steps.append((Seconds(self._now), event, actions))
             for action in actions:
                 match action:
-                    case Stage(function, operation):
-                        waiting.append(Staged(function, operation, 1 << 20))
-                    case StartBody(worker):
-                        waiting.append(BodyReady(worker))
+                    case LoadBlocks(function, operation):
+                        waiting.append(BlocksLoaded(function, operation, 1 << 20))
+                    case StartWorker(worker):
+                        waiting.append(WorkerReady(worker))
                     case Run(worker, run):
                         waiting.append(RunEnded(worker, run))
 
@@ -114,13 +114,15 @@ def main(functions: int, requests: int) -> None:
     woken, asked = len(served.steps), served.ask(functions, requests)
     # The steps kept for this would be gone through by each collection.
     gc.freeze()
-    spent: dict[str, list[float]] = {"mind": [], "journal": [], "reader": []}
+    spent: dict[str, list[float]] = {"scheduler": [], "journal": [], "reader": []}
     for _ in range(ROUNDS):
         scheduler, journal, reader = Scheduler(served.config), Journal(served.config, 4096), Statistics()
         for now, event, actions in served.steps[:woken]:
             scheduler.handle(event, now)
             reader.observe(now, event, actions)
-        spent["mind"].append(spent_us(asked, lambda now, event, _, scheduler=scheduler: scheduler.handle(event, now)))  # type: ignore[misc]
+        spent["scheduler"].append(
+            spent_us(asked, lambda now, event, _, scheduler=scheduler: scheduler.handle(event, now))
+        )  # type: ignore[misc]
         spent["journal"].append(spent_us(asked, journal.record))
         spent["reader"].append(spent_us(asked, reader.observe))
     accounting = Accounting(served.scheduler.state, None, None, reader, print)  # type: ignore[arg-type]
@@ -141,7 +143,7 @@ def main(functions: int, requests: int) -> None:
     print_result(
         {
             "step_us": step_us,
-            "reader_by_mind": round(step_us["reader"] / step_us["mind"], 3),
+            "reader_by_scheduler": round(step_us["reader"] / step_us["scheduler"], 3),
             "snapshot_ms": round((taken - begun) * 1e3, 1),
             "metrics_ms": round((rendered - taken) * 1e3, 1),
             "metrics_lines": len(text.splitlines()),

@@ -48,7 +48,7 @@ LEAST_RUNS = 30
 TOKENS = 64
 """The length of texts, where the model takes texts of any length."""
 NODES = {"shared": "overwinter", "separate": "separate"}
-SETTINGS = {"timeout_s": 60.0, "max_bodies": 1, "keep_alive_s": 600}
+SETTINGS = {"timeout_s": 60.0, "max_workers": 1, "keep_alive_s": 600}
 MEMBER = "member-{}".format
 
 
@@ -135,8 +135,8 @@ def measured(model: str, seconds: float, root: Path) -> Row:
         paths[name] = root / f"{model}-{name}"
         paths[name].write_bytes(binary_request(name, inputs))
     with (
-        running_node("--policy", NODES["shared"], "--bodies-max", "1") as shared,
-        running_node("--policy", NODES["separate"], "--bodies-max", "1") as separate,
+        running_node("--policy", NODES["shared"], "--workers-max", "1") as shared,
+        running_node("--policy", NODES["separate"], "--workers-max", "1") as separate,
     ):
         right = deploy(family, (shared, separate))
         requests = {name: path.read_bytes() for name, path in paths.items()}

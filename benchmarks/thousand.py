@@ -11,7 +11,7 @@ each answer is compared with plain PyTorch's, bit for bit. A second node is sent
 "function"`, as the control: there no function uses another's worker. Idle workers stay as long as there is room, so the
 room is part of the question: the node gives workers the half of G GiB, as it would where so much is available.
 
-Memory is sampled: anonymous and file PSS of daemon, zygotes and bodies, the pages of the host store, and the memory
+Memory is sampled: anonymous and file PSS of daemon, zygotes and workers, the pages of the host store, and the memory
 files through which tensors pass. Beside it stands what as many loaded models would hold: the anonymous PSS of a plain
 process with `torch.load` for each, one measured for each base model and multiplied, libraries left out; and, the
 control, the weights of all functions alone, as one process would hold them that has loaded every model.
@@ -57,7 +57,7 @@ PROBE_S = 1.0
 PROBES_MIN = 10
 """Runs and wakes of each model from which their costs are taken: so many at least, for so long."""
 SAMPLED_EVERY_S = 30.0
-"""To ask the kernel for the PSS of all bodies takes a core for seconds."""
+"""To ask the kernel for the PSS of all workers takes a core for seconds."""
 PATIENCE_S = 70.0
 """Longer than any function may take: whoever has no answer then never gets one."""
 GIB = 1 << 30
@@ -69,9 +69,9 @@ def sample(node: Node) -> Peak:
     """What the node holds now."""
     pids = node.pids()
     held = memory(pids)
-    store, trays = occupied_bytes(node.host_store), memory_file_bytes(pids[0])
-    total = held.anonymous + held.files + store + trays
-    return Peak(total, held.anonymous, held.files, store, trays, len(node.body_pids()))
+    store, buffers = occupied_bytes(node.host_store), memory_file_bytes(pids[0])
+    total = held.anonymous + held.files + store + buffers
+    return Peak(total, held.anonymous, held.files, store, buffers, len(node.worker_pids()))
 
 
 def probe(node: Node, family: Family) -> Cost:
@@ -91,7 +91,7 @@ def probe(node: Node, family: Family) -> Cost:
                 connection.ask(request)
                 count += 1
                 if not keep_alive_s:
-                    node.wait_bodies("probe", 0)
+                    node.wait_workers("probe", 0)
             spent[kind] = (_spent(node) - before) / count
         node.client.remove("probe")
     return Cost(spent["run"], max(0.0, spent["wake"] - spent["run"]))

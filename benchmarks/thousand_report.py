@@ -45,8 +45,8 @@ class Peak(NamedTuple):
     anonymous: int = 0
     files: int = 0
     store: int = 0
-    trays: int = 0
-    bodies: int = 0
+    buffers: int = 0
+    workers: int = 0
 
 
 class Pass(NamedTuple):
@@ -111,14 +111,14 @@ def report(bases: Sequence[Base], done: Pass, slo_s: Sequence[float]) -> None:
     report_models(bases, outcomes, slo_s)
     late = quantile([each.late_s for each in outcomes] or [0.0], 0.99)
     loaded, weights = loaded_models(bases)
-    parts = ", ".join(f"{name} {getattr(peak, name) / MIB:.0f}" for name in ("anonymous", "files", "store", "trays"))
+    parts = ", ".join(f"{name} {getattr(peak, name) / MIB:.0f}" for name in ("anonymous", "files", "store", "buffers"))
     functions = [[each for each in outcomes if each.target == number] for number in range(len(slo_s))]
     kept = sum(attainment(own, slo_s) >= 0.98 for own in functions)
     print(f"{attainment(outcomes, slo_s):.1%} within the SLO; the generator was late by {1e3 * late:.1f} ms (p99)")
     told = f"{done.wakes} needed a wake ({done.wake_share:.1%}), {done.binds} a bind"
     print(f"of {fates(outcomes)['answered']} answers {told}")
     print(f"{kept} of {len(functions)} functions kept their SLO in 98 % of their requests")
-    print(f"memory at its peak {peak.total / MIB:.0f} MiB ({parts} MiB) with {peak.bodies} bodies; loaded models")
+    print(f"memory at its peak {peak.total / MIB:.0f} MiB ({parts} MiB) with {peak.workers} workers; loaded models")
     print(f"would hold {loaded / MIB:.0f} MiB: {loaded / peak.total:.1f} times as much; their weights alone are")
     print(f"{weights / MIB:.0f} MiB: {weights / peak.total:.1f} times as much", flush=True)
 

@@ -1,6 +1,6 @@
 """What does a token cost a request?
 
-`python -m benchmarks.tokens [--seconds S] [--other SRC]`: nodes with the same small model, one warm body each, take
+`python -m benchmarks.tokens [--seconds S] [--other SRC]`: nodes with the same small model, one warm worker each, take
 turns in the same run: one without tokens, one that asks for them (with a quota of requests, which is never reached),
 and with `--other` one that runs the source of another version, whose `src` is in SRC. Load comes from a process of its
 own over connections that stay open, with 1 and with 16 clients. Before that, what the daemon computes for a request.
@@ -54,7 +54,7 @@ def prepared(node: Node, model: Bare, file: Path, *, closed: bool) -> None:
         tokens.limit("bench", Quota(requests_per_s=1e6))
         _, token = tokens.create("bench", ("infer", "deploy"), "", time.time())
     with Client(node.url, token=token) as client:
-        model.deploy(client, MODEL, keep_alive_s=600, max_bodies=1)
+        model.deploy(client, MODEL, keep_alive_s=600, max_workers=1)
     request = binary_request(MODEL, as_tensors(model.one()))
     if token is not None:
         line, rest = request.split(b"\r\n", 1)

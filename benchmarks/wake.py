@@ -112,8 +112,8 @@ class Subject:
 
     def first_ms(self, connection: Connection, node: Node, start: str = "host") -> float:
         """A request while no worker of the family is alive."""
-        node.wait_bodies(self.name, 0)
-        node.wait_bodies(f"{self.name}-sibling", 0)
+        node.wait_workers(self.name, 0)
+        node.wait_workers(f"{self.name}-sibling", 0)
         return self._ask_ms(connection, self.itself, start)
 
     def warm_ms(self, connection: Connection) -> float:
@@ -184,7 +184,7 @@ def measure_restarted(node: Node, subjects: list[Subject], runs: int, kind: str)
                 node.wait_quiet()
                 before = held_bytes(node)
                 subject.times[kind].append(subject.first_ms(connection, node, "disk" if kind == "disk" else "host"))
-                node.wait_bodies(subject.name, 0)
+                node.wait_workers(subject.name, 0)
                 node.wait_quiet()
                 if kind == "cold":
                     subject.kept.append(held_bytes(node) - before)

@@ -123,7 +123,7 @@ def require_weights() -> None:
 def wait_until_asleep(stage: Stage, client: Client) -> None:
     """Wait until no function has a process."""
     with stage.working("waiting until all sleep"):
-        while any(function["bodies"] for function in client.functions()):
+        while any(function["workers"] for function in client.functions()):
             time.sleep(POLL_S)
 
 
@@ -157,7 +157,7 @@ def main() -> int:
         if signal.getsignal(ending) is not signal.SIG_IGN:
             # As an exception it leaves every `with` in order, as Ctrl-C does.
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
-    # Bodies compute with one thread, and the order of additions depends on how many there are.
+    # Workers compute with one thread, and the order of additions depends on how many there are.
     torch.set_num_threads(1)
     try:
         if options.serve:

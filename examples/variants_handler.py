@@ -17,7 +17,7 @@ LONGEST = 256
 
 
 class State(NamedTuple):
-    """What a body keeps between requests."""
+    """What a worker keeps between requests."""
 
     tokenizer: Tokenizer
     labels: list[bytes]

@@ -39,7 +39,7 @@ def test_a_node_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
         serving = asyncio.create_task(wiring.serve_node(config, listener, print, print))
         _, writer = await asyncio.open_connection(*listener.getsockname())
-        # The rest of its body never comes.
+        # The rest of its worker never comes.
         writer.write(b"POST /v2/models/add/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         await came.wait()
         failed.set_exception(RuntimeError("the scheduler failed"))

@@ -1,12 +1,12 @@
-"""What do AsyFunc's model-level scaling and its baselines cost under bursts, in memory, cores and broken promises?
+"""What do AsyFunc's model-level scaling and its baselines cost under bursts, in memory, cores and missed SLOs?
 
 The six models of scenarios/asyfunc.toml, one after the other, each alone on the machine, each under every policy with
 the same arrivals. Memory is the mean over time of weights and private memory; CPU utility is the paper's, cores of
-runs by their time over cores of bodies by their time alive; a violation is a request not answered within the promise,
+runs by their time over cores of workers by their time alive; a violation is a request not answered within the SLO,
 refused ones included. Everything is simulated: nothing here depends on the machine that it runs on.
 
-MLS copies the weights for each body and looks at the rate every 10 s, Overwinter shares them and starts a body as soon
-as requests wait. So both stand there under equal conditions too, over several seeds: MLS on the rungs of
+MLS copies the weights for each worker and looks at the rate every 10 s, Overwinter shares them and starts a worker as
+soon as requests wait. So both stand there under equal conditions too, over several seeds: MLS on the rungs of
 benchmarks.ladder (all have the same private memory, so that rung is not there), and Overwinter looking every 10 s.
 """
 
@@ -32,7 +32,7 @@ TOLD = ("batch", "batch+", "mls", "on-demand", "last-value", "k-last-value", "or
 PLAIN = ("on-demand", "last-value", "k-last-value", "oracle")
 PLAIN_MODEL = "ssd300"
 ALPHA_PLAIN, BETA_PLAIN = 1.0, 0.95
-"""Figure 1 compares predictors before there is an alpha: as many bodies as the expected rate fills."""
+"""Figure 1 compares predictors before there is an alpha: as many workers as the expected rate fills."""
 RUNGS = (PAPER, SHARING, AT_ONCE, THRESHOLDS)
 OURS, OURS_SLOW = "overwinter", "overwinter, every 10 s"
 COMPARED: Mapping[str, Policy] = {
@@ -57,7 +57,7 @@ class Cell(msgspec.Struct, frozen=True):
     requests: int
     memory: float
     """MiB, the mean over time."""
-    bodies: float
+    workers: float
     cores: float
     """Means over time of what is alive."""
     cpu_utility: float
@@ -73,16 +73,16 @@ def simulated(scenario: Scenario, model: str, policy: str | Policy) -> Cell:
     alone = msgspec.structs.replace(
         scenario,
         functions=tuple(each for each in scenario.functions if each.name == model),
-        mind=msgspec.structs.replace(scenario.mind, policy=policy),
+        scheduler=msgspec.structs.replace(scenario.scheduler, policy=policy),
     )
     report = World(alone).run()
     total = report.total
     return Cell(
         requests=total.requests,
         memory=report.memory.mean / MIB,
-        bodies=total.body_seconds / report.duration_s,
-        cores=total.body_core_s / report.duration_s,
-        cpu_utility=total.busy_core_s / total.body_core_s,
+        workers=total.worker_seconds / report.duration_s,
+        cores=total.worker_core_s / report.duration_s,
+        cpu_utility=total.busy_core_s / total.worker_core_s,
         violations=1 - (total.attainment or 0.0),
         refused=sum(total.refused.values()) / total.requests,
         p50_ms=total.p50_ms or 0.0,
@@ -91,7 +91,7 @@ def simulated(scenario: Scenario, model: str, policy: str | Policy) -> Cell:
 
 
 def without_headroom(policy: str) -> Policy:
-    """The same predictor for bodies that are to be full."""
+    """The same predictor for workers that are to be full."""
     return msgspec.structs.replace(POLICIES[policy], alpha=ALPHA_PLAIN, beta=BETA_PLAIN)
 
 
@@ -109,13 +109,13 @@ def mean(cells: Mapping[str, Cell], field: str) -> float:
 def tell(name: str, cell: Cell) -> None:
     """A line of a table."""
     print(
-        f"  {name:14}{cell.memory:10.0f}{cell.bodies:10.2f}{cell.cores:10.1f}{cell.cpu_utility:10.1%}"
+        f"  {name:14}{cell.memory:10.0f}{cell.workers:10.2f}{cell.cores:10.1f}{cell.cpu_utility:10.1%}"
         f"{cell.violations:10.2%}{cell.refused:10.2%}{cell.p50_ms:10.0f}{cell.p99_ms:10.0f}",
         flush=True,
     )
 
 
-TITLES = ("MiB", "bodies", "cores", "utility", "violated", "refused", "p50 ms", "p99 ms")
+TITLES = ("MiB", "workers", "cores", "utility", "violated", "refused", "p50 ms", "p99 ms")
 HEAD = f"  {'policy':14}" + "".join(f"{title:>10}" for title in TITLES)
 
 
@@ -141,7 +141,7 @@ def by_model(cells: Sequence[Cell], models: Sequence[str]) -> list[dict[str, Cel
 
 def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
     """The predictors alone."""
-    print(f"\nfigure 1, {PLAIN_MODEL}, alpha {ALPHA_PLAIN:g} and beta {BETA_PLAIN:g}, bodies in {begun}\n{HEAD}")
+    print(f"\nfigure 1, {PLAIN_MODEL}, alpha {ALPHA_PLAIN:g} and beta {BETA_PLAIN:g}, workers in {begun}\n{HEAD}")
     found = on_all_cores(simulated, [(scenario, PLAIN_MODEL, without_headroom(policy)) for policy in PLAIN])
     cells = dict(zip(PLAIN, found, strict=True))
     for policy, cell in cells.items():
@@ -180,18 +180,18 @@ def compare(cells: Mapping[str, Mapping[str, Cell]], ready: Mapping[str, Cell], 
     utility = {policy: mean(cells[policy], "cpu_utility") for policy in TOLD}
     print(f"""
 The paper and this
-* figure 1: on demand 10.5 % and last value 5.5 % violated, k times the last value 1.3 times the bodies needed. Here
+* figure 1: on demand 10.5 % and last value 5.5 % violated, k times the last value 1.3 times the workers needed. Here
   {new["on-demand"].violations:.1%} and {new["last-value"].violations:.1%} where a process must be started, \
 {ready["on-demand"].violations:.1%} and {ready["last-value"].violations:.1%} in prepared containers, and \
-{ready["k-last-value"].bodies / ready["oracle"].bodies:.2f} times the
-  oracle's bodies. Loading is what on demand pays for: it takes less than a second here once a container is there, and
-  last value waits for the end of its period all the same. The ratio is 1.5 where bodies are many; the paper's few are
+{ready["k-last-value"].workers / ready["oracle"].workers:.2f} times the
+  oracle's workers. Loading is what on demand pays for: it takes less than a second here once a container is there, and
+  last value waits for the end of its period all the same. The ratio is 1.5 where workers are many; the paper's few are
   rounded up. Its optimum scales at once and so violates nothing; the oracle here knows the mean of the period ahead.
 * with alpha 0.8 last value violates {violated["last-value"]:.1%} and on demand {violated["on-demand"]:.1%}: \
 the headroom takes most bursts.
 * memory of MLS below BATCH's: {min(saved.values()):.0%} to {max(saved.values()):.0%}, \
 mean {fmean(saved.values()):.0%}; the paper's AsyFunc, with shadows, up to 23.4 %.
-  Agrees in kind and for its reasons: BATCH keeps what the last peak needed, and bodies of few cores.
+  Agrees in kind and for its reasons: BATCH keeps what the last peak needed, and workers of few cores.
 * CPU utility: the paper has up to 96 % with shadows and 84 % for BATCH. Here MLS {utility["mls"]:.0%}, \
 BATCH {utility["batch"]:.0%}, BATCH+ {utility["batch+"]:.0%}.
   Without shadows alpha and beta themselves keep it between 60 and 80 %. Adaptive batching adds none, as here batches

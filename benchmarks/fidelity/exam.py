@@ -18,7 +18,7 @@ from overwinter.core.errors import AuthorError, CallerError, OverwinterError
 from overwinter.core.function import Settings
 from overwinter.model.export import export_saved
 
-SETTINGS: dict[str, Any] = {"timeout_s": 30.0, "max_bodies": 1}
+SETTINGS: dict[str, Any] = {"timeout_s": 30.0, "max_workers": 1}
 MAX_BATCH = 4
 CALLERS = 16
 ASKED = ("batch_size_sum", "batch_size_count")

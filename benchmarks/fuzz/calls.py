@@ -83,7 +83,7 @@ class Calls:
     def _harm(self, case: str, rng: Random) -> None:
         self._go_on()
         node = self._arena.node
-        workers = node.body_pids()
+        workers = node.worker_pids()
         zygotes = [pid for pid in node.pids()[1:] if pid not in workers]
         if case == "daemon killed":
             self._arena.kill()

@@ -112,7 +112,7 @@ class Outside:
         """What there is to be reached."""
         node, machine = self._arena.node, self._machine
         daemon, *below = node.pids()
-        workers = node.body_pids()
+        workers = node.worker_pids()
         self._pids.update(workers)
         [store] = list(node.host_store.iterdir())[:1] or [node.host_store]
         return {
@@ -251,10 +251,10 @@ class Outside:
             client, "guest", handler=source("kernel", "told"), tenant="guests", memory_mib=512, keep_alive_s=600.0
         )
         order(self._arena.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
-        before = set(self._arena.node.body_pids())
+        before = set(self._arena.node.worker_pids())
         client.speaking_for("guests").remove("guest")
         until = time.monotonic() + 10.0
-        while before <= set(self._arena.node.body_pids()) and time.monotonic() < until:
+        while before <= set(self._arena.node.worker_pids()) and time.monotonic() < until:
             time.sleep(0.05)
-        if before <= set(self._arena.node.body_pids()):
+        if before <= set(self._arena.node.worker_pids()):
             self._arena.tally.add("outside_writes", "the worker of a removed function stays")

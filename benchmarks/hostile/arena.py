@@ -77,11 +77,11 @@ class Journal:
         for line in self._tail.lines():
             for step in _steps(line):
                 function = self._functions.get(step.get("worker", -1), "")
-                if step["type"] == "StartBody":
+                if step["type"] == "StartWorker":
                     self._functions[step["worker"]] = step["function"]
                 elif step["type"] == "Deployed" and step["function"]["sandboxed"]:
                     self._with_code.add(step["function"]["id"])
-                elif step["type"] == "BodyExited" and fatal_signal(step["reason"]):
+                elif step["type"] == "WorkerExited" and fatal_signal(step["reason"]):
                     # What a handler does to itself is its own affair.
                     found += [] if function in self._with_code else [(function, step["reason"])]
         return found

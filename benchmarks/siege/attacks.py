@@ -191,7 +191,7 @@ def removed_while_running(others: Attackers) -> Steps:
     number = 0
     while True:
         number += 1
-        name = others.hog(number, timeout_s=DAY_S, max_bodies=8)
+        name = others.hog(number, timeout_s=DAY_S, max_workers=8)
         for _ in range(CALLS):
             others.call(order_request(name, json.dumps({"way": "sleep", "seconds": DAY_S})))
         yield
@@ -214,7 +214,7 @@ def hanging_trials(others: Attackers) -> Steps:
             yield
 
 
-def slow_rehearsals(others: Attackers) -> Steps:
+def slow_warm_ups(others: Attackers) -> Steps:
     """Programs whose example sizes take seconds, each one new."""
     number = 0
     while True:
@@ -281,11 +281,11 @@ ATTACKS: dict[str, Callable[[Attackers], Steps]] = {
     "odd connections": odd_connections,
     "half open": half_open,
     "dripping": dripping,
-    "sleepers": _hogs("sleep", DAY_S, max_bodies=64),
-    "spinners": _hogs("spin", DAY_S, max_bodies=4, threads=2),
+    "sleepers": _hogs("sleep", DAY_S, max_workers=64),
+    "spinners": _hogs("spin", DAY_S, max_workers=4, threads=2),
     "removed": removed_while_running,
     "hanging trials": hanging_trials,
-    "slow rehearsals": slow_rehearsals,
+    "slow warm-ups": slow_warm_ups,
     "background": _hogs("burn", DAY_S),
     "log floods": _hogs("flood", DAY_S),
     "heap": _hogs("heap", 5.0, memory_mib=4096),

@@ -39,14 +39,14 @@ class Defended:
         name = f"{family.name}-{number:02}"
         family.vary(family.head(), number + 1)
         handler = HANDLER if number % HANDLED_EVERY == 0 else None
-        promise = slo_ms(family.name)
-        made = family.packaged(name, handler, slo_ms=promise, timeout_s=TIMEOUT_S)
+        slo = slo_ms(family.name)
+        made = family.packaged(name, handler, slo_ms=slo, timeout_s=TIMEOUT_S)
         # The weights are the family's own, and change with the next variant.
         made.contents = {address: partial(bytes, bytes(make())) for address, make in made.contents.items()}
         self._packages.append(made)
         head = binary_request(name, as_tensors(family.one())).partition(END)[0] + END
         self.targets.append(Target(head, place, hashlib.sha256(family.answer()).digest()))
-        self.slo_s.append(promise / 1e3)
+        self.slo_s.append(slo / 1e3)
         self.names.append(name)
 
     def deploy(self, client: Client) -> None:

@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.harm import Span
-from overwinter.core.actions import Action, Bind, Run, StartBody
+from overwinter.core.actions import Action, Bind, Run, StartWorker
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 
@@ -53,7 +53,7 @@ class Steps:
                     self.counts["requests in those"] += len(functions)
             case Bind():
                 self.counts["binds"] += 1
-            case StartBody():
+            case StartWorker():
                 self.counts["workers started"] += 1
             case _:
                 pass

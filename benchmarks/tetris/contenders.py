@@ -14,9 +14,9 @@ from overwinter.simulation.scenario import FunctionModel, Scenario
 from overwinter.simulation.world import World
 
 BODY_MIB = 8.0
-"""Measured (benchmarks.density): each further idle body 7.9 MiB for BERT, 6.1 for VGG19."""
+"""Measured (benchmarks.density): each further idle worker 7.9 MiB for BERT, 6.1 for VGG19."""
 NODE_MIB = 184.0
-"""Measured there: a node with its first body, most of it its zygote. Counted whole for each application."""
+"""Measured there: a node with its first worker, most of it its zygote. Counted whole for each application."""
 
 
 class Contender(NamedTuple):
@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
     median: float
     peak: float
     cores: float
-    """Of all bodies, on average."""
-    bodies: float
+    """Of all workers, on average."""
+    workers: float
     """On average."""
     violations: float
     """Share of the application's requests."""
@@ -53,8 +53,8 @@ def simulate(scenario: Scenario, contender: Contender) -> Outcome:
     functions = scenario.functions
     if contender.own_workers:
         functions = tuple(own_workers(function) for function in functions)
-    mind = msgspec.structs.replace(scenario.mind, policy=contender.policy)
-    scenario = msgspec.structs.replace(scenario, mind=mind, functions=functions)
+    scheduler = msgspec.structs.replace(scenario.scheduler, policy=contender.policy)
+    scenario = msgspec.structs.replace(scenario, scheduler=scheduler, functions=functions)
     return outcome(World(scenario).run(), scenario, NODE_MIB if contender.own_workers else 0.0)
 
 
@@ -69,7 +69,7 @@ def own_workers(function: FunctionModel) -> FunctionModel:
 def outcome(report: Report, scenario: Scenario, node_mib: float) -> Outcome:
     """What is told of one simulation."""
     samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
-    memory = [node_mib + (each.blocks_bytes + each.bodies_bytes) / MIB for each in samples]
+    memory = [node_mib + (each.blocks_bytes + each.workers_bytes) / MIB for each in samples]
     figures = list(report.applications.values())
     asked = sum(each.requests for each in figures)
     within = sum((each.attainment or 0.0) * each.requests for each in figures)
@@ -77,8 +77,8 @@ def outcome(report: Report, scenario: Scenario, node_mib: float) -> Outcome:
         statistics.fmean(memory),
         statistics.median(memory),
         max(memory),
-        statistics.fmean(each.body_cores for each in samples),
-        statistics.fmean(each.bodies for each in samples),
+        statistics.fmean(each.worker_cores for each in samples),
+        statistics.fmean(each.workers for each in samples),
         1 - within / asked,
         sum(each.lost for each in figures),
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from benchmarks.tetris.contenders import Contender, simulate_all
-from overwinter.core.config import MIND_BOUNDS
+from overwinter.core.config import SCHEDULER_BOUNDS
 from overwinter.core.function import BOUNDS
 from overwinter.simulation.scenario import Application, FunctionModel, Scenario
 from overwinter.simulation.workloads import Stable
@@ -21,7 +21,7 @@ RATES = (100, 1000, 5000)
 RATES_QUICK = (100,)
 NODE_RATE = 1000
 RISE_S, SETTLE_S, END_S = 20.0, 42.0, 46.0
-CORES = int(MIND_BOUNDS["cores"].most)
+CORES = int(SCHEDULER_BOUNDS["cores"].most)
 FORK_S = 0.0005
 """A node so large has several zygotes."""
 USD_PER_HOUR = 0.0504
@@ -36,7 +36,7 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
     applications: list[Application] = []
     for scenario in scenarios:
         for function in scenario.functions:
-            most = {name: int(BOUNDS[name].most) for name in ("max_bodies", "queue_limit")}
+            most = {name: int(BOUNDS[name].most) for name in ("max_workers", "queue_limit")}
             settings = msgspec.structs.replace(function.settings, **most)
             functions.append(msgspec.structs.replace(function, settings=settings))
         for application in scenario.applications:
@@ -48,7 +48,7 @@ def combination(scenarios: Sequence[Scenario], rate: float) -> Scenario:
         duration_s=END_S,
         settle_s=SETTLE_S,
         node=msgspec.structs.replace(first.node, cores=CORES, fork_s=FORK_S),
-        mind=msgspec.structs.replace(first.mind, bodies_max=None),
+        scheduler=msgspec.structs.replace(first.scheduler, workers_max=None),
         functions=tuple(functions),
         applications=tuple(applications),
     )

@@ -41,7 +41,7 @@ class Latencies(NamedTuple):
 
 
 def stored_weights(node: Node, ready: Package, family: Family) -> list[torch.Tensor]:
-    """The function's weights as its bodies see them: mapped from the node's host store."""
+    """The function's weights as its workers see them: mapped from the node's host store."""
     [place] = node.host_store.iterdir()
     blocks = []
     pieces: dict[int, tuple[int, int]] = {}

@@ -1,9 +1,9 @@
 """How much memory do many instances of a model take, and many variants of it? The paper's figures 9a and 11a.
 
-An instance is a body: of functions with the same blocks, or of functions that differ in their last layer. All are alive
-at once, each has answered, all have idled. Counted are anonymous PSS of the daemon, its zygotes and its bodies, the
-host store's pages once, and the memory files for tensors (M_ts). Beside it stand separate processes: the anonymous PSS
-of a plain one that has loaded the model and answered, times the instances (I * M). Libraries are left out on both
+An instance is a worker: of functions with the same blocks, or of functions that differ in their last layer. All are
+alive at once, each has answered, all have idled. Counted are anonymous PSS of the daemon, its zygotes and its workers,
+the host store's pages once, and the memory files for tensors (M_ts). Beside it stand separate processes: the anonymous
+PSS of a plain one that has loaded the model and answered, times the instances (I * M). Libraries are left out on both
 sides: every process of a machine shares them.
 """
 
@@ -75,8 +75,8 @@ def _measured(node: Node, requests: list[bytes], answers: list[bytes]) -> float:
     """Bytes once every instance has answered and idled."""
     ask_at_once(node, requests, answers)
     row = node_bytes(node)
-    if row["bodies"] != len(requests):
-        raise RuntimeError(f"{row['bodies']} bodies are alive, not {len(requests)}")
+    if row["workers"] != len(requests):
+        raise RuntimeError(f"{row['bodies']} workers are alive, not {len(requests)}")
     return row["total"]
 
 

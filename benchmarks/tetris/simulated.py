@@ -4,16 +4,16 @@ The scenarios are scenarios/tetris/*.toml, which say where each number comes fro
 machine, profiles and wakes of 30 ms, and differ as follows; none is tuned.
 
   infless     one run at a time, batches where they fill in time, best rate a core; keep-alive by history
-  photons     as many runs at once as the promise bears, with a fixed number of cores for each; no batches
+  photons     as many runs at once as the SLO bears, with a fixed number of cores for each; no batches
   tetris-ro   Tetris's choice of batch, concurrency and cores for the least memory (DTS), weights not shared
   tetris      the same with weights shared
-  overwinter, same bodies   this project's policy with the paper's bodies: it weighs a core as 64 MiB, and starts a
-              body as soon as requests would wait too long, where the others look at the rate every 10 s
+  overwinter, same workers   this project's policy with the paper's workers: it weighs a core as 64 MiB, and starts a
+              worker as soon as requests would wait too long, where the others look at the rate every 10 s
   overwinter, memory alone   the same where a core weighs nothing, as in tetris
-  overwinter  the same with this project's bodies, which are forked from one zygote
+  overwinter  the same with this project's workers, which are forked from one zygote
 
-Memory is, where weights are shared, each block once and what each body has for itself; else, for each body, that and
-its own copy of the weights. Nothing counts of the first minute, in which load rises.
+Memory is, where weights are shared, each block once and what each worker has for itself; else, for each worker, that
+and its own copy of the weights. Nothing counts of the first minute, in which load rises.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from overwinter.simulation.workloads import Bursty, Periodic, Stable, Workload
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios" / "tetris"
 APPLICATIONS = ("svt", "qa-audio", "ss", "qa-text")
 OURS = "overwinter"
-SAME = "overwinter, same bodies"
+SAME = "overwinter, same workers"
 ALONE = "overwinter, memory alone"
 POLICIES: Mapping[str, Contender] = {
     "infless": Contender("infless"),
@@ -138,15 +138,15 @@ def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
         here, theirs = stable[name][policy], stable[name]["tetris"]
         missed = f"{share:.1%} of {baseline}'s, claimed {claimed:.0%}"
         print(
-            f"short: {policy}, {name}: {missed}. {own_share(name):.0%} of its bodies' memory is their own, which only"
+            f"short: {policy}, {name}: {missed}. {own_share(name):.0%} of its workers' memory is their own, which only"
         )
-        print(f"  fewer bodies save: it has {here.bodies:.1f} with {here.cores:.1f} cores, Tetris", end=" ")
-        print(f"{theirs.bodies:.1f} with {theirs.cores:.1f}. It starts what a moment needs, and weighs cores besides.")
+        print(f"  fewer workers save: it has {here.workers:.1f} with {here.cores:.1f} cores, Tetris", end=" ")
+        print(f"{theirs.workers:.1f} with {theirs.cores:.1f}. It starts what a moment needs, and weighs cores besides.")
     print()
 
 
 def own_share(name: str) -> float:
-    """Of a body's memory with one request, what is no weight, over the functions of an application."""
+    """Of a worker's memory with one request, what is no weight, over the functions of an application."""
     functions = read_scenario(SCENARIOS / f"{name}.toml").functions
     weights = sum(part.mib * part.count for function in functions for part in function.blocks)
     own = sum(law.runtime_mib + law.request_mib for function in functions if (law := function.law) is not None)

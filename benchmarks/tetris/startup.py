@@ -135,7 +135,7 @@ def prepare(node: Node, names: Sequence[str], present: Sequence[str], asked: str
         forget_pages(node.data)
     node.wait_quiet()
     told = node.client.function(asked)
-    if told["bodies"] or bool(present) == (told["missing_bytes"] == told["nbytes"]):
+    if told["workers"] or bool(present) == (told["missing_bytes"] == told["nbytes"]):
         raise RuntimeError(f"before its start {asked} lacks {told['missing_bytes']} bytes of {told['nbytes']}: {told}")
 
 
@@ -184,7 +184,7 @@ def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Conte
 
 
 def _start_at_once(node: Node, names: Sequence[str]) -> list[float]:
-    """Seconds until each of these functions has a body."""
+    """Seconds until each of these functions has a worker."""
 
     def start(name: str) -> float:
         with Client(node.url) as client:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 
-from overwinter.cli.insight_tables import activity_table, rows_for
+from overwinter.cli.telemetry_tables import activity_table, rows_for
 
 if TYPE_CHECKING:
     from overwinter import Client

@@ -32,7 +32,7 @@ ZYGOTE_ENVIRONMENT = {
     # A heap of huge pages: a fork copies page tables, and there are 512 times fewer of them.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""All that zygotes and bodies see of the environment, but for Python's own search path."""
+"""All that zygotes and workers see of the environment, but for Python's own search path."""
 
 NO_THREAD = "can't start new thread"
 """How Python says so."""
@@ -58,7 +58,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[Node], None]) -> None:
     """Run a node behind its front door until SIGTERM or SIGINT, and until the requests that it has then are answered; a
-    second signal ends that. `ready` is called once it can fork bodies.
+    second signal ends that. `ready` is called once it can fork workers.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()

@@ -3,9 +3,9 @@
 from overwinter.api.exposure import own_metrics
 
 TEXT = b"""\
-# HELP overwinter_bodies Worker processes.
-# TYPE overwinter_bodies gauge
-overwinter_bodies{state="idle"} 3.0
+# HELP overwinter_workers Worker processes.
+# TYPE overwinter_workers gauge
+overwinter_workers{state="idle"} 3.0
 # HELP overwinter_requests_total Requests that ended.
 # TYPE overwinter_requests_total counter
 overwinter_requests_total{error="",function="mine",outcome="answered"} 5.0

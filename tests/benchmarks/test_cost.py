@@ -12,5 +12,5 @@ def test_the_combination_has_all_applications_and_no_bound():
         made = combination(scenarios, rate)
         assert len(made.applications) == sum(len(each.applications) for each in scenarios)
         assert sum(each.workload.rate for each in made.applications) == rate
-        assert (made.mind.bodies_max, made.mind.memory_bytes) == (None, None)
+        assert (made.scheduler.workers_max, made.scheduler.memory_bytes) == (None, None)
         assert World(made, SCENARIOS)

@@ -45,12 +45,12 @@ def test_mutants_of_bytes_are_repeated_by_their_seed(data):
 
 
 @pytest.mark.parametrize("make", LIGHT.values(), ids=LIGHT.keys())
-def test_hostile_bodies_are_repeated_by_their_seed(make):
+def test_hostile_workers_are_repeated_by_their_seed(make):
     assert [make(Random(seed)) for seed in range(50)] == [make(Random(seed)) for seed in range(50)]
 
 
 @pytest.mark.parametrize("name", [name for name in HEAVY if "MiB" not in name and "million" not in name])
-def test_heavy_bodies_have_the_length_that_they_announce(name):
+def test_heavy_workers_have_the_length_that_they_announce(name):
     head, _, body = HEAVY[name]().partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head
 
@@ -153,10 +153,10 @@ def test_a_worker_of_a_function_without_code_that_dies_by_itself_is_a_crash(tmp_
         return {"type": "Deployed", "function": {"id": name, "sandboxed": sandboxed}}
 
     def started(worker, name):
-        return {"type": "StartBody", "worker": worker, "function": name}
+        return {"type": "StartWorker", "worker": worker, "function": name}
 
     def ended(worker, reason):
-        return {"type": "BodyExited", "worker": worker, "reason": reason}
+        return {"type": "WorkerExited", "worker": worker, "reason": reason}
 
     file = tmp_path / "journal"
     steps = [

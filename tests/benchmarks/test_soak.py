@@ -16,7 +16,7 @@ from benchmarks.soak.members import BURST_SIZE, ROWS, arrivals
 from benchmarks.soak.steps import Steps
 from benchmarks.soak.verdicts import NEAR, History, Spans, Version, Weather, verdict
 from overwinter.core.actions import SetAlarm
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm
 from overwinter.core.journal import Journal
 from tests.scheduler.world import World, spec
@@ -139,7 +139,7 @@ def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_gi
     assert verdict(late, 100.0, 0, History(), Weather()) == ("expired", Span(120.0, 121.0))
     path = tmp_path / "journal"
     with path.open("wb") as file:
-        world = Recorded(Journal(MindConfig(cores=1), 1, file), cores=1)
+        world = Recorded(Journal(SchedulerConfig(cores=1), 1, file), cores=1)
         world.deploy(spec())
         world.arrive()
         world.settle_processes()
@@ -156,7 +156,7 @@ def test_a_request_that_timed_out_is_judged_by_whether_the_node_had_a_core_to_gi
 def test_a_journal_that_is_not_done_again_is_told(tmp_path):
     journal = tmp_path / "journal"
     with journal.open("wb") as file:
-        Journal(MindConfig(), 1, file).record(1.0, Alarm(), [SetAlarm(2.0)])
+        Journal(SchedulerConfig(), 1, file).record(1.0, Alarm(), [SetAlarm(2.0)])
     with pytest.raises(RuntimeError, match="Alarm"):
         Steps(journal)
 

@@ -155,5 +155,5 @@ def local_run(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def scale(run: Run) -> str:
     """The name of a function that scales by 2 and 10, deployed."""
-    run("deploy", "cli_scale:model", "--name", "scale", "--slo", "80ms", "--set", "max_bodies=2")
+    run("deploy", "cli_scale:model", "--name", "scale", "--slo", "80ms", "--set", "max_workers=2")
     return "scale"

@@ -107,12 +107,12 @@ def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
     listed = [each for each in json.loads(run("ps", "--json").stdout) if each["name"] == scale]
     described = json.loads(run("show", scale, "--json").stdout)
     assert described["version"] == listed[-1]["version"]
-    assert described["settings"]["max_bodies"] == 2
+    assert described["settings"]["max_workers"] == 2
     lines = run("ps").stdout.splitlines()
     assert [line for line in lines if line.split()[:3] == [scale, str(described["version"]), "READY"]]
     shown = run("show", f"{scale}@{described['version']}").stdout
     assert "FP32 [batch, 2]" in shown
-    assert "max_bodies" in shown
+    assert "max_workers" in shown
     assert "equal bit for bit, at 3 sizes" in shown
     assert "requests may share a run" in shown
     assert described["agreement"]["outputs"]["output"] == {"exact": True, "difference": 0}
@@ -199,7 +199,7 @@ def test_inputs_that_do_not_fit(run: Run, scale: str, arguments: list[str], word
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["cli_scale:model", "--set", "max_bodies=0"], "max_bodies must be from 1 to 4,096"),
+        (["cli_scale:model", "--set", "max_workers=0"], "max_workers must be from 1 to 4,096"),
         (["cli_scale:model", "--set", "color=red"], "color"),
         (["cli_scale:model", "--slo", "fast"], "'fast' is not a duration"),
         (["cli_scale:failing"], "no weights"),

@@ -12,14 +12,14 @@ import termios
 import pytest
 from rich.console import Console
 
-from overwinter.cli.insight_tables import activity_table, rows_for, usage_table
 from overwinter.cli.list_tables import functions_table, pipelines_table
+from overwinter.cli.telemetry_tables import activity_table, rows_for, usage_table
 from tests.cli.conftest import Run, Serving
 
 NAME = "a-model-of-our-shop.with-a-long-name_" + "x" * 40
 MANY = {
     "name": NAME, "tenant": "t", "state": "UNAVAILABLE", "running": 12_345, "queued": 98_765, "shared": 0.98765,
-    "rate": 123_456.7, "family": f"{NAME}@1234", "members": 1234, "bodies": 64,
+    "rate": 123_456.7, "family": f"{NAME}@1234", "members": 1234,
     "workers": list(range(100_000, 100_064)), "p50_ms": 123_456.0, "p99_ms": 987_654.0, "attainment": 0.99999,
     "slo_ms": 123_456.0, "host_bytes": 1023 << 30,
     "exclusive_bytes": 1022 << 30, "private_bytes": 1021 << 30, "wakes": 1_234_567, "requests": 12_345_678_901,
@@ -31,7 +31,7 @@ FEW = {
     "exclusive_bytes": 0, "private_bytes": 0, "wakes": 0, "requests": 0, "refused": 0,
 }  # fmt: skip
 ACTIVITY = {
-    "cores": 128, "cores_running": 128, "bodies": {"idle": 10_000, "busy": 128, "starting": 1000},
+    "cores": 128, "cores_running": 128, "worker_states": {"idle": 10_000, "busy": 128, "starting": 1000},
     "functions_deployed": 20_000, "running": 123_456, "queued": 1_234_567, "host_bytes": 1 << 40,
     "host_budget": 2 << 40, "private_bytes": 1 << 40, "private_budget": 2 << 40, "functions": [MANY, FEW],
 }  # fmt: skip

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from overwinter.cli.serve import config_of, configured, is_loopback, serve
-from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
+from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
 from tests.cli.conftest import Run, Serving, serving
 
 
@@ -24,9 +24,9 @@ def config(*arguments: str) -> NodeConfig:
 
 def test_every_field_of_the_configuration_is_an_option() -> None:
     names = {option.name for option in configured()}
-    kinds = (NodeConfig, MindConfig, RequestLimits)
+    kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    assert names == fields - {"mind", "requests"}
+    assert names == fields - {"scheduler", "requests"}
 
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
@@ -42,7 +42,7 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
         "--keep-warm",
         "--journal",
         "steps.json",
-        "--bodies-max",
+        "--workers-max",
         "8",
         "--backoff-max-s",
         "1.5",
@@ -54,13 +54,13 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
         data="/srv/someone/.local/share/overwinter",
         keep_warm=True,
         journal=f"{os.getcwd()}/steps.json",
-        mind=MindConfig(bodies_max=8, backoff_max_s=1.5, host_bytes=8 << 30),
+        scheduler=SchedulerConfig(workers_max=8, backoff_max_s=1.5, host_bytes=8 << 30),
         requests=RequestLimits(json_bytes_max=1 << 20),
     )
 
 
 def test_a_node_may_fork_nothing_ahead() -> None:
-    assert config("--data", "/srv/data", "--workers-ahead", "0").mind.workers_ahead == 0
+    assert config("--data", "/srv/data", "--workers-ahead", "0").scheduler.workers_ahead == 0
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: 
         assert failed.stderr == f"error: another node already serves {node.data}: stop it, or choose another --data\n"
     assert stat.S_IMODE(Path(node.data).stat().st_mode) == 0o700
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    recorded = msgspec.json.decode(journal.read_bytes().splitlines()[0], type=MindConfig)
+    recorded = msgspec.json.decode(journal.read_bytes().splitlines()[0], type=SchedulerConfig)
     assert recorded.cores == len(os.sched_getaffinity(0))
     assert recorded.host_bytes
     assert recorded.memory_bytes
-    assert recorded.bodies_max
+    assert recorded.workers_max
     assert recorded.workers_ahead
-    theirs = {"cores": None, "host_bytes": None, "memory_bytes": None, "bodies_max": None, "runs_max": None}
-    assert msgspec.structs.replace(recorded, **theirs, workers_ahead=None) == MindConfig()
+    theirs = {"cores": None, "host_bytes": None, "memory_bytes": None, "workers_max": None, "runs_max": None}
+    assert msgspec.structs.replace(recorded, **theirs, workers_ahead=None) == SchedulerConfig()
 
 
 def test_the_node_of_these_tests(node: Serving) -> None:

@@ -7,7 +7,14 @@ import msgspec
 import pytest
 
 from overwinter.core.bounds import brought_within
-from overwinter.core.config import MIND_BOUNDS, NODE_BOUNDS, REQUEST_BOUNDS, MindConfig, NodeConfig, RequestLimits
+from overwinter.core.config import (
+    NODE_BOUNDS,
+    REQUEST_BOUNDS,
+    SCHEDULER_BOUNDS,
+    NodeConfig,
+    RequestLimits,
+    SchedulerConfig,
+)
 from overwinter.core.errors import CallerError
 from overwinter.core.function import BOUNDS, TIMES, Settings
 from overwinter.core.pipeline import parse_pipeline
@@ -68,7 +75,7 @@ def test_what_was_kept_before_the_bounds_counts_as_the_nearest_and_is_told():
 
 
 CONFIGURED = [
-    (MindConfig, MIND_BOUNDS),
+    (SchedulerConfig, SCHEDULER_BOUNDS),
     (NodeConfig, NODE_BOUNDS),
     (RequestLimits, REQUEST_BOUNDS),
     (Policy, POLICY),

@@ -3,7 +3,7 @@
 import io
 
 from overwinter.core.actions import Refuse, Reply, Run, SetAlarm
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm, Arrived, RunEnded, RunFailure
 from overwinter.core.journal import Entry, Journal, read_journal
 
@@ -16,17 +16,17 @@ STEPS = [
 
 def test_a_file_gives_back_what_was_recorded():
     file = io.BytesIO()
-    journal = Journal(MindConfig(bodies_max=3), 10, file)
+    journal = Journal(SchedulerConfig(workers_max=3), 10, file)
     for now, event, actions in STEPS:
         journal.record(now, event, actions)
     file.seek(0)
     config, entries = read_journal(file)
-    assert config == MindConfig(bodies_max=3)
+    assert config == SchedulerConfig(workers_max=3)
     assert list(entries) == [Entry(now, event, tuple(actions)) for now, event, actions in STEPS]
 
 
 def test_the_ring_keeps_the_last_steps():
-    journal = Journal(MindConfig(), 2)
+    journal = Journal(SchedulerConfig(), 2)
     for now, event, actions in STEPS:
         journal.record(now, event, actions)
     assert [entry.now for entry in journal.recent] == [1.75, 2.0]

@@ -7,7 +7,7 @@ import re
 from rich.console import Console
 
 from docs.pictures import architecture, top
-from overwinter.cli.insight_tables import activity_table, rows_for
+from overwinter.cli.telemetry_tables import activity_table, rows_for
 
 
 def test_the_architecture_is_drawn_by_its_script() -> None:

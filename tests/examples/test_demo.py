@@ -165,7 +165,7 @@ def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
             upload = demo_models.deploy(model, url, keep_alive_s=0.1)
             assert upload.added_bytes == upload.nbytes > 1_900_000
             # The process of its worker is over a moment after the node knows of none.
-            wait_until(lambda: not client.function(model.name)["bodies"] and len(node.processes()) == 3)
+            wait_until(lambda: not client.function(model.name)["workers"] and len(node.processes()) == 3)
             pids = node.processes()
             (verdict,) = ask(question, client, demo_models.plain({model.name: model}))
     assert verdict.agrees

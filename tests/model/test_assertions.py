@@ -105,7 +105,7 @@ def test_runs_of_zeros_are_not_checked(module):
         compile_program(exported.program, checks_values=False)(exported.weights, zeros)
     assert len(marks) == len(exported.program.layers)
     prepared = Prepared(encode_program(exported.program))
-    Runner("f@1", prepared, exported.weights, None).rehearse()
+    Runner("f@1", prepared, exported.weights, None).warm_up()
     (answered,) = Runner("f@1", prepared, exported.weights, None, measured=True).answer([{"x": zeros[0]}])
     assert not isinstance(answered, Failure)
 

@@ -1,4 +1,4 @@
-"""Real zygotes and bodies with the node's hands and no mind: a test says what runs, and hears every event."""
+"""Real zygotes and workers with the node's hands and no scheduler: a test says what runs, and hears every event."""
 
 import asyncio
 import os
@@ -9,19 +9,19 @@ import torch
 from overwinter.api.arrays import to_tensor
 from overwinter.api.deployer import package
 from overwinter.core.actions import Run
-from overwinter.core.events import BodyExited, BodyReady, Event, RunEnded
+from overwinter.core.events import Event, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.function import Settings
 from overwinter.core.ids import Address, RequestId, RunId, WorkerId
 from overwinter.model.export import export
-from overwinter.node.bodies import BodyProcess
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
 from overwinter.node.watching import Bounds
+from overwinter.node.workers import WorkerProcess
 from overwinter.store.manifest import Deployment
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from overwinter.worker.channel import close_all
-from overwinter.worker.messages import Failure, ForkBody
+from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of
 from tests.node.said import Said
 
@@ -100,9 +100,9 @@ class Rig:
         await until(self.processes.is_up)
         for zygote in list(self.processes.zygotes.tenants.values()):
             self.processes.zygotes.end(zygote)
-        for worker in list(self.processes.body_pids()):
+        for worker in list(self.processes.worker_pids()):
             self.processes.stop(worker, kill=True)
-        await until(lambda: not self.processes.body_pids())
+        await until(lambda: not self.processes.worker_pids())
         self.effects.functions.clear()
         self.events.clear()
 
@@ -114,9 +114,9 @@ class Rig:
         """Let the effects know them, as if their blocks lay in a host store."""
         self.effects.functions |= {function.deployed.id: function.deployed for function in functions}
         known = {function.deployed.id: function for function in functions}
-        self.effects.rehearsal_of = lambda id_: _rehearsal(known[id_]) if known[id_].deployed.rehearsals else None
+        self.effects.warm_up_of = lambda id_: _warm_up(known[id_]) if known[id_].deployed.warm_ups else None
 
-    async def start_body(
+    async def start_worker(
         self,
         function: Function,
         cores: int = 1,
@@ -124,55 +124,57 @@ class Rig:
         members: Sequence[Function] = (),
         on_trial: bool = False,
         ahead: WorkerId | None = None,
-    ) -> BodyProcess:
+    ) -> WorkerProcess:
         """With room for `members`, which it may bind later; perhaps in a process that was forked ahead."""
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
         room = mapped_bytes([deployed, *(member.deployed for member in members)])
-        order = ForkBody(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
+        order = ForkWorker(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
         load, bind = deployed.load(cores, concurrency), deployed.bind(on_trial)
         self.processes.fork(deployed, order, load, bind, fds, ahead=ahead)
         close_all(fds)
-        await until(lambda: BodyReady(worker) in self.events or self.exits(worker))
+        await until(lambda: WorkerReady(worker) in self.events or self.exits(worker))
         assert not self.exits(worker), self.exits(worker)
-        return self.processes.body(worker)
+        return self.processes.process(worker)
 
-    def begin_bind(self, body: BodyProcess, function: Function) -> list[Failure | None]:
-        """Tell the body to bind a function; what is returned has what came of it, once that is known."""
+    def begin_bind(self, process: WorkerProcess, function: Function) -> list[Failure | None]:
+        """Tell the worker to bind a function; what is returned has what came of it, once that is known."""
         deployed, told = function.deployed, []
         bind = deployed.bind()
-        blocks = [bind.blocks[number][0] for number in body.bindings.lacking(bind)]
+        blocks = [bind.blocks[number][0] for number in process.bindings.lacking(bind)]
         fds = [function.open_blob(address) for address in (*blocks, *deployed.assets())]
-        self.processes.bind(body, deployed, fds, told.append)
+        self.processes.bind(process, deployed, fds, told.append)
         close_all(fds)
         return told
 
-    async def bind(self, body: BodyProcess, function: Function) -> Failure | None:
-        """Why the body cannot bind the function; None when it has."""
-        told = self.begin_bind(body, function)
+    async def bind(self, process: WorkerProcess, function: Function) -> Failure | None:
+        """Why the worker cannot bind the function; None when it has."""
+        told = self.begin_bind(process, function)
         await until(lambda: told)
         return told[0]
 
-    def unbind(self, body: BodyProcess, function: Function) -> None:
-        self.processes.unbind(body, function.deployed.id)
+    def unbind(self, process: WorkerProcess, function: Function) -> None:
+        self.processes.unbind(process, function.deployed.id)
 
-    def begin(self, body: BodyProcess, of: Function | None = None, **inputs: torch.Tensor) -> RunId:
-        """Hand the body a run of one request, whose number is the run's; of its first function unless told."""
+    def begin(self, process: WorkerProcess, of: Function | None = None, **inputs: torch.Tensor) -> RunId:
+        """Hand the worker a run of one request, whose number is the run's; of its first function unless told."""
         run = RunId(self.number())
         self._ask(RequestId(run), inputs)
         if of is None:
-            self.effects.carry_out(Run(body.worker, run, (RequestId(run),)))
+            self.effects.carry_out(Run(process.worker, run, (RequestId(run),)))
         else:
-            self.effects.run(body, (of.deployed.id,), run, (RequestId(run),))
+            self.effects.run(process, (of.deployed.id,), run, (RequestId(run),))
         return run
 
-    def begin_together(self, body: BodyProcess, *asked: tuple[Function, torch.Tensor]) -> tuple[RunId, list[RequestId]]:
-        """Hand the body a run of requests of several functions, each an input `x`."""
+    def begin_together(
+        self, process: WorkerProcess, *asked: tuple[Function, torch.Tensor]
+    ) -> tuple[RunId, list[RequestId]]:
+        """Hand the worker a run of requests of several functions, each an input `x`."""
         run, requests = RunId(self.number()), [RequestId(self.number()) for _ in asked]
         for request, (_, x) in zip(requests, asked, strict=True):
             self._ask(request, {"x": x})
         whose = tuple(function.deployed.id for function, _ in asked)
-        self.effects.carry_out(Run(body.worker, run, tuple(requests), None, whose))
+        self.effects.carry_out(Run(process.worker, run, tuple(requests), None, whose))
         return run, requests
 
     def _ask(self, request: RequestId, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -190,15 +192,15 @@ class Rig:
         [event] = [event for event in self.events if isinstance(event, RunEnded) and event.run == run]
         return [failure.message for failure in event.failures]
 
-    def exits(self, worker: WorkerId) -> list[BodyExited]:
-        return [event for event in self.events if isinstance(event, BodyExited) and event.worker == worker]
+    def exits(self, worker: WorkerId) -> list[WorkerExited]:
+        return [event for event in self.events if isinstance(event, WorkerExited) and event.worker == worker]
 
     def output(self, run: RunId, name: str = "y") -> torch.Tensor:
         [tensor] = [t for t in self.effects.payloads[RequestId(run)].outputs if t.name == name]
         return torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
 
 
-def _rehearsal(function: Function):
+def _warm_up(function: Function):
     deployed = function.deployed
     return deployed.load(bare=True), deployed.bind(bare=True), function.open(bare=True)
 

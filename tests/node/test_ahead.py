@@ -1,4 +1,4 @@
-"""Bodies that are forked before a function needs them: real processes, the node's real hands."""
+"""Workers that are forked before a function needs them: real processes, the node's real hands."""
 
 import asyncio
 import os
@@ -9,21 +9,21 @@ import torch
 
 from benchmarks.nodes import parents_of_all
 from overwinter.api.deployer import package
-from overwinter.core.actions import ForkAhead, Prepare, StopBody
-from overwinter.core.config import MindConfig, NodeConfig
-from overwinter.core.events import BodyReady
+from overwinter.core.actions import ForkAhead, Prepare, StopWorker
+from overwinter.core.config import NodeConfig, SchedulerConfig
+from overwinter.core.events import WorkerReady
 from overwinter.core.function import Settings
 from overwinter.core.ids import WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node import footprints as node_footprints
 from overwinter.node.footprints import Footprints
-from overwinter.node.insight import background as node_background
-from overwinter.node.insight.background import Background
-from overwinter.node.insight.statistics import Statistics
 from overwinter.node.proofs import wait_over
 from overwinter.node.running import running
 from overwinter.node.shares import CoreShares
+from overwinter.node.telemetry import background as node_background
+from overwinter.node.telemetry.background import Background
+from overwinter.node.telemetry.statistics import Statistics
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.scheduler.state import State
 from overwinter.store.repository import Repository
@@ -40,8 +40,8 @@ def function(name: str, handler: str | None = None, tenant="ada", memory_mib=512
     return Function(Same(), {"x": torch.zeros(2, 4)}, handler, memory_mib, name=name, tenant=tenant)
 
 
-async def answers(rig: Rig, body) -> None:
-    run = rig.begin(body, x=torch.ones(1, 4))
+async def answers(rig: Rig, process) -> None:
+    run = rig.begin(process, x=torch.ones(1, 4))
     await rig.ended(run)
     assert rig.failures(run) == []
     assert rig.output(run).tolist() == [[2.0] * 4]
@@ -60,7 +60,7 @@ async def forked_ahead(rig: Rig, which: Function) -> WorkerId:
     """One that waits."""
     worker = WorkerId(rig.number())
     rig.effects.carry_out(ForkAhead(worker, which.deployed.id))
-    await until(lambda: BodyReady(worker) in rig.events or rig.exits(worker))
+    await until(lambda: WorkerReady(worker) in rig.events or rig.exits(worker))
     assert not rig.exits(worker), rig.exits(worker)
     return worker
 
@@ -72,27 +72,27 @@ def data_most(pid: int) -> int:
 
 
 @pytest.mark.parametrize("handler", [None, HANDLER])
-def test_a_body_goes_on_in_the_process_that_was_forked_ahead_and_may_have_no_more_than_others(rig, handler):
+def test_a_worker_goes_on_in_the_process_that_was_forked_ahead_and_may_have_no_more_than_others(rig, handler):
     asked = function("f", handler)
 
     async def scene():
         # It is forked after the program is prepared, though both are asked for at once.
         zygote = await zygote_of(rig, asked)
         worker = await forked_ahead(rig, asked)
-        pid = rig.processes.ahead.bodies[worker].pid
+        pid = rig.processes.ahead.workers[worker].pid
         before = data_most(pid)
         assert parents_of_all()[pid] == zygote.pid
-        body, other = await rig.start_body(asked, ahead=worker), await rig.start_body(asked)
-        assert (body.pid, body.worker) == (pid, body.worker)
-        assert body.worker != worker
+        process, other = await rig.start_worker(asked, ahead=worker), await rig.start_worker(asked)
+        assert (process.pid, process.worker) == (pid, process.worker)
+        assert process.worker != worker
         assert other.pid != pid
-        for each in (body, other):
+        for each in (process, other):
             await answers(rig, each)
-        assert abs(data_most(body.pid) - data_most(other.pid)) < MIB
-        assert data_most(body.pid) < before
-        assert rig.processes.ahead.bodies == {}
+        assert abs(data_most(process.pid) - data_most(other.pid)) < MIB
+        assert data_most(process.pid) < before
+        assert rig.processes.ahead.workers == {}
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: rig.exits(body.worker))
+        await until(lambda: rig.exits(process.worker))
         assert not rig.exits(worker)
         rig.processes.stop(other.worker, kill=True)
         await until(lambda: rig.exits(other.worker))
@@ -108,16 +108,16 @@ def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_anothe
     async def scene():
         await zygote_of(rig, asked)
         worker = await forked_ahead(rig, asked)
-        waiting = rig.processes.ahead.bodies[worker]
+        waiting = rig.processes.ahead.workers[worker]
         os.kill(waiting.pid, signal.SIGKILL)
         # The start is on its way before anybody hears of the end.
         wait_over([os.dup(waiting.pidfd)], 10.0)
-        body = await rig.start_body(asked, ahead=worker)
-        await answers(rig, body)
+        process = await rig.start_worker(asked, ahead=worker)
+        await answers(rig, process)
         await until(lambda: rig.exits(worker))
-        assert rig.processes.ahead.bodies == {}
-        rig.processes.stop(body.worker, kill=True)
-        await until(lambda: rig.exits(body.worker))
+        assert rig.processes.ahead.workers == {}
+        rig.processes.stop(process.worker, kill=True)
+        await until(lambda: rig.exits(process.worker))
 
     rig.run(scene())
 
@@ -137,7 +137,7 @@ def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond
         worker = await forked_ahead(rig, asked)
         look()
         await asyncio.sleep(0.01)
-        assert worker in rig.processes.ahead.bodies
+        assert worker in rig.processes.ahead.workers
         if beyond == "memory":
             # It may have written to nothing yet that it did not share with its zygote.
             monkeypatch.setattr(node_footprints, "AHEAD_MOST", -1)
@@ -145,7 +145,7 @@ def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond
             monkeypatch.setattr(node_background, "AHEAD_S", 0.0)
         look()
         await until(lambda: rig.exits(worker))
-        assert rig.processes.ahead.bodies == {}
+        assert rig.processes.ahead.workers == {}
 
     rig.run(scene())
     assert any(f"forked ahead for {beyond}" in line for line in rig.said)
@@ -159,24 +159,24 @@ def test_what_one_computes_is_its_tenants(rig):
         await zygote_of(rig, asked)
         worker = await forked_ahead(rig, asked)
         shares._spent(rig.processes)
-        assert rig.processes.ahead.bodies[worker].pid in shares._seen
+        assert rig.processes.ahead.workers[worker].pid in shares._seen
 
     rig.run(scene())
 
 
 @pytest.mark.parametrize("more", [{"concurrency": 2}, {"memory_mib": 6 << 10}])
-def test_one_that_is_too_small_for_a_body_ends_and_the_body_is_forked(rig, more):
+def test_one_that_is_too_small_for_a_worker_ends_and_the_worker_is_forked(rig, more):
     small = function("f")
     large = function("g", memory_mib=more.get("memory_mib", 512))
 
     async def scene():
         await zygote_of(rig, small)
         worker = await forked_ahead(rig, small)
-        body = await rig.start_body(large, concurrency=more.get("concurrency", 1), ahead=worker)
-        await answers(rig, body)
+        process = await rig.start_worker(large, concurrency=more.get("concurrency", 1), ahead=worker)
+        await answers(rig, process)
         await until(lambda: rig.exits(worker))
-        rig.processes.stop(body.worker, kill=True)
-        await until(lambda: rig.exits(body.worker))
+        rig.processes.stop(process.worker, kill=True)
+        await until(lambda: rig.exits(process.worker))
 
     rig.run(scene())
 
@@ -187,8 +187,8 @@ def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
     async def scene():
         zygote = await zygote_of(rig, asked)
         first, second = await forked_ahead(rig, asked), await forked_ahead(rig, asked)
-        pid = rig.processes.ahead.bodies[first].pid
-        rig.effects.carry_out(StopBody(first, kill=True))
+        pid = rig.processes.ahead.workers[first].pid
+        rig.effects.carry_out(StopWorker(first, kill=True))
         await until(lambda: rig.exits(first))
         assert pid not in parents_of_all()
         await until(lambda: zygote.is_idle)
@@ -198,7 +198,7 @@ def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
         third = WorkerId(rig.number())
         rig.effects.carry_out(ForkAhead(third, asked.deployed.id))
         assert rig.exits(third)
-        assert rig.processes.ahead.bodies == {}
+        assert rig.processes.ahead.workers == {}
 
     rig.run(scene())
 
@@ -212,10 +212,10 @@ def test_one_is_forked_once_its_zygote_listens_again_and_is_not_held_for_one_tha
         first, second = WorkerId(rig.number()), WorkerId(rig.number())
         zygote.owed["pong"] = 2
         rig.effects.carry_out(ForkAhead(first, asked.deployed.id))
-        assert first not in zygote.bodies
+        assert first not in zygote.workers
         del zygote.owed["pong"]
         rig.processes.looked()
-        await until(lambda: BodyReady(first) in rig.events)
+        await until(lambda: WorkerReady(first) in rig.events)
         zygote.full = True
         rig.effects.carry_out(ForkAhead(second, asked.deployed.id))
         assert rig.exits(second)
@@ -232,8 +232,10 @@ def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(t
         repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
     repository.register(packed.manifest, 0.0)
     repository.close()
-    mind = MindConfig(workers_ahead=1)
-    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False, mind=mind)
+    scheduler = SchedulerConfig(workers_ahead=1)
+    config = NodeConfig(
+        data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False, scheduler=scheduler
+    )
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
@@ -247,7 +249,7 @@ def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(t
                 await until(lambda: state.ahead and not state.workers)
                 await until(lambda: all(each.start is None for each in state.ahead.values()))
             assert starts[1:] == ["host", "host"]
-            explained = await node.insight.explain("f", None)
+            explained = await node.telemetry.explain("f", None)
             assert "ahead" in [decision.what for decision in explained.decisions]
             await node.unload("f", None)
 

@@ -1,4 +1,6 @@
-"""Whatever a worker says of its answer, the node takes what was declared and lies in the tray, or refuses all of it."""
+"""Whatever a worker says of its answer, the node takes what was declared and lies in the buffer, or refuses all of
+it.
+"""
 
 import os
 from collections.abc import Iterator
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, ITEM_BYTES, TensorMeta, TensorSpec, pack_bytes
 from overwinter.node.answers import ERRORS, TOLD_MOST, AnswerCheck
-from overwinter.worker.messages import Answer, Failure, FromBody, Outputs
-from overwinter.worker.tray import FIRST_BYTES, Tray
+from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
+from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
 
 SPECS = (TensorSpec("y", "FP32", ("batch", 2)), TensorSpec("said", BYTES, ("n",)))
 SAID = pack_bytes([b"a", b"bc"])
@@ -19,37 +21,37 @@ RIGHT = (TensorMeta("y", "FP32", (3, 2), 24), TensorMeta("said", BYTES, (2,), le
 
 
 @pytest.fixture(scope="module")
-def tray() -> Iterator[Tray]:
-    made = Tray.make("test")
+def buffer() -> Iterator[SharedBuffer]:
+    made = SharedBuffer.make("test")
     made.view[:24] = bytes(range(24))
     made.view[64 : 64 + len(SAID)] = SAID
     yield made
     made.close()
 
 
-def answer(*metas: TensorMeta, tray_bytes: int = FIRST_BYTES) -> Answer:
-    return Answer(1, (Outputs(metas),), tray_bytes)
+def answer(*metas: TensorMeta, buffer_bytes: int = FIRST_BYTES) -> Answer:
+    return Answer(1, (Outputs(metas),), buffer_bytes)
 
 
-def test_what_is_declared_is_taken(tray: Tray) -> None:
-    [[y, said]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), tray)
+def test_what_is_declared_is_taken(buffer: SharedBuffer) -> None:
+    [[y, said]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
     assert (y.meta, said.meta) == RIGHT
     assert (bytes(y.data), bytes(said.data)) == (bytes(range(24)), SAID)
 
 
-def test_elements_of_bytes_are_counted_over_all_outputs(tray: Tray) -> None:
+def test_elements_of_bytes_are_counted_over_all_outputs(buffer: SharedBuffer) -> None:
     two = AnswerCheck([TensorSpec(name, BYTES, ("n",)) for name in "ab"])
     half = ELEMENTS_MAX // 2 + 1
     metas = [TensorMeta(name, BYTES, (half,), 4 * half) for name in "ab"]
     with pytest.raises(ValueError, match=f"{ELEMENTS_MAX} elements of BYTES"):
-        two.outputs_of(answer(*metas, tray_bytes=1 << 20), tray)
+        two.outputs_of(answer(*metas, buffer_bytes=1 << 20), buffer)
 
 
-def test_what_is_taken_does_not_change_any_more(tray: Tray) -> None:
-    [[y, _]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), tray)
-    tray.view[0] = 99
+def test_what_is_taken_does_not_change_any_more(buffer: SharedBuffer) -> None:
+    [[y, _]] = AnswerCheck(SPECS).outputs_of(answer(*RIGHT), buffer)
+    buffer.view[0] = 99
     assert bytes(y.data) == bytes(range(24))
-    tray.view[0] = 0
+    buffer.view[0] = 0
 
 
 Y, TOLD = RIGHT
@@ -75,31 +77,33 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_refused(tray: Tray, lie: str) -> None:
+def test_a_lie_is_refused(buffer: SharedBuffer, lie: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        AnswerCheck(SPECS).outputs_of(answer(*LIES[lie]), tray)
+        AnswerCheck(SPECS).outputs_of(answer(*LIES[lie]), buffer)
 
 
-@pytest.mark.parametrize("tray_bytes", [-1, 0, 64, 1 << 40, (1 << 63) - 1, 2 * ANSWER_BYTES_MAX, 8 * ANSWER_BYTES_MAX])
-def test_a_tray_that_is_not_so_large_is_refused(tray: Tray, tray_bytes: int) -> None:
+@pytest.mark.parametrize(
+    "buffer_bytes", [-1, 0, 64, 1 << 40, (1 << 63) - 1, 2 * ANSWER_BYTES_MAX, 8 * ANSWER_BYTES_MAX]
+)
+def test_a_buffer_that_is_not_so_large_is_refused(buffer: SharedBuffer, buffer_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"."):
-        AnswerCheck(SPECS).outputs_of(answer(*RIGHT, tray_bytes=tray_bytes), tray)
-    assert tray.nbytes == FIRST_BYTES
+        AnswerCheck(SPECS).outputs_of(answer(*RIGHT, buffer_bytes=buffer_bytes), buffer)
+    assert buffer.nbytes == FIRST_BYTES
 
 
-def test_a_tray_that_was_made_huge_is_not_followed() -> None:
-    huge = Tray.make("test")
+def test_a_buffer_that_was_made_huge_is_not_followed() -> None:
+    huge = SharedBuffer.make("test")
     os.ftruncate(huge.fd, 1 << 44)
     wide = TensorMeta("y", "FP32", ((1 << 40) // 8, 2), 1 << 40)
-    with pytest.raises(ValueError, match="tray|bytes"):
-        AnswerCheck(SPECS[:1]).outputs_of(answer(wide, tray_bytes=1 << 44), huge)
+    with pytest.raises(ValueError, match="buffer|bytes"):
+        AnswerCheck(SPECS[:1]).outputs_of(answer(wide, buffer_bytes=1 << 44), huge)
     huge.close()
 
 
-def test_a_worker_blames_nobody_but_its_caller_its_author_and_itself(tray: Tray) -> None:
+def test_a_worker_blames_nobody_but_its_caller_its_author_and_itself(buffer: SharedBuffer) -> None:
     kinds = ["StoreError", "OverloadedError", "NoSpaceError", "NotFoundError", "nonsense", "", *sorted(ERRORS)]
     told = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
-    failures = AnswerCheck(SPECS).outputs_of(told, tray)
+    failures = AnswerCheck(SPECS).outputs_of(told, buffer)
     assert [failure.error for failure in failures] == ["WorkerError"] * 6 + sorted(ERRORS)
     assert all(len(failure.message) == TOLD_MOST for failure in failures)
 
@@ -117,16 +121,16 @@ OUTCOMES = st.one_of(st.builds(Failure, st.text(), st.text()), st.builds(Outputs
 
 @settings(max_examples=300)
 @given(st.lists(OUTCOMES).map(tuple), SIZES, st.lists(st.one_of(METAS, st.sampled_from(RIGHT))).map(tuple))
-def test_an_answer_of_any_kind_is_taken_whole_or_refused(outcomes: tuple, tray_bytes: int, metas: tuple) -> None:
-    tray = Tray.make("test")
+def test_an_answer_of_any_kind_is_taken_whole_or_refused(outcomes: tuple, buffer_bytes: int, metas: tuple) -> None:
+    buffer = SharedBuffer.make("test")
     try:
-        told = Answer(1, (*outcomes, Outputs(metas)), tray_bytes)
+        told = Answer(1, (*outcomes, Outputs(metas)), buffer_bytes)
         packet = msgspec.msgpack.encode(told)
-        assert msgspec.msgpack.decode(packet, type=FromBody) == told
-        for outcome in AnswerCheck(SPECS).outputs_of(told, tray):
+        assert msgspec.msgpack.decode(packet, type=FromWorker) == told
+        for outcome in AnswerCheck(SPECS).outputs_of(told, buffer):
             if not isinstance(outcome, Failure):
                 assert [tensor.name for tensor in outcome] == ["y", "said"]
     except ValueError:
         pass
     finally:
-        tray.close()
+        buffer.close()

@@ -59,12 +59,12 @@ def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(paren
 
     async def scene(rig):
         rig.deploy(ada, bob)
-        from_base = [await rig.start_body(function) for function in (ada, bob)]
+        from_base = [await rig.start_worker(function) for function in (ada, bob)]
         rig.processes.prepare("ada", ada.deployed.id)
         await until(lambda: "ada" in rig.processes.zygotes.tenants and rig.processes.zygotes.tenants["ada"].is_idle)
         own = rig.processes.zygotes.tenants["ada"]
-        from_own = await rig.start_body(ada)
-        assert from_own.worker in own.bodies
+        from_own = await rig.start_worker(ada)
+        assert from_own.worker in own.workers
         base = rig.processes.zygotes.base
         found = [cores_of(process.pid) for process in (*from_base, own, from_own, base)]
         shares = {(place / "cpu.shares").read_text() for place in groups(rig) if (place / "cpu.shares").exists()}
@@ -76,9 +76,9 @@ def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(paren
 
     async def empty(rig):
         """Bob has no worker any more, and no zygote."""
-        for body in rig.processes.bodies():
-            if body.family.tenant == "bob":
-                body.kill()
+        for worker in rig.processes.workers():
+            if worker.family.tenant == "bob":
+                worker.kill()
         await until(lambda: len(groups(rig)) == 1)
 
     with closing(Rig()) as rig:
@@ -201,8 +201,8 @@ def test_without_groups_workers_are_forked_all_the_same(monkeypatch):
     monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
 
     async def scene(rig):
-        body = await rig.start_body(Function(Same(), X))
-        run = rig.begin(body, **X)
+        worker = await rig.start_worker(Function(Same(), X))
+        run = rig.begin(worker, **X)
         await rig.ended(run)
         return rig.output(run)
 

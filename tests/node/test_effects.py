@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from overwinter.core.actions import Decide, Stage, StartBody, StopBody
+from overwinter.core.actions import Explanation, LoadBlocks, StartWorker, StopWorker
 from overwinter.core.errors import StoreError
-from overwinter.core.events import BodyExited, Event, Staged
+from overwinter.core.events import BlocksLoaded, Event, WorkerExited
 from overwinter.node.effects import NodeEffects
 
 from .rig import until
@@ -32,12 +32,12 @@ def test_a_wake_does_not_wait_for_threads_that_others_hold():
             deploys = [tasks.create_task(asyncio.to_thread(held.wait)) for _ in range(POOL_MOST)]
             await asyncio.sleep(0.01)
             try:
-                effects.carry_out(Stage("f@1", 1))
+                effects.carry_out(LoadBlocks("f@1", 1))
                 await until(lambda: heard)
                 assert not any(deploy.done() for deploy in deploys)
             finally:
                 held.set()
-        assert heard == [Staged("f@1", 1, 7, ("a",), "")]
+        assert heard == [BlocksLoaded("f@1", 1, 7, ("a",), "")]
 
     asyncio.run(scene())
 
@@ -52,7 +52,7 @@ def test_workers_of_a_tenant_that_are_stopped_again_and_again_take_a_line_of_the
             effects.functions = {id_: SimpleNamespace(manifest=SimpleNamespace(tenant=owners[id_])) for id_ in owners}
             for number in range(1000):
                 for id_ in owners:
-                    effects.carry_out(Decide(id_, "stop", f"worker {number} of {id_} took too much"))
+                    effects.carry_out(Explanation(id_, "stop", f"worker {number} of {id_} took too much"))
 
     asyncio.run(scene())
     assert heard == ["worker 0 of f@1 took too much", "worker 0 of h@1 took too much"]
@@ -81,11 +81,11 @@ def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_s
             effects = NodeEffects(SimpleNamespace(store=lambda name: host), tasks, Said())
             effects.post, effects.functions = heard.append, {"f@1": function}
             effects.processes = SimpleNamespace(stop=lambda worker, kill: ended.append((worker, kill)))
-            effects.carry_out(StartBody(2, "f@1", False, ahead=1))
+            effects.carry_out(StartWorker(2, "f@1", False, ahead=1))
             if is_stopped:
-                effects.carry_out(StopBody(2))
+                effects.carry_out(StopWorker(2))
             go_on.set()
-        assert [event.worker for event in heard if isinstance(event, BodyExited)] == [2]
+        assert [event.worker for event in heard if isinstance(event, WorkerExited)] == [2]
         assert ended == [(1, True)]
 
     asyncio.run(scene())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.insight.memory import process_memory
+from overwinter.node.telemetry.memory import process_memory
 from overwinter.worker.channel import close_all
 
 from .rig import Function, until
@@ -58,11 +58,11 @@ def preprocess(inputs, state):
         time.sleep(0.001)
     return inputs
 """
-"""Its inputs lie in the tray: who holds the tray's other side opens the gate."""
+"""Its inputs lie in the buffer: who holds the buffer's other side opens the gate."""
 
 
-def open_gates(body) -> None:
-    for slot in body.slots:
+def open_gates(worker) -> None:
+    for slot in worker.slots:
         torch.frombuffer(slot.inputs.map, dtype=torch.float32, count=1).fill_(1.0)
 
 
@@ -71,11 +71,11 @@ def variants():
     return [Member(number) for number in range(20)]
 
 
-async def stopped(rig, body) -> None:
-    """Stop the body; it must end by itself and well."""
-    rig.processes.stop(body.worker, kill=False)
-    await until(lambda: rig.exits(body.worker))
-    assert [end.reason for end in rig.exits(body.worker)] == ["its process exited with status 0"]
+async def stopped(rig, worker) -> None:
+    """Stop the worker; it must end by itself and well."""
+    rig.processes.stop(worker.worker, kill=False)
+    await until(lambda: rig.exits(worker.worker))
+    assert [end.reason for end in rig.exits(worker.worker)] == ["its process exited with status 0"]
 
 
 def right(rig, run, member, x) -> bool:
@@ -83,10 +83,10 @@ def right(rig, run, member, x) -> bool:
     return torch.equal(rig.output(run), member.answer(x))
 
 
-def mapped_by(body) -> int:
-    """Blocks that the body's process has mapped, as the kernel counts them."""
+def mapped_by(worker) -> int:
+    """Blocks that the worker's process has mapped, as the kernel counts them."""
     # The node holds this file of a process that hides its own from an ordinary user.
-    with open(os.dup(body.smaps)) as lines:
+    with open(os.dup(worker.smaps)) as lines:
         lines.seek(0)
         return sum("/memfd:test" in line for line in lines)
 
@@ -96,18 +96,18 @@ def test_members_answer_bit_for_bit_as_plain_pytorch_with_their_own_weights(rig,
     members = variants[:count]
 
     async def scene():
-        body = await rig.start_body(members[0], members=members)
-        blocks = [mapped_by(body)]
+        worker = await rig.start_worker(members[0], members=members)
+        blocks = [mapped_by(worker)]
         for member in members[1:]:
-            assert await rig.bind(body, member) is None
-            blocks.append(mapped_by(body))
+            assert await rig.bind(worker, member) is None
+            blocks.append(mapped_by(worker))
         for _ in range(2):
             for member in random.Random(count).sample(members, count):
                 x = torch.randn(3, WIDTH)
-                run = rig.begin(body, member, x=x)
+                run = rig.begin(worker, member, x=x)
                 await rig.ended(run)
                 assert right(rig, run, member, x)
-        await stopped(rig, body)
+        await stopped(rig, worker)
         return blocks
 
     blocks = rig.run(scene())
@@ -128,21 +128,21 @@ def test_runs_of_several_members_at_once_get_their_own_answers(rig, variants, co
     members = variants[:5]
 
     async def scene():
-        body = await rig.start_body(members[0], 2, concurrency, members)
-        for told in [rig.begin_bind(body, member) for member in members[1:]]:
+        worker = await rig.start_worker(members[0], 2, concurrency, members)
+        for told in [rig.begin_bind(worker, member) for member in members[1:]]:
             await until(lambda told=told: told)
             assert told == [None]
         flying, done = {}, 0
         while done < 80:
             while len(flying) < concurrency:
                 member, x = random.choice(members), torch.randn(random.choice((1, 7, 40)), WIDTH)
-                flying[rig.begin(body, member, x=x)] = member, x
+                flying[rig.begin(worker, member, x=x)] = member, x
             await until(lambda: flying.keys() & set(rig.ends()))
             for run in flying.keys() & set(rig.ends()):
                 assert right(rig, run, *flying.pop(run))
                 done += 1
         await rig.ended(*flying)
-        await stopped(rig, body)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -151,20 +151,20 @@ def test_a_member_is_bound_and_answers_while_another_runs(rig):
     first, second = (Member(number, handler=GATED) for number in (1, 2))
 
     async def scene():
-        body = await rig.start_body(first, concurrency=2, members=[second])
-        held = rig.begin(body, first, x=torch.zeros(1, WIDTH))
-        assert await rig.bind(body, second) is None
+        worker = await rig.start_worker(first, concurrency=2, members=[second])
+        held = rig.begin(worker, first, x=torch.zeros(1, WIDTH))
+        assert await rig.bind(worker, second) is None
         x = torch.ones(1, WIDTH)
-        beside = rig.begin(body, second, x=x)
+        beside = rig.begin(worker, second, x=x)
         await rig.ended(beside)
         assert held not in rig.ends()
         assert right(rig, beside, second, x)
-        open_gates(body)
+        open_gates(worker)
         await rig.ended(held)
         opened = torch.zeros(1, WIDTH)
         opened[0, 0] = 1.0
         assert right(rig, held, first, opened)
-        await stopped(rig, body)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -173,23 +173,23 @@ def test_a_member_is_unbound_while_others_and_itself_run(rig):
     first, second = (Member(number, handler=GATED) for number in (1, 2))
 
     async def scene():
-        body = await rig.start_body(first, concurrency=3, members=[second])
-        assert await rig.bind(body, second) is None
-        held = [rig.begin(body, member, x=torch.zeros(1, WIDTH)) for member in (first, second)]
-        rig.unbind(body, second)
+        worker = await rig.start_worker(first, concurrency=3, members=[second])
+        assert await rig.bind(worker, second) is None
+        held = [rig.begin(worker, member, x=torch.zeros(1, WIDTH)) for member in (first, second)]
+        rig.unbind(worker, second)
         # What comes after it finds nobody there.
-        late = rig.begin(body, second, x=torch.ones(1, WIDTH))
+        late = rig.begin(worker, second, x=torch.ones(1, WIDTH))
         await rig.ended(late)
         assert "f2@1 is not bound" in rig.failures(late)[0]
         assert not set(held) & set(rig.ends())
-        open_gates(body)
+        open_gates(worker)
         await rig.ended(*held)
         x = torch.zeros(1, WIDTH)
         x[0, 0] = 1.0
         for run, member in zip(held, (first, second), strict=True):
             assert right(rig, run, member, x)
-        await until(lambda: mapped_by(body) == len(first.deployed.bind().blocks))
-        await stopped(rig, body)
+        await until(lambda: mapped_by(worker) == len(first.deployed.bind().blocks))
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -198,25 +198,25 @@ def test_an_unbound_member_leaves_no_memory_and_can_be_bound_again(rig):
     handler = "import torch\ndef setup(assets):\n    return torch.ones(8 << 20)\n"
     first, second = (Member(number, Net(number, everything=True), handler=handler) for number in (1, 2))
 
-    def private(body) -> int:
-        with open(os.dup(rig.processes.body_smaps()[body.worker]), "rb", buffering=0) as smaps:
+    def private(worker) -> int:
+        with open(os.dup(rig.processes.worker_smaps()[worker.worker]), "rb", buffering=0) as smaps:
             return process_memory(smaps).private
 
     async def scene():
-        body = await rig.start_body(first, members=[second])
-        alone, blocks = private(body), mapped_by(body)
+        worker = await rig.start_worker(first, members=[second])
+        alone, blocks = private(worker), mapped_by(worker)
         for _ in range(3):
-            assert await rig.bind(body, second) is None
+            assert await rig.bind(worker, second) is None
             x = torch.randn(2, WIDTH)
-            run = rig.begin(body, second, x=x)
+            run = rig.begin(worker, second, x=x)
             await rig.ended(run)
             assert right(rig, run, second, x)
-            assert private(body) >= alone + (30 << 20)
-            assert mapped_by(body) == 2 * blocks
-            rig.unbind(body, second)
-            await until(lambda: mapped_by(body) == blocks)
-            await until(lambda: private(body) < alone + (4 << 20))
-        await stopped(rig, body)
+            assert private(worker) >= alone + (30 << 20)
+            assert mapped_by(worker) == 2 * blocks
+            rig.unbind(worker, second)
+            await until(lambda: mapped_by(worker) == blocks)
+            await until(lambda: private(worker) < alone + (4 << 20))
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -241,18 +241,18 @@ def test_what_a_member_gave_out_of_its_weights_outlives_it(rig):
     first, second = (Member(number, Tells(float(number)), handler=keeps, width=4) for number in (1, 2))
 
     async def scene():
-        body = await rig.start_body(first, members=[second])
-        assert await rig.bind(body, second) is None
+        worker = await rig.start_worker(first, members=[second])
+        assert await rig.bind(worker, second) is None
         for member in (second, first):
-            run = rig.begin(body, member, x=torch.zeros(1, 4))
+            run = rig.begin(worker, member, x=torch.zeros(1, 4))
             await rig.ended(run)
             if member is second:
-                rig.unbind(body, second)
+                rig.unbind(worker, second)
         await asyncio.sleep(0.3)
-        run = rig.begin(body, first, x=torch.zeros(1, 4))
+        run = rig.begin(worker, first, x=torch.zeros(1, 4))
         await rig.ended(run)
         assert rig.output(run)[:, 0].tolist() == [2.0, 1.0, 1.0]
-        await stopped(rig, body)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -278,15 +278,15 @@ def test_state_assets_and_globals_of_a_handler_are_each_members_own(rig):
     members = [Member(number, handler=COUNTING, assets={"word": str(number).encode()}) for number in range(3)]
 
     async def scene():
-        body = await rig.start_body(members[0], members=members)
+        worker = await rig.start_worker(members[0], members=members)
         for member in members[1:]:
-            assert await rig.bind(body, member) is None
+            assert await rig.bind(worker, member) is None
         answers = {number: [] for number in range(3)}
         for number in (0, 1, 0, 2, 2, 0):
-            run = rig.begin(body, members[number], x=torch.zeros(1, WIDTH))
+            run = rig.begin(worker, members[number], x=torch.zeros(1, WIDTH))
             await rig.ended(run)
             answers[number].append(rig.output(run)[0].tolist())
-        await stopped(rig, body)
+        await stopped(rig, worker)
         return answers
 
     assert rig.run(scene()) == {
@@ -321,15 +321,15 @@ def test_what_is_read_of_an_asset_is_shared_by_those_that_have_the_same_and_stat
     ]
 
     async def scene():
-        body = await rig.start_body(members[0], members=members)
+        worker = await rig.start_worker(members[0], members=members)
         for member in members[1:]:
-            assert await rig.bind(body, member) is None
+            assert await rig.bind(worker, member) is None
         answers = []
         for member in members:
-            run = rig.begin(body, member, x=torch.zeros(1, WIDTH))
+            run = rig.begin(worker, member, x=torch.zeros(1, WIDTH))
             await rig.ended(run)
             answers.append(rig.output(run)[0].tolist())
-        await stopped(rig, body)
+        await stopped(rig, worker)
         return answers
 
     first, second, third = rig.run(scene())
@@ -347,28 +347,28 @@ def test_a_bind_that_fails_fails_alone_and_says_why(rig):
     mended = Member(2, handler=COUNTING, assets={"word": b"2"})
 
     async def scene():
-        body = await rig.start_body(good, concurrency=2, members=[bad, third])
-        blocks = mapped_by(body)
+        worker = await rig.start_worker(good, concurrency=2, members=[bad, third])
+        blocks = mapped_by(worker)
         # The third has its blocks in common with the second, which is handed them first and fails.
-        failed, told = rig.begin_bind(body, bad), rig.begin_bind(body, third)
+        failed, told = rig.begin_bind(worker, bad), rig.begin_bind(worker, third)
         await until(lambda: failed and told)
         [failure] = failed
         assert failure.error == "HandlerError"
         assert "no number" in failure.message
         assert told == [None]
         for member, word in ((good, 1.0), (third, 3.0)):
-            run = rig.begin(body, member, x=torch.zeros(1, WIDTH))
+            run = rig.begin(worker, member, x=torch.zeros(1, WIDTH))
             await rig.ended(run)
             assert rig.output(run)[0, 0] == word
-        assert bad.deployed not in body.bindings.functions()
-        assert await rig.bind(body, mended) is None
-        run = rig.begin(body, mended, x=torch.zeros(1, WIDTH))
+        assert bad.deployed not in worker.bindings.functions()
+        assert await rig.bind(worker, mended) is None
+        run = rig.begin(worker, mended, x=torch.zeros(1, WIDTH))
         await rig.ended(run)
         assert rig.output(run)[0, 0] == 2.0
         for member in (third, mended):
-            rig.unbind(body, member)
-        await until(lambda: mapped_by(body) == blocks)
-        await stopped(rig, body)
+            rig.unbind(worker, member)
+        await until(lambda: mapped_by(worker) == blocks)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -383,17 +383,17 @@ def test_a_block_that_is_cut_or_not_there_fails_its_member_alone(rig, variants):
             return fd
 
     async def scene():
-        body = await rig.start_body(first, members=[second])
-        cut = await rig.bind(body, Cut(1))
+        worker = await rig.start_worker(first, members=[second])
+        cut = await rig.bind(worker, Cut(1))
         assert "has only 16" in cut.message
-        assert await rig.bind(body, second) is None
+        assert await rig.bind(worker, second) is None
         x = torch.randn(1, WIDTH)
-        runs = [(rig.begin(body, member, x=x), member) for member in (first,)]
+        runs = [(rig.begin(worker, member, x=x), member) for member in (first,)]
         await rig.ended(runs[0][0])
-        runs.append((rig.begin(body, second, x=x), second))
+        runs.append((rig.begin(worker, second, x=x), second))
         await rig.ended(runs[1][0])
         assert all(right(rig, run, member, x) for run, member in runs)
-        await stopped(rig, body)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -404,24 +404,24 @@ def test_the_node_binds_what_is_of_the_family_and_unbinds_what_is_bound(rig, var
     larger = Member(4, Net(4, width=WIDTH + 1), width=WIDTH + 1)
 
     async def scene():
-        body = await rig.start_body(first, members=[second])
+        worker = await rig.start_worker(first, members=[second])
         for other in (stranger, larger):
             with pytest.raises(ValueError, match="not of the family"):
-                rig.begin_bind(body, other)
+                rig.begin_bind(worker, other)
         with pytest.raises(ValueError, match="bound already"):
-            rig.begin_bind(body, first)
+            rig.begin_bind(worker, first)
         with pytest.raises(ValueError, match="not bound"):
-            rig.unbind(body, second)
-        told = rig.begin_bind(body, second)
+            rig.unbind(worker, second)
+        told = rig.begin_bind(worker, second)
         with pytest.raises(ValueError, match="not bound"):
-            rig.unbind(body, second)
+            rig.unbind(worker, second)
         await until(lambda: told)
-        rig.unbind(body, first)
+        rig.unbind(worker, first)
         x = torch.randn(1, WIDTH)
-        run = rig.begin(body, second, x=x)
+        run = rig.begin(worker, second, x=x)
         await rig.ended(run)
         assert right(rig, run, second, x)
-        await stopped(rig, body)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -430,26 +430,26 @@ def test_a_bind_beyond_the_workers_address_space_fails_alone(rig, variants):
     first, second = Member(1, memory_mib=256), Member(2, memory_mib=256)
 
     async def scene():
-        body = await rig.start_body(first, members=[second])
+        worker = await rig.start_worker(first, members=[second])
         deployment = second.deployed.deployment
         blocks = [msgspec.structs.replace(block, nbytes=8 << 30) for block in deployment.manifest.blocks]
         manifest = msgspec.structs.replace(deployment.manifest, blocks=tuple(blocks))
         large = DeployedFunction(msgspec.structs.replace(deployment, manifest=manifest))
         told = []
-        fds = [os.memfd_create("large") for _ in body.bindings.lacking(large.bind())]
+        fds = [os.memfd_create("large") for _ in worker.bindings.lacking(large.bind())]
         for fd in fds:
             os.ftruncate(fd, 8 << 30)
-        rig.processes.bind(body, large, fds, told.append)
+        rig.processes.bind(worker, large, fds, told.append)
         close_all(fds)
         await until(lambda: told)
         assert "could not be mapped" in told[0].message
-        assert await rig.bind(body, second) is None
+        assert await rig.bind(worker, second) is None
         for member in (first, second):
             x = torch.randn(1, WIDTH)
-            run = rig.begin(body, member, x=x)
+            run = rig.begin(worker, member, x=x)
             await rig.ended(run)
             assert right(rig, run, member, x)
-        await stopped(rig, body)
+        await stopped(rig, worker)
 
     rig.run(scene())
 
@@ -459,13 +459,13 @@ def test_requests_of_several_members_run_together_and_each_gets_what_its_own_wei
     *bound, unbound = members
 
     async def together():
-        body = await rig.start_body(members[0], members=members[1:])
+        worker = await rig.start_worker(members[0], members=members[1:])
         for member in bound[1:]:
-            assert await rig.bind(body, member) is None
+            assert await rig.bind(worker, member) is None
         for _ in range(2):
             # The first time they are compared with what each gets alone.
             asked = [(member, torch.randn(1, WIDTH)) for member in (*bound, bound[1], unbound)]
-            run, requests = rig.begin_together(body, *asked)
+            run, requests = rig.begin_together(worker, *asked)
             await rig.ended(run)
             *_, told = rig.failures(run)
             assert unbound.deployed.id in told

@@ -10,10 +10,10 @@ from overwinter.core.errors import StoreError
 from overwinter.node import upkeep, verifying
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
-from overwinter.node.insight.accounting import Accounting
-from overwinter.node.insight.background import Background
 from overwinter.node.running import running
 from overwinter.node.shares import CoreShares
+from overwinter.node.telemetry.accounting import Accounting
+from overwinter.node.telemetry.background import Background
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
@@ -77,7 +77,7 @@ def test_a_node_lives_on_whatever_fails_of_what_it_looks_after(tmp_path, monkeyp
         async with node_in(tmp_path, said) as node:
             await until(lambda: all(count > 1 for count in tried.values()))
             assert node.live()
-            metrics = (await node.insight.metrics()).decode()
+            metrics = (await node.telemetry.metrics()).decode()
         told = [line for line in said if "the disk fails" in line]
         assert len(told) == len(set(told)) == len(LOOKS)
         assert metrics.count("overwinter_looks_failed_total{what=") == len(LOOKS)

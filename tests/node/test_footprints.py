@@ -35,10 +35,12 @@ class Scene:
         self.now = 0.0
 
     def start(self, handler=None, known=True):
-        body = self.rig.run(self.rig.start_body(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
+        worker = self.rig.run(self.rig.start_worker(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
         if known:
-            self.state.workers[body.worker] = Worker(body.worker, "f@1", "t", Point(1, 1, 1, 1, 0.0), 60.0, 0.0, None)
-        return body
+            self.state.workers[worker.worker] = Worker(
+                worker.worker, "f@1", "t", Point(1, 1, 1, 1, 0.0), 60.0, 0.0, None
+            )
+        return worker
 
     def hear(self, event) -> None:
         self.told.append(event)
@@ -49,8 +51,8 @@ class Scene:
         self.now += 1.0
         return self.footprints.look(self.now)
 
-    def taken(self, body) -> int:
-        return self.state.workers[body.worker].taken
+    def taken(self, worker) -> int:
+        return self.state.workers[worker.worker].taken
 
 
 @pytest.fixture
@@ -66,38 +68,38 @@ def test_a_heap_counts_and_what_a_fork_shares_with_its_zygote_does_not(scene):
 
 
 def test_only_news_is_told(scene):
-    body = scene.start(GREEDY)
+    worker = scene.start(GREEDY)
     scene.look()
-    first = scene.taken(body)
+    first = scene.taken(worker)
     assert first
     scene.look()
     assert len(scene.told) == 1
 
 
 def test_binds_that_took_less_than_was_expected_are_news(scene):
-    body = scene.start()
+    worker = scene.start()
     scene.look()
-    first, told = scene.taken(body), len(scene.told)
-    scene.state.workers[body.worker].coming = HEAP
+    first, told = scene.taken(worker), len(scene.told)
+    scene.state.workers[worker.worker].coming = HEAP
     scene.look()
     assert len(scene.told) == told + 1
-    assert scene.state.workers[body.worker].expected < first + HEAP
+    assert scene.state.workers[worker.worker].expected < first + HEAP
 
 
-def test_what_lies_in_trays_counts_until_it_is_given_back(scene):
-    body = scene.start()
+def test_what_lies_in_buffers_counts_until_it_is_given_back(scene):
+    worker = scene.start()
     scene.look()
-    before = scene.taken(body)
+    before = scene.taken(worker)
 
     async def large():
-        await scene.rig.ended(scene.rig.begin(body, x=torch.zeros(1024, WIDTH)))
+        await scene.rig.ended(scene.rig.begin(worker, x=torch.zeros(1024, WIDTH)))
 
     scene.rig.run(large())
     scene.look()
-    assert scene.taken(body) >= before + 2 * 32 * MIB
-    assert list(body.give_back())
+    assert scene.taken(worker) >= before + 2 * 32 * MIB
+    assert list(worker.give_back())
     scene.look()
-    assert scene.taken(body) < before + 2 * 32 * MIB
+    assert scene.taken(worker) < before + 2 * 32 * MIB
 
 
 def test_it_is_looked_at_more_often_while_the_sum_grows(scene):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm, Arrived, Cancelled
 from overwinter.core.journal import Journal
 from overwinter.node.loop import Loop
@@ -26,8 +26,8 @@ class Recorder:
 
 def test_an_event_posted_during_a_step_waits_for_its_turn():
     recorder = Recorder()
-    recorder.journal = Journal(MindConfig(), 10)
-    recorder.loop = Loop(Scheduler(MindConfig()), recorder.journal, recorder)
+    recorder.journal = Journal(SchedulerConfig(), 10)
+    recorder.loop = Loop(Scheduler(SchedulerConfig()), recorder.journal, recorder)
     recorder.loop.post(Arrived(1, "nobody", None, None))
     recorder.loop.post(Alarm())
     assert [steps for _, steps in recorder.done] == [1, 1]
@@ -47,7 +47,7 @@ class Quiet:
 async def read_by(*readers):
     """The events and failures that these readers of three steps leave, and what was carried out before."""
     effects, failures = Quiet(), []
-    loop = Loop(Scheduler(MindConfig()), Journal(MindConfig(), 10), effects, readers, failures.append)
+    loop = Loop(Scheduler(SchedulerConfig()), Journal(SchedulerConfig(), 10), effects, readers, failures.append)
     for event in (Arrived(1, "nobody", None, None), Cancelled(1), Arrived(2, "nobody", None, None)):
         loop.post(event)
     before = effects.done

@@ -308,7 +308,7 @@ def test_errors_keep_their_class(town, pipelines):
         run(pipelines)
 
 
-def test_a_promise_is_counted(town, pipelines):
+def test_a_slo_is_counted(town, pipelines):
     async def slow(inputs):
         town.time += 0.2
         return [floats("y", 1.0)]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from overwinter.core.actions import ForkAhead, Prepare, StartBody, StopBody
-from overwinter.core.events import BodyReady
+from overwinter.core.actions import ForkAhead, Prepare, StartWorker, StopWorker
+from overwinter.core.events import WorkerReady
 from overwinter.core.ids import WorkerId
 from overwinter.node.placing import Placing
 from overwinter.store.hosts import HostStores
@@ -57,7 +57,7 @@ class Left:
         rig.effects.carry_out(Prepare(self.deployed.id))
         await until(lambda: rig.processes.zygotes.tenants)
         rig.effects.carry_out(ForkAhead(ahead, self.deployed.id))
-        await until(lambda: BodyReady(ahead) in rig.events)
+        await until(lambda: WorkerReady(ahead) in rig.events)
         return ahead
 
     def run(self, scene, is_ahead: bool = False) -> None:
@@ -69,8 +69,8 @@ class Left:
                 try:
                     self.rig.effects.placing = Placing(self.rig.effects, self.hosts, self.rig.effects._threads, tasks)
                     ahead = await self.forked_ahead() if is_ahead else None
-                    self.rig.effects.carry_out(StartBody(self.worker, self.deployed.id, False, ahead=ahead))
-                    await until(lambda: self.worker in self.rig.processes.body_pids())
+                    self.rig.effects.carry_out(StartWorker(self.worker, self.deployed.id, False, ahead=ahead))
+                    await until(lambda: self.worker in self.rig.processes.worker_pids())
                     assert self.host.unverified()
                     await scene()
                 finally:
@@ -79,7 +79,7 @@ class Left:
         self.rig.run(whole())
 
     async def end(self) -> None:
-        self.rig.effects.carry_out(StopBody(self.worker, kill=True))
+        self.rig.effects.carry_out(StopWorker(self.worker, kill=True))
         await until(lambda: self.rig.exits(self.worker))
 
 
@@ -88,13 +88,13 @@ def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that
     left = Left(rig, tmp_path / "store")
 
     async def scene():
-        body = rig.processes.body(left.worker)
+        worker = rig.processes.worker(left.worker)
         await asyncio.sleep(0.05)
-        assert not body.ready
+        assert not worker.ready
         left.may_hash.set()
-        await until(lambda: BodyReady(left.worker) in rig.events)
+        await until(lambda: WorkerReady(left.worker) in rig.events)
         assert left.host.unverified() == []
-        run = rig.begin(body, x=torch.ones(1, 1 << 16))
+        run = rig.begin(worker, x=torch.ones(1, 1 << 16))
         await rig.ended(run)
         assert (rig.output(run) == 3.0).all()
         await left.end()
@@ -112,7 +112,7 @@ def test_a_worker_never_gets_a_block_that_changed_and_says_that_it_is_lost(rig, 
     async def scene():
         left.may_hash.set()
         await until(lambda: rig.exits(left.worker))
-        assert BodyReady(left.worker) not in rig.events
+        assert WorkerReady(left.worker) not in rig.events
         [exited] = rig.exits(left.worker)
         assert (exited.error, exited.lost_blocks) == ("StoreError", True)
         assert not left.host.holds(victim.name)
@@ -124,9 +124,9 @@ def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
     left = Left(rig, tmp_path / "store")
 
     async def scene():
-        rig.effects.carry_out(StopBody(left.worker))
+        rig.effects.carry_out(StopWorker(left.worker))
         await until(lambda: rig.exits(left.worker))
-        assert BodyReady(left.worker) not in rig.events
+        assert WorkerReady(left.worker) not in rig.events
 
     left.run(scene)
 
@@ -135,8 +135,8 @@ def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
     ("stop", "error"),
     [
         (None, "ProgramError"),
-        (StopBody(WorkerId(0), kill=False), "WorkerError"),
-        (StopBody(WorkerId(0), kill=True), "WorkerError"),
+        (StopWorker(WorkerId(0), kill=False), "WorkerError"),
+        (StopWorker(WorkerId(0), kill=True), "WorkerError"),
     ],
     ids=["by itself", "told to", "killed"],
 )
@@ -147,9 +147,9 @@ def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless
     left.deployed.on_trial = True
 
     async def scene():
-        await until(lambda: rig.processes.body(left.worker).tried)
+        await until(lambda: rig.processes.worker(left.worker).tried)
         if stop is None:
-            os.kill(rig.processes.body_pids()[left.worker], signal.SIGKILL)
+            os.kill(rig.processes.worker_pids()[left.worker], signal.SIGKILL)
         else:
             rig.effects.carry_out(msgspec.structs.replace(stop, worker=left.worker))
         await until(lambda: rig.exits(left.worker))

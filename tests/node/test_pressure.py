@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from overwinter.core.events import Event, Pressed
+from overwinter.core.events import Event, MemoryPressure
 from overwinter.node.faults import Faults
 from overwinter.node.pressure import available_bytes, total_bytes, watch_memory
 
@@ -44,4 +44,4 @@ def test_just_what_is_lacking_is_asked_for():
         finally:
             task.cancel()
 
-    assert asyncio.run(first_wish()) == Pressed(70)
+    assert asyncio.run(first_wish()) == MemoryPressure(70)

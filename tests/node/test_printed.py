@@ -25,15 +25,15 @@ def test_what_is_printed_is_of_the_workers_family(rig):
     async def scene():
         one, sibling = Function(Same(), X, TALK, name="one"), Function(Same(), X, TALK, name="sibling")
         stranger = Function(Same(), X, TALK, name="stranger", tenant="other")
-        body = await rig.start_body(one, members=[sibling])
-        other = await rig.start_body(stranger)
-        await rig.bind(body, sibling)
-        await rig.ended(rig.begin(body, one, x=torch.zeros(1, 4)), rig.begin(other, x=torch.zeros(7, 4)))
+        worker = await rig.start_worker(one, members=[sibling])
+        other = await rig.start_worker(stranger)
+        await rig.bind(worker, sibling)
+        await rig.ended(rig.begin(worker, one, x=torch.zeros(1, 4)), rig.begin(other, x=torch.zeros(7, 4)))
         await until(lambda: texts(one) and texts(stranger))
         assert texts(one) == texts(sibling) == ["it was 1"]
-        assert [line.worker for line in one.deployed.printed.lines()] == [body.worker]
+        assert [line.worker for line in one.deployed.printed.lines()] == [worker.worker]
         assert texts(stranger) == ["it was 7"]
-        later = await rig.start_body(sibling)
+        later = await rig.start_worker(sibling)
         await rig.ended(rig.begin(later, x=torch.zeros(2, 4)))
         await until(lambda: texts(one) == ["it was 1", "it was 2"])
 

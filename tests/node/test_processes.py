@@ -5,7 +5,7 @@ import signal
 
 import torch
 
-from overwinter.node.insight.memory import ProcessMemory, process_memory
+from overwinter.node.telemetry.memory import ProcessMemory, process_memory
 
 from .rig import Function, Same, until
 
@@ -17,27 +17,27 @@ def setup(assets):
 """
 
 
-def memory_of(rig, body) -> ProcessMemory | None:
+def memory_of(rig, worker) -> ProcessMemory | None:
     """What the node sees of it."""
-    with open(os.dup(rig.processes.body_smaps()[body.worker]), "rb", buffering=0) as smaps:
+    with open(os.dup(rig.processes.worker_smaps()[worker.worker]), "rb", buffering=0) as smaps:
         return process_memory(smaps)
 
 
-def test_the_node_sees_what_a_body_takes_and_lets_go_of_the_file_when_it_is_killed(rig):
+def test_the_node_sees_what_a_worker_takes_and_lets_go_of_the_file_when_it_is_killed(rig):
     async def scene():
-        small = await rig.start_body(Function(Same(), {"x": torch.zeros(2, 4)}))
-        large = await rig.start_body(Function(Same(), {"x": torch.zeros(2, 4)}, HOLDS))
+        small = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}))
+        large = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, HOLDS))
         seen = memory_of(rig, small), memory_of(rig, large)
-        for body in (small, large):
-            os.kill(body.pid, signal.SIGKILL)
-            await until(lambda body=body: rig.exits(body.worker))
+        for worker in (small, large):
+            os.kill(worker.pid, signal.SIGKILL)
+            await until(lambda worker=worker: rig.exits(worker.worker))
         return seen
 
     before = len(os.listdir("/proc/self/fd"))
     small, large = rig.run(scene())
     assert 0 < small.private < small.pss
     assert 64 << 20 <= large.private - small.private < 72 << 20
-    assert rig.processes.body_smaps() == {}
+    assert rig.processes.worker_smaps() == {}
     assert len(os.listdir("/proc/self/fd")) <= before
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.node import limits, upkeep
 from overwinter.node.pressure import total_bytes
 from overwinter.node.running import running
@@ -21,8 +21,8 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
     looks = []
     monkeypatch.setattr(upkeep, "ROOM_EVERY_S", 0.001)
     monkeypatch.setattr(HostStores, "room", lambda stores: looks.append(1) or 1 << 50)
-    mind = MindConfig(host_bytes=20 * MIB, memory_bytes=memory_bytes)
-    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), mind=mind)
+    scheduler = SchedulerConfig(host_bytes=20 * MIB, memory_bytes=memory_bytes)
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=scheduler)
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
@@ -33,15 +33,15 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("given", [{}, {"memory_bytes": 100 * MIB, "bodies_max": 7}])
+@pytest.mark.parametrize("given", [{}, {"memory_bytes": 100 * MIB, "workers_max": 7}])
 def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, given):
-    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), mind=MindConfig(**given))
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=SchedulerConfig(**given))
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
             resources = node._scheduler.resources
             assert resources.memory.capacity is not None
-            assert resources.workers.capacity == given.get("bodies_max", limits.workers_most([].append))
+            assert resources.workers.capacity == given.get("workers_max", limits.workers_most([].append))
             assert resources.runs.capacity == limits.workers_most([].append)
             if given:
                 assert resources.memory.capacity == given["memory_bytes"]

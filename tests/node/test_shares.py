@@ -79,7 +79,7 @@ def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seco
     shares = CoreShares(lambda: rig.processes, 64)
 
     async def scene():
-        works = await rig.start_body(ada)
+        works = await rig.start_worker(ada)
         [usual] = weights(groups, "ada")
         await rig.ended(rig.begin(works, **X))
         now = 0.0
@@ -106,10 +106,10 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
     groups = rig.processes.zygotes.groups
 
     async def scene():
-        spins = await rig.start_body(ada)
+        spins = await rig.start_worker(ada)
         # While one of ada's lives, so does the group.
         for rests in (ada, bob):
-            await rig.start_body(rests)
+            await rig.start_worker(rests)
         rig.begin(spins, **X)
         usual = weights(groups, "ada", "bob")
         now = 0.0

@@ -104,7 +104,7 @@ def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
                 waking = asyncio.create_task(node.load("f", None))
                 # Its blocks come by a thread.
                 await until(lambda: node._scheduler.state.functions["f@1"].loaded)
-                assert b"overwinter_" in await node.insight.metrics()
+                assert b"overwinter_" in await node.telemetry.metrics()
                 pipeline = Pipeline(
                     name="p",
                     inputs=("x",),

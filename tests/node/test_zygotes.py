@@ -1,4 +1,4 @@
-"""Zygotes that hang, lie, flood or die: real processes, the node's real hands, and other tenants' bodies beside."""
+"""Zygotes that hang, lie, flood or die: real processes, the node's real hands, and other tenants' workers beside."""
 
 import asyncio
 import errno
@@ -15,10 +15,10 @@ from benchmarks.nodes import parents_of_all
 from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
-from overwinter.node.functions import REHEARSALS_MAX, mapped_bytes
+from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
 from overwinter.node.watching import UNUSED_LOOKS, Bounds
 from overwinter.node.zygotes import Room, ZygoteProcess
-from overwinter.worker.messages import Forget, ForkBody, Ping
+from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
 
 from .rig import START_S, Function, Rig, until
@@ -49,21 +49,21 @@ def function(name: str, tenant: str, handler: str | None = None) -> Function:
 
 @pytest.fixture(scope="module")
 def one_rig():
-    bounds = Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, rehearsal_timeout_s=600.0)
+    bounds = Bounds(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
     with closing(Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def calm():
-    """A rig that no test breaks, with a body of a tenant that does nothing wrong. Its doubles answer no pings."""
+    """A rig that no test breaks, with a worker of a tenant that does nothing wrong. Its doubles answer no pings."""
     with closing(Rig(Bounds(zygote_timeout_s=60.0))) as made:
-        made.victim = made.run(made.start_body(function("victim", "ada")))
+        made.victim = made.run(made.start_worker(function("victim", "ada")))
         yield made
 
 
-async def answers(rig: Rig, body) -> None:
-    run = rig.begin(body, x=torch.ones(1, 4))
+async def answers(rig: Rig, process) -> None:
+    run = rig.begin(process, x=torch.ones(1, 4))
     await rig.ended(run)
     assert rig.failures(run) == []
     assert rig.output(run).tolist() == [[2.0] * 4]
@@ -83,26 +83,26 @@ async def gone(pid: int) -> None:
     await until(lambda: pid not in parents_of_all())
 
 
-def parent_of(body) -> int | None:
-    return parents_of_all().get(body.pid)
+def parent_of(process) -> int | None:
+    return parents_of_all().get(process.pid)
 
 
-def test_bodies_are_forked_from_their_tenants_zygote_and_others_from_the_base(rig):
+def test_workers_are_forked_from_their_tenants_zygote_and_others_from_the_base(rig):
     ada, handled, bob = function("a", "ada"), function("h", "ada", HANDLER), function("b", "bob")
 
     async def scene():
         rig.deploy(ada, handled, bob)
         zygote = await prepared(rig, ada)
-        own = [await rig.start_body(ada), await rig.start_body(handled)]
-        other = await rig.start_body(bob)
-        assert {parent_of(body) for body in own} == {zygote.pid}
+        own = [await rig.start_worker(ada), await rig.start_worker(handled)]
+        other = await rig.start_worker(bob)
+        assert {parent_of(process) for process in own} == {zygote.pid}
         assert parent_of(other) == rig.processes.zygotes.base.pid
         assert len(rig.processes.zygote_smaps()) == 2
-        assert len(rig.processes.body_smaps()) == 3
-        for body in (*own, other):
-            await answers(rig, body)
+        assert len(rig.processes.worker_smaps()) == 3
+        for process in (*own, other):
+            await answers(rig, process)
         os.kill(zygote.pid, signal.SIGKILL)
-        await until(lambda: all(rig.exits(body.worker) for body in own))
+        await until(lambda: all(rig.exits(process.worker) for process in own))
         await answers(rig, other)
         assert ZygoteLost("ada") in rig.events
 
@@ -114,11 +114,11 @@ def test_libraries_that_handlers_use_are_imported_before_anybody_is_woken(rig):
 
     async def scene():
         rig.deploy(looks)
-        bodies = [await rig.start_body(looks)]
+        workers = [await rig.start_worker(looks)]
         await prepared(rig, looks)
-        bodies.append(await rig.start_body(looks))
-        for body in bodies:
-            run = rig.begin(body, x=torch.ones(1, 4))
+        workers.append(await rig.start_worker(looks))
+        for process in workers:
+            run = rig.begin(process, x=torch.ones(1, 4))
             await rig.ended(run)
             assert rig.output(run).tolist() == [[2.0, 2.0, 1.0, 2.0]]
         assert [line for line in rig.said if "ahead" in line and "no_such_library" in line]
@@ -136,18 +136,18 @@ def test_a_rehearsal_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_aga
         os.kill(zygote.pid, signal.SIGSTOP)
         rig.effects.carry_out(Prepare(slow.deployed.id))
         assert "program" in zygote.owed
-        bodies = [await rig.start_body(which) for which in (quick, bob)]
+        workers = [await rig.start_worker(which) for which in (quick, bob)]
         # They are ready, and it is still at it.
         assert "program" in zygote.owed
-        assert {parent_of(body) for body in bodies} == {rig.processes.zygotes.base.pid}
+        assert {parent_of(process) for process in workers} == {rig.processes.zygotes.base.pid}
         # As if that had taken long.
         zygote.owed["program"] = 1 << 20
         await until(lambda: ZygoteLost("ada") in rig.events)
         await gone(zygote.pid)
-        for body in bodies:
-            await answers(rig, body)
-        assert (slow.deployed.rehearsals, sibling.deployed.rehearsals) == (0, 0)
-        assert quick.deployed.rehearsals == REHEARSALS_MAX
+        for process in workers:
+            await answers(rig, process)
+        assert (slow.deployed.warm_ups, sibling.deployed.warm_ups) == (0, 0)
+        assert quick.deployed.warm_ups == WARM_UPS_MAX
         again = await prepared(rig, quick)
         for which in (slow, sibling):
             rig.effects.carry_out(Prepare(which.deployed.id))
@@ -156,12 +156,12 @@ def test_a_rehearsal_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_aga
     rig.run(scene())
 
 
-def test_a_rehearsal_whose_zygote_dies_is_tried_again_a_few_times(rig):
+def test_a_warm_up_whose_zygote_dies_is_tried_again_a_few_times(rig):
     quick, slow = function("quick", "ada"), Function(Same(), {"x": torch.zeros(2, 5)}, name="slow", tenant="ada")
 
     async def scene():
         rig.deploy(quick, slow)
-        for left in range(REHEARSALS_MAX - 1, -1, -1):
+        for left in range(WARM_UPS_MAX - 1, -1, -1):
             zygote = await prepared(rig, quick)
             os.kill(zygote.pid, signal.SIGSTOP)
             rig.effects.carry_out(Prepare(slow.deployed.id))
@@ -169,30 +169,30 @@ def test_a_rehearsal_whose_zygote_dies_is_tried_again_a_few_times(rig):
             os.kill(zygote.pid, signal.SIGKILL)
             await until(lambda: ZygoteLost("ada") in rig.events)
             rig.events.clear()
-            assert slow.deployed.rehearsals == left
+            assert slow.deployed.warm_ups == left
         zygote = await prepared(rig, quick)
         rig.effects.carry_out(Prepare(slow.deployed.id))
         assert "program" not in zygote.owed
-        assert quick.deployed.rehearsals == REHEARSALS_MAX
+        assert quick.deployed.warm_ups == WARM_UPS_MAX
 
     rig.run(scene())
 
 
 @pytest.mark.parametrize("whose", ["base", "tenant"])
-def test_a_hung_zygote_is_replaced_and_its_bodies_are_told_dead(rig, whose):
+def test_a_hung_zygote_is_replaced_and_its_workers_are_told_dead(rig, whose):
     ada = function("a", "ada")
 
     async def scene():
         rig.deploy(ada)
         zygote = await prepared(rig, ada)
         hung = rig.processes.zygotes.base if whose == "base" else zygote
-        body = await rig.start_body(ada)
+        process = await rig.start_worker(ada)
         os.kill(hung.pid, signal.SIGSTOP)
-        await until(lambda: rig.exits(body.worker))
+        await until(lambda: rig.exits(process.worker))
         await gone(hung.pid)
         await until(rig.processes.is_up)
         assert (await prepared(rig, ada)).pid not in (hung.pid, zygote.pid)
-        await answers(rig, await rig.start_body(ada))
+        await answers(rig, await rig.start_worker(ada))
 
     rig.run(scene())
 
@@ -203,7 +203,7 @@ def test_there_are_no_more_zygotes_than_there_may_be_and_the_one_that_nobody_nee
     async def scene():
         rig.deploy(ada, bob, eve)
         first, second = await prepared(rig, ada), await prepared(rig, bob)
-        body = await rig.start_body(bob)
+        process = await rig.start_worker(bob)
         # Neither makes room yet, however long the worker took to start.
         first.unused_looks = second.unused_looks = 0
         rig.effects.carry_out(Prepare(eve.deployed.id))
@@ -213,13 +213,13 @@ def test_there_are_no_more_zygotes_than_there_may_be_and_the_one_that_nobody_nee
         assert set(rig.processes.zygotes.tenants) == {"bob", "eve"}
         await gone(first.pid)
         assert rig.events.count(ZygoteLost("ada")) == 1
-        await answers(rig, body)
+        await answers(rig, process)
         assert {second.pid, third.pid} <= parents_of_all().keys()
 
     rig.run(scene())
 
 
-def test_a_zygote_that_is_too_small_for_a_body_is_replaced_once_it_is_idle(rig):
+def test_a_zygote_that_is_too_small_for_a_worker_is_replaced_once_it_is_idle(rig):
     ada = function("a", "ada")
     large = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=8192, name="large", tenant="ada")
 
@@ -227,13 +227,13 @@ def test_a_zygote_that_is_too_small_for_a_body_is_replaced_once_it_is_idle(rig):
         rig.deploy(ada)
         zygote = await prepared(rig, ada)
         rig.deploy(large)
-        bodies = [await rig.start_body(which) for which in (ada, large)]
-        assert [parent_of(body) for body in bodies] == [zygote.pid, rig.processes.zygotes.base.pid]
-        rig.processes.stop(bodies[0].worker, kill=False)
+        workers = [await rig.start_worker(which) for which in (ada, large)]
+        assert [parent_of(process) for process in workers] == [zygote.pid, rig.processes.zygotes.base.pid]
+        rig.processes.stop(workers[0].worker, kill=False)
         await until(lambda: ZygoteLost("ada") in rig.events)
-        await answers(rig, bodies[1])
+        await answers(rig, workers[1])
         again = await prepared(rig, large)
-        assert parent_of(await rig.start_body(large)) == again.pid
+        assert parent_of(await rig.start_worker(large)) == again.pid
 
     rig.run(scene())
 
@@ -254,7 +254,7 @@ def test_a_base_that_hears_nothing_goes_with_zygotes_that_are_being_ended(rig):
         assert not zygotes.tenants
         assert zygotes.base is not base
         await until(rig.processes.is_up)
-        await answers(rig, await rig.start_body(function("f", "ada")))
+        await answers(rig, await rig.start_worker(function("f", "ada")))
 
     rig.run(scene())
 
@@ -341,7 +341,7 @@ def test_a_zygote_that_says_what_nobody_asked_for_ends_alone(calm, code):
         assert len(os.listdir("/proc/self/fd")) == held
         assert calm.exits(calm.victim.worker) == []
         await answers(calm, calm.victim)
-        await answers(calm, await calm.start_body(function("another", "bob")))
+        await answers(calm, await calm.start_worker(function("another", "bob")))
 
     calm.run(scene())
 
@@ -401,35 +401,35 @@ LIES = {
 
 
 @pytest.mark.parametrize(("code", "ends_it"), LIES.values(), ids=LIES.keys())
-def test_of_its_bodies_a_zygote_is_believed_what_the_kernel_says_too(calm, code, ends_it):
-    calm.run(asked_for_a_body(calm, code, calm.victim, ends_it))
+def test_of_its_workers_a_zygote_is_believed_what_the_kernel_says_too(calm, code, ends_it):
+    calm.run(asked_for_a_worker(calm, code, calm.victim, ends_it))
 
 
-def test_a_zygote_that_never_tells_of_a_body_ends_alone(rig):
+def test_a_zygote_that_never_tells_of_a_worker_ends_alone(rig):
     async def scene():
-        await asked_for_a_body(rig, "", await rig.start_body(function("victim", "ada")), ends_it=True)
+        await asked_for_a_worker(rig, "", await rig.start_worker(function("victim", "ada")), ends_it=True)
 
     rig.run(scene())
 
 
-async def asked_for_a_body(rig: Rig, code: str, victim, ends_it: bool) -> None:
+async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None:
     """A double that does this then, and the victim after it."""
     held = len(os.listdir("/proc/self/fd"))
     double = Double(rig, ORDERED + code, victim.worker)
     which = function("evil", "eve")
     worker, fds = WorkerId(rig.number()), which.open()
-    order = ForkBody(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
+    order = ForkWorker(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
     rig.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds)
-    assert worker in double.zygote.bodies
+    assert worker in double.zygote.workers
     for fd in fds:
         os.close(fd)
-    body = rig.processes.body(worker)
+    process = rig.processes.process(worker)
     seen = set()
     while not rig.exits(worker):
-        seen |= {body.smaps is not None and os.readlink(f"/proc/self/fd/{body.smaps}")} - {False}
+        seen |= {process.smaps is not None and os.readlink(f"/proc/self/fd/{process.smaps}")} - {False}
         await asyncio.sleep(0.002)
     assert "/dev/zero" not in seen
-    await gone(body.pid)
+    await gone(process.pid)
     assert ("eve" not in rig.processes.zygotes.tenants) == ends_it
     if not ends_it:
         rig.processes.zygotes.lose(double.zygote, "the test is over")
@@ -438,16 +438,16 @@ async def asked_for_a_body(rig: Rig, code: str, victim, ends_it: bool) -> None:
     await answers(rig, victim)
 
 
-def test_a_body_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
+def test_a_worker_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
     ada = function("late", "ada")
 
     async def scene(rig):
         rig.deploy(ada)
         zygote = await prepared(rig, ada)
-        body, other = await rig.start_body(ada), await rig.start_body(ada)
+        process, other = await rig.start_worker(ada), await rig.start_worker(ada)
         os.kill(zygote.pid, signal.SIGSTOP)
-        os.kill(body.pid, signal.SIGKILL)
-        await until(lambda: rig.exits(body.worker))
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: rig.exits(process.worker))
         os.kill(zygote.pid, signal.SIGCONT)
         await until(lambda: not zygote.unheard)
         assert rig.processes.zygotes.tenants.get("ada") is zygote
@@ -457,15 +457,15 @@ def test_a_body_whose_end_its_zygote_tells_late_costs_the_zygote_nothing():
         rig.run(scene(rig))
 
 
-def test_a_body_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
+def test_a_worker_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
     ada = function("bereft", "ada")
 
     async def scene():
         rig.deploy(ada)
         base = rig.processes.zygotes.base
         os.kill(base.pid, signal.SIGSTOP)
-        starting = asyncio.create_task(rig.start_body(ada))
-        await until(lambda: base.bodies)
+        starting = asyncio.create_task(rig.start_worker(ada))
+        await until(lambda: base.workers)
         assert len(rig.effects.placing.lose(ada.deployed.store, ada.deployed.files()[-1])) == 1
         os.kill(base.pid, signal.SIGCONT)
         with pytest.raises(AssertionError, match="lost_blocks=True"):
@@ -474,12 +474,12 @@ def test_a_body_that_is_not_forked_yet_goes_with_a_block_that_changed(rig):
     rig.run(scene())
 
 
-def test_a_body_of_a_removed_function_goes_with_a_block_that_changed(rig):
+def test_a_worker_of_a_removed_function_goes_with_a_block_that_changed(rig):
     ada, handled = function("removed", "ada"), function("h", "ada", HANDLER)
 
     async def scene():
         rig.deploy(ada, handled)
-        other, draining = await rig.start_body(ada), await rig.start_body(handled)
+        other, draining = await rig.start_worker(ada), await rig.start_worker(handled)
         del rig.effects.functions[handled.deployed.id]
         source = handled.deployed.manifest.handler.source.address
         assert len(rig.effects.placing.lose(handled.deployed.store, source)) == 1
@@ -516,24 +516,24 @@ async def killed(rig: Rig) -> None:
     await until(lambda: rig.processes.zygotes.base is not base)
 
 
-def test_bodies_wait_for_a_base_that_dies_before_it_is_up(rig):
+def test_workers_wait_for_a_base_that_dies_before_it_is_up(rig):
     early, late, stopped = (function(name, "ada") for name in ("early", "late", "stopped"))
 
     async def scene():
         await killed(rig)
         # One more is started at once, and is not up yet.
-        first = asyncio.ensure_future(rig.start_body(early))
+        first = asyncio.ensure_future(rig.start_worker(early))
         await asyncio.sleep(0)
         await killed(rig)
         assert rig.processes.zygotes.base is None
-        second = asyncio.ensure_future(rig.start_body(late))
-        third = asyncio.ensure_future(rig.start_body(stopped))
+        second = asyncio.ensure_future(rig.start_worker(late))
+        third = asyncio.ensure_future(rig.start_worker(stopped))
         await asyncio.sleep(0)
-        [held] = [body for body in rig.processes.bodies() if body.function == stopped.deployed.id]
+        [held] = [process for process in rig.processes.workers() if process.function == stopped.deployed.id]
         rig.processes.stop(held.worker, kill=False)
         assert "before it was forked" in rig.exits(held.worker)[0].reason
-        for body in await asyncio.gather(first, second):
-            await answers(rig, body)
+        for process in await asyncio.gather(first, second):
+            await answers(rig, process)
         with pytest.raises(AssertionError, match="before it was forked"):
             await third
 

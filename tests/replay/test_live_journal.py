@@ -48,5 +48,6 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
     assert config.host_bytes
     assert len(steps) > 50
     assert {type(action).__name__ for step in steps for action in step.actions} >= {
-        "Stage", "StartBody", "Run", "Reply", "StopBody", "Refuse", "Announce", "SetAlarm", "Drop", "Prepare",
+        "LoadBlocks", "StartWorker", "Run", "Reply", "StopWorker", "Refuse", "LoadFinished", "SetAlarm", "Drop",
+        "Prepare",
     }  # fmt: skip

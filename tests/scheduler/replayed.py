@@ -14,7 +14,7 @@ from overwinter.core.events import (
     Demoted,
     LoadAsked,
     MemoryMeasured,
-    Pressed,
+    MemoryPressure,
     Profiled,
     Removed,
     UnloadAsked,
@@ -40,7 +40,7 @@ BOUNDS: dict[str, dict[str, int]] = {
     "nothing": {},
     "memory": {"memory_bytes": 40},
     "host bytes": {"host_bytes": 40},
-    "workers": {"bodies_max": 4},
+    "workers": {"workers_max": 4},
     "cores": {"cores": 2},
 }
 BOUNDS["all"] = {name: value for bounds in BOUNDS.values() for name, value in bounds.items()}
@@ -59,7 +59,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
     own["keep_alive_s"] = chance.choice([None, None, 0.0, 5.0])
     own["tenant"] = "t" if name in "abcde" else "u"
     made = spec(
-        name, number, blobs, profile=profile, family=family, max_batch=4, max_bodies=most, timeout_s=TIMEOUT_S, **own
+        name, number, blobs, profile=profile, family=family, max_batch=4, max_workers=most, timeout_s=TIMEOUT_S, **own
     )
     world.deploy(made, on_trial=chance.random() < 0.2)
 
@@ -68,13 +68,13 @@ def manage(world: World, chance: Random, kind: float) -> None:
     """What happens seldom: somebody changes what is there, goes away, or something fails."""
     if kind < 0.04 or not world.deployed:
         event = chance.choice([LoadAsked, UnloadAsked, LoadAsked, Removed])
-        world.send(event(chance.choice(sorted(world.deployed))) if world.deployed else Pressed(5))
+        world.send(event(chance.choice(sorted(world.deployed))) if world.deployed else MemoryPressure(5))
     elif kind < 0.06 and world.open:
         request = chance.choice(sorted(world.open))
         del world.open[request]
         world.send(Cancelled(request))
-    elif kind < 0.08 and world.staging:
-        world.fail_stage(came=world.blobs[world.staging[0].function][:1])
+    elif kind < 0.08 and world.loads:
+        world.fail_load(came=world.blobs[world.loads[0].function][:1])
     elif kind < 0.085 and world.binding:
         world.fail_bind(lost_blocks=chance.random() < 0.5)
     elif kind < 0.09 and (awake := sorted(world.alive - set(world.starting))):
@@ -97,7 +97,7 @@ def step(world: World, chance: Random, number: int) -> None:
         for name in TOGETHER:
             world.arrive(name)
     elif kind < 0.47:
-        world.send(Pressed(chance.randrange(40)))
+        world.send(MemoryPressure(chance.randrange(40)))
         world.send(MemoryMeasured(tuple((worker, chance.randrange(40)) for worker in sorted(world.alive))))
     elif world.running and kind < 0.65:
         world.finish(() if chance.random() < 0.95 else next(iter(world.running.values())).requests[:1])
@@ -112,7 +112,7 @@ def step(world: World, chance: Random, number: int) -> None:
 def advance(world: World, chance: Random) -> None:
     """One of those that are under way goes well, or all of them."""
     ways = [
-        *([world.stage] if world.staging else []),
+        *([world.load_blocks] if world.loads else []),
         *([world.ready] if world.starting else []),
         *([world.bind] if world.binding else []),
         *([lambda: world.die(min(world.stopping))] if world.stopping else []),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from overwinter.core.actions import Decide, ForkAhead, StartBody, StopBody
-from overwinter.core.events import Pressed, Removed, ZygoteLost
+from overwinter.core.actions import Explanation, ForkAhead, StartWorker, StopWorker
+from overwinter.core.events import MemoryPressure, Removed, ZygoteLost
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.ahead import CALM_S, KEEP_S, REFILL_S
 from tests.scheduler.world import World, spec
@@ -20,13 +20,13 @@ def node(*functions, **config) -> World:
     return world
 
 
-def use(world, name="f") -> StartBody | None:
+def use(world, name="f") -> StartWorker | None:
     """One request, answered; the start that it took, if any."""
     before = len(world.log)
     request = world.arrive(name)
     world.settle()
     assert type(world.answers[request]).__name__ == "Reply"
-    return next(iter(of(StartBody, world.log[before:])), None)
+    return next(iter(of(StartWorker, world.log[before:])), None)
 
 
 def ring_until(world, at) -> None:
@@ -63,7 +63,7 @@ def test_a_start_goes_on_in_the_process_that_was_forked_ahead_for_its_tenant():
     start = use(world)
     assert start.ahead == forked
     assert start.worker != forked
-    assert [each.function for each in of(Decide, world.log[before:]) if each.what == "ahead"] == ["f@1"]
+    assert [each.function for each in of(Explanation, world.log[before:]) if each.what == "ahead"] == ["f@1"]
     # Another tenant's start does not get the next one.
     refill(world)
     assert waiting(world) == ["f@1"]
@@ -98,7 +98,7 @@ def test_functions_with_several_runs_at_once_are_forked():
     idle_ends(world)
     assert waiting(world)
     # What it was forked with has room for one run at a time.
-    point = next(iter(of(StartBody, world.log))).concurrency
+    point = next(iter(of(StartWorker, world.log))).concurrency
     assert (use(world).ahead is None) == (point > 1)
 
 
@@ -128,14 +128,14 @@ def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
     [forked] = world.starting
     assert world.resources.cores.taken == 1
     world.arrive("f")
-    [start] = of(StartBody, world.log)[1:]
+    [start] = of(StartWorker, world.log)[1:]
     assert start.ahead is None
     world.settle()
     assert not world.resources.cores.taken
     assert forked in world.ahead
 
 
-@pytest.mark.parametrize("bound", [{"bodies_max": 2}, {"memory_bytes": 13 << 20}])
+@pytest.mark.parametrize("bound", [{"workers_max": 2}, {"memory_bytes": 13 << 20}])
 def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
     """The others' program is not among those that it holds."""
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
@@ -146,7 +146,7 @@ def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
     before = len(world.log)
     [forked] = world.ahead
     use(world, "g")
-    assert [each.worker for each in of(StopBody, world.log[before:])] == [forked]
+    assert [each.worker for each in of(StopWorker, world.log[before:])] == [forked]
     assert {worker.function for worker in world.state.workers.values()} == {"f@1", "g@1"}
 
 
@@ -161,11 +161,11 @@ def test_a_start_that_finds_no_memory_has_others_leave_and_not_the_process_in_wh
     [beside] = [id_ for id_, name in world.forked_for.items() if name == "g@1"]
     before = len(world.log)
     assert use(world).ahead == forked
-    assert [each.worker for each in of(StopBody, world.log[before:])] == [beside]
+    assert [each.worker for each in of(StopWorker, world.log[before:])] == [beside]
 
 
 def test_the_only_place_is_taken_over_with_what_has_it():
-    world = node(spec("f", keep_alive_s=1), bodies_max=1)
+    world = node(spec("f", keep_alive_s=1), workers_max=1)
     use(world)
     idle_ends(world)
     refill(world)
@@ -203,7 +203,7 @@ def test_one_that_dies_while_it_is_taken_over_costs_nothing():
     [forked] = world.ahead
     idle_ends(world)
     request = world.arrive("f")
-    [*_, start] = of(StartBody, world.log)
+    [*_, start] = of(StartWorker, world.log)
     assert start.ahead == forked
     world.die(forked)
     world.settle()
@@ -250,7 +250,7 @@ def test_a_machine_that_runs_short_gets_it_back_first_and_has_peace_for_a_while(
     use(world)
     refill(world)
     assert waiting(world)
-    world.send(Pressed(1))
+    world.send(MemoryPressure(1))
     world.settle()
     assert not world.ahead
     assert [worker.is_idle for worker in world.state.workers.values()] == [True]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Bind, Reply, StartBody, StopBody, Unbind
+from overwinter.core.actions import Bind, Reply, StartWorker, StopWorker, Unbind
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
@@ -24,7 +24,7 @@ NAMES = "fghij"
 def node(mib, policy="overwinter", others="", **own) -> World:
     """Members of one family, and functions of their own, with so much private memory for all workers."""
     world = World(memory_bytes=mib * MIB, cores=4, policy=policy)
-    own = {"profile": PROFILE, "max_bodies": 4, "concurrency": 2} | own
+    own = {"profile": PROFILE, "max_workers": 4, "concurrency": 2} | own
     for name in NAMES:
         world.deploy(spec(name, blobs=(("shared", 10), (name, 5)), family="one", **own))
     for name in others:
@@ -59,7 +59,7 @@ def test_a_bind_claims_what_each_of_its_family_takes_until_that_is_measured():
     before = world.resources.memory.taken
     assert before == NEED + STATE
     world.arrive("g")
-    world.stage()
+    world.load_blocks()
     assert world.binding
     assert world.resources.memory.taken == before + STATE
     world.settle()
@@ -75,7 +75,7 @@ def test_a_bind_under_way_is_still_claimed_when_its_worker_is_measured():
     use(world, "f")
     measure(world)
     world.arrive("g")
-    world.stage()
+    world.load_blocks()
     measure(world)
     assert world.binding
     assert world.resources.memory.taken == NEED + 2 * STATE
@@ -89,7 +89,7 @@ def test_a_bind_for_which_there_is_no_room_takes_the_place_of_the_function_that_
     use(world, "h")
     assert of(Unbind, world.log) == [Unbind(1, "g@1")]
     assert world.resources.memory.taken == NEED + 2 * STATE
-    assert len(of(StartBody, world.log)) == 1
+    assert len(of(StartWorker, world.log)) == 1
     assert world.bound == {1: {"f@1", "h@1"}}
 
 
@@ -119,10 +119,10 @@ def test_an_idle_worker_leaves_so_that_the_next_bind_finds_room():
     measure(world)
     use(world, "g")
     [idle] = [id_ for id_, name in world.forked_for.items() if name == "x@1"]
-    assert of(StopBody, world.log) == []
+    assert of(StopWorker, world.log) == []
     measure(world)
     use(world, "h")
-    assert [stop.worker for stop in of(StopBody, world.log)] == [idle]
+    assert [stop.worker for stop in of(StopWorker, world.log)] == [idle]
     world.settle()
     use(world, "i", "j")
     assert len(of(Unbind, world.log)) == 1
@@ -143,7 +143,7 @@ def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
 
 def test_an_idle_worker_of_others_leaves_for_a_bind_where_nothing_is_idle_beside_it():
     world, request = beside_a_run(NEED // MIB + 15, idle_mib=10)
-    assert [stop.worker for stop in of(StopBody, world.log)] == [1]
+    assert [stop.worker for stop in of(StopWorker, world.log)] == [1]
     assert world.bound[2] == {"f@1", "g@1"}
     assert [run.function for run in world.running.values()] == [None, "g@1"]
     world.settle()
@@ -152,7 +152,7 @@ def test_an_idle_worker_of_others_leaves_for_a_bind_where_nothing_is_idle_beside
 
 def test_nobody_leaves_for_a_bind_that_would_not_fit_without_them_either():
     world, request = beside_a_run(15, idle_mib=1)
-    assert not of(StopBody, world.log)
+    assert not of(StopWorker, world.log)
     assert not of(Bind, world.log)
     world.settle()
     assert isinstance(world.answers[request], Reply)
@@ -197,12 +197,12 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
         world.arrive(name)
         world.settle_processes()
     world.arrive("y")
-    world.stage()
+    world.load_blocks()
     assert world.state.functions["y@1"].line == "places"
     assert world.resources.memory.free >= STATE
     request = world.arrive("h")
-    while world.staging or world.binding:
-        _ = world.stage() if world.staging else world.bind()
+    while world.loads or world.binding:
+        _ = world.load_blocks() if world.loads else world.bind()
     assert of(Unbind, world.log) == [Unbind(1, "g@1")]
     world.settle()
     assert isinstance(world.answers[request], Reply)
@@ -214,7 +214,7 @@ def replacing() -> World:
     use(world, "f")
     measure(world)
     world.arrive("g")
-    world.stage()
+    world.load_blocks()
     assert world.binding
     assert of(Unbind, world.log) == [Unbind(1, "f@1")]
     return world
@@ -290,10 +290,10 @@ CROWD = "".join(WHOSE.values())
 def crowded(chance: Random) -> World:
     """Families of two tenants and functions of three, and too little memory for all."""
     bounds = {"memory_bytes": chance.choice([15, 18, 24, 28, 33]) * MIB, "cores": chance.choice([None, 1, 2])}
-    world = World(**bounds, bodies_max=chance.choice([None, 2, 3]))
+    world = World(**bounds, workers_max=chance.choice([None, 2, 3]))
     for tenant, names in WHOSE.items():
         for name in names:
-            own = {"profile": PROFILE, "concurrency": 2, "max_bodies": 2, "timeout_s": 300.0, "tenant": tenant}
+            own = {"profile": PROFILE, "concurrency": 2, "max_workers": 2, "timeout_s": 300.0, "tenant": tenant}
             world.deploy(spec(name, blobs=((tenant, 10), (name, 5)), family=FAMILIES.get(name, ""), **own))
     return world
 

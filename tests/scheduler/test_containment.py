@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
-from overwinter.core.actions import Announce, Decide, Refuse, Reply
-from overwinter.core.events import BodyReady, Deployed, LoadAsked, Pressed, Profiled
+from overwinter.core.actions import Explanation, LoadFinished, Refuse, Reply
+from overwinter.core.events import Deployed, LoadAsked, MemoryPressure, Profiled, WorkerReady
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import latency, wants
@@ -102,7 +102,9 @@ def test_a_scaler_that_fails_on_a_function_puts_it_away_with_the_reason(failing)
     assert refused.error == "QuarantineError"
     assert "ill@1" in refused.message
     assert "ZeroDivisionError" in refused.message
-    assert [each.function for each in world.log if isinstance(each, Decide) and each.what == "quarantine"] == ["ill@1"]
+    assert [each.function for each in world.log if isinstance(each, Explanation) and each.what == "quarantine"] == [
+        "ill@1"
+    ]
     again = world.arrive("ill")
     assert world.answers[again].error == "QuarantineError"
 
@@ -113,7 +115,7 @@ def test_a_worker_may_be_ready_get_a_run_and_drain_in_one_event(failing):
     world = World(cores=2)
     world.deploy(spec("ill", profile=Profile(weight_bytes=12, macs=100, points=ILL.points[:1]), slo_ms=500))
     asked = world.arrive("ill")
-    world.stage()
+    world.load_blocks()
     failing.every = 1
     world.ready()
     assert [worker_state(worker) for worker in world.state.workers.values()] == ["draining"]
@@ -140,7 +142,7 @@ def test_a_trial_on_which_a_policy_fails_fails(failing, monkeypatch):
     world = World(cores=2)
     world.deploy(spec("ill", profile=ILL, slo_ms=500), on_trial=True)
     world.settle()
-    told = [each for each in world.log if isinstance(each, Announce)]
+    told = [each for each in world.log if isinstance(each, LoadFinished)]
     assert [each.error for each in told] == ["QuarantineError"]
     assert world.state.functions == {}
 
@@ -160,11 +162,11 @@ def test_a_function_that_ended_the_node_is_not_served_when_it_starts_again():
     assert isinstance(world.answers[again], Reply)
 
 
-def test_a_promise_below_the_floor_in_an_old_journal_divides_nothing(monkeypatch):
+def test_a_slo_below_the_floor_in_an_old_journal_divides_nothing(monkeypatch):
     """Whoever reads `slo_s` must bear 0."""
     monkeypatch.setattr("overwinter.core.function.check_bounds", lambda *_: None)
     world = World(cores=2)
-    world.deploy(spec("tiny", profile=SOUND, slo_ms=5e-324, max_bodies=4))
+    world.deploy(spec("tiny", profile=SOUND, slo_ms=5e-324, max_workers=4))
     world.deploy(spec("sound", blobs=(("s", 5),), profile=SOUND))
     for _ in range(3):
         world.arrive("tiny")
@@ -192,7 +194,7 @@ class AnyFailure(AnyOrder):
         self.failing.every = 1 << 60
         world.calm()
         assert not world.open, "requests without an answer"
-        world.send(Pressed(1 << 40))
+        world.send(MemoryPressure(1 << 40))
         world.calm()
         assert not world.alive, "workers that nobody needs"
         sound = spec("well", 1, (("shared", 5),), profile=SOUND)
@@ -213,7 +215,7 @@ def test_whatever_fails_on_one_function_the_others_are_served(policy, monkeypatc
 def test_a_journal_with_failures_replays_to_the_same_actions(failing):
     failing.every = 5
     failing.in_everything()
-    world = ill_and_sound(bodies_max=2)
+    world = ill_and_sound(workers_max=2)
     events: list[tuple[float, object]] = []
     handle = world.scheduler.handle
     steps = []
@@ -233,7 +235,7 @@ def test_a_journal_with_failures_replays_to_the_same_actions(failing):
         if round_ % 5 == 4:
             world.send(LoadAsked("ill@1"))
             world.calm()
-    assert any(isinstance(each, Decide) and each.what == "quarantine" for step in steps for each in step)
+    assert any(isinstance(each, Explanation) and each.what == "quarantine" for step in steps for each in step)
     failing.calls = 0
     again = Scheduler(world.scheduler.cycle.config)
     again.handle(Deployed(spec("ill", blobs=(("i", 5),), profile=ILL, slo_ms=500, max_batch=2)), 0.0)
@@ -241,4 +243,4 @@ def test_a_journal_with_failures_replays_to_the_same_actions(failing):
     for (now, event), actions in zip(events, steps, strict=True):
         assert again.handle(event, now) == actions
         check(again.cycle)
-    assert any(isinstance(event, BodyReady) for _, event in events)
+    assert any(isinstance(event, WorkerReady) for _, event in events)

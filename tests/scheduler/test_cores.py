@@ -37,8 +37,8 @@ def test_no_more_runs_and_wakes_are_under_way_than_there_are_cores():
     for name in "abcdef":
         world.deploy(spec(name, profile=profile(), slo_ms=500))
         world.arrive(name)
-    while world.staging:
-        world.stage()
+    while world.loads:
+        world.load_blocks()
     answered = 0
     while len(world.answers) < 6:
         assert len(world.starting) + len(world.running) <= 2
@@ -57,7 +57,7 @@ def test_the_core_of_a_start_is_its_own_also_while_siblings_wait_for_its_worker(
         made = spec(name, profile=profile(), blobs=((name, 1),), family="one", timeout_s=500.0, slo_ms=10_000)
         world.deploy(made)
     world.arrive("f")
-    world.stage()
+    world.load_blocks()
     world.arrive("g")
     world.arrive("x")
     world.settle_processes()
@@ -177,7 +177,7 @@ def test_a_late_request_behind_others_of_its_function_has_its_share_of_the_cores
     assert ended > 2
 
 
-def test_a_priority_goes_before_a_promise():
+def test_a_priority_goes_before_a_slo():
     world = awake("abc", slo_ms=500)
     world.arrive("a")
     world.arrive("b")

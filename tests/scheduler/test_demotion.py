@@ -1,6 +1,6 @@
 """A worker that computes beyond what it was given gets no more work, and what it runs may end."""
 
-from overwinter.core.actions import Reply, StartBody, StopBody
+from overwinter.core.actions import Reply, StartWorker, StopWorker
 from overwinter.core.events import Demoted
 from tests.scheduler.world import World, spec
 
@@ -15,8 +15,8 @@ def busy() -> tuple[World, int, int]:
     return world, worker, request
 
 
-def stops(world: World) -> list[StopBody]:
-    return [each for each in world.log if isinstance(each, StopBody)]
+def stops(world: World) -> list[StopWorker]:
+    return [each for each in world.log if isinstance(each, StopWorker)]
 
 
 def test_what_it_runs_ends_and_the_next_request_goes_to_another():
@@ -26,18 +26,18 @@ def test_what_it_runs_ends_and_the_next_request_goes_to_another():
     world.now += 100.0
     world.finish()
     assert isinstance(world.answers[slow], Reply)
-    assert stops(world) == [StopBody(worker)]
+    assert stops(world) == [StopWorker(worker)]
     after = world.arrive("f")
     world.settle()
     assert isinstance(world.answers[after], Reply)
-    assert len([each for each in world.log if isinstance(each, StartBody)]) == 2
+    assert len([each for each in world.log if isinstance(each, StartWorker)]) == 2
 
 
 def test_one_that_has_nothing_to_do_goes_at_once():
     world, worker, _ = busy()
     world.finish()
     world.send(Demoted(worker))
-    assert stops(world) == [StopBody(worker)]
+    assert stops(world) == [StopWorker(worker)]
 
 
 def test_it_is_told_of_one_that_is_gone_or_goes_without_harm():
@@ -52,7 +52,7 @@ def test_it_is_told_of_one_that_is_gone_or_goes_without_harm():
 
 def test_who_has_only_a_worker_at_the_slower_pace_gets_another_although_that_one_computes():
     world = World(cores=1)
-    world.deploy(spec(max_bodies=2))
+    world.deploy(spec(max_workers=2))
     world.arrive()
     world.settle_processes()
     [slow] = world.alive

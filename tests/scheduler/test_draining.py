@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Refuse, Reply, StopBody
+from overwinter.core.actions import Refuse, Reply, StopWorker
 from overwinter.core.events import LoadAsked, Removed, UnloadAsked
 from tests.scheduler.world import World, spec
 
@@ -21,18 +21,18 @@ def asleep(world: World) -> int:
 
 @pytest.mark.parametrize(("event", "error"), [(Removed, "NotFoundError"), (UnloadAsked, "OverloadedError")])
 def test_a_run_that_does_not_end_goes_after_a_while(event, error):
-    world = World(bodies_max=1, cores=2)
+    world = World(workers_max=1, cores=2)
     request = asleep(world)
     world.deploy(spec("other", blobs=(("o", 10),), timeout_s=1000.0))
     world.send(event("sleeper@1"))
     other = world.arrive("other")
     world.settle_processes()
-    assert not [each for each in world.log if isinstance(each, StopBody)]
+    assert not [each for each in world.log if isinstance(each, StopWorker)]
     while request not in world.answers:
         world.ring()
     assert world.now == GRACE_S
     assert world.answers[request].error == error
-    assert [each.kill for each in world.log if isinstance(each, StopBody)] == [True]
+    assert [each.kill for each in world.log if isinstance(each, StopWorker)] == [True]
     world.settle()
     assert isinstance(world.answers[other], Reply)
 
@@ -57,6 +57,6 @@ def test_who_is_loaded_again_meanwhile_keeps_its_worker():
     while world.alarm is not None and world.alarm <= 10 * GRACE_S:
         world.ring()
     assert request not in world.answers
-    assert not [each for each in world.log if isinstance(each, Refuse | StopBody)]
+    assert not [each for each in world.log if isinstance(each, Refuse | StopWorker)]
     world.settle()
     assert isinstance(world.answers[request], Reply)

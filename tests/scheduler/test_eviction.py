@@ -2,8 +2,8 @@
 
 import pytest
 
-from overwinter.core.actions import Decide, Drop, Refuse, Reply, Stage
-from overwinter.core.events import Demoted, Pressed, Removed, RoomMeasured
+from overwinter.core.actions import Drop, Explanation, LoadBlocks, Refuse, Reply
+from overwinter.core.events import Demoted, HostCapacityMeasured, MemoryPressure, Removed
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
@@ -43,11 +43,11 @@ def test_the_one_used_longest_ago_leaves_and_what_is_shared_stays():
     use(world, "i")
     assert dropped(world) == ["g-head"]
     assert world.resources.host.taken == 40
-    assert [action.function for action in world.log if isinstance(action, Decide)] == ["g@1"]
+    assert [action.function for action in world.log if isinstance(action, Explanation)] == ["g@1"]
 
 
 def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
-    def told(block: str) -> list[Decide]:
+    def told(block: str) -> list[Explanation]:
         world = World(host_bytes=40, policy="lru")
         world.deploy(own("f", tenant="mine"))
         world.deploy(spec("g", tenant="theirs", blobs=((block, 10), ("g-head", 10)), keep_alive_s=0.0))
@@ -57,7 +57,7 @@ def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
         world.log.clear()
         world.deploy(spec("i", tenant="theirs", blobs=(("i-head", 20),), keep_alive_s=0.0))
         use(world, "i")
-        return [each for each in world.log if isinstance(each, Decide)]
+        return [each for each in world.log if isinstance(each, Explanation)]
 
     shared, apart = told("base"), told("else")
     assert [each.function for each in shared] == ["f@1"]
@@ -109,7 +109,7 @@ def test_a_window_without_use_sends_a_function_to_disk():
     assert world.now == 60.0
     assert world.resources.host.taken == 0
     use(world, "f")
-    assert [type(action).__name__ for action in world.log].count("Stage") == 2
+    assert [type(action).__name__ for action in world.log].count("LoadBlocks") == 2
     assert isinstance(world.answers[2], Reply)
 
 
@@ -118,12 +118,12 @@ def test_in_use_is_waited_for_and_then_everyone_is_served():
     world.deploy(own("f"))
     world.deploy(spec("g", blobs=(("x", 20),), keep_alive_s=0.0))
     world.arrive("f")
-    world.stage()
+    world.load_blocks()
     world.ready()
     world.arrive("g")
-    assert not world.staging, "f runs: nothing may leave"
+    assert not world.loads, "f runs: nothing may leave"
     world.finish()
-    assert not world.staging, "f has just come"
+    assert not world.loads, "f has just come"
     world.ring()
     assert world.now < 1.0
     world.settle()
@@ -132,7 +132,7 @@ def test_in_use_is_waited_for_and_then_everyone_is_served():
     assert set(dropped(world)) == {"base", "f-head"}
 
 
-def test_an_idle_body_gives_way_to_whom_needs_the_bytes():
+def test_an_idle_worker_gives_way_to_whom_needs_the_bytes():
     world = World(host_bytes=20)
     world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),)))
     world.arrive("f")
@@ -147,7 +147,7 @@ def test_an_idle_body_gives_way_to_whom_needs_the_bytes():
 
 def test_a_function_gives_way_when_one_of_its_workers_that_drained_is_gone_and_the_other_is_idle():
     world = World(host_bytes=20, cores=4)
-    world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),), max_bodies=2))
+    world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),), max_workers=2))
     world.deploy(spec("g", blobs=(("y", 20),)))
     for _ in range(2):
         world.arrive("f")
@@ -186,7 +186,7 @@ def test_what_can_never_fit_is_refused_clearly_and_disturbs_nobody():
     world.log.clear()
     for name in "fgh":
         use(world, name)
-    assert not [action for action in world.log if isinstance(action, Stage)], "they are where they were"
+    assert not [action for action in world.log if isinstance(action, LoadBlocks)], "they are where they were"
 
 
 def test_what_can_never_fit_beside_what_is_pinned_disturbs_nobody():
@@ -214,18 +214,18 @@ def test_a_body_that_can_never_fit_is_refused_and_disturbs_nobody():
     refusal = world.answers[2]
     assert refusal.error == "NoSpaceError"
     assert "101 bytes" in refusal.message
-    assert not world.staging
+    assert not world.loads
     assert not world.stopping
 
 
 def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
     world = full()
     world.deploy(own("i"))
-    world.send(RoomMeasured(1000))
+    world.send(HostCapacityMeasured(1000))
     world.arrive("i")
-    world.fail_stage(came=("i-head",))
+    world.fail_load(came=("i-head",))
     assert dropped(world)
-    assert [action.function for action in world.log if isinstance(action, Stage)] == ["i@1", "i@1"]
+    assert [action.function for action in world.log if isinstance(action, LoadBlocks)] == ["i@1", "i@1"]
     world.settle()
     assert isinstance(world.answers[4], Reply)
 
@@ -233,9 +233,9 @@ def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
 def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_not_do():
     world = full()
     world.deploy(spec("i", blobs=(("base", 10), ("x", 41))))
-    world.send(RoomMeasured(1000))
+    world.send(HostCapacityMeasured(1000))
     world.arrive("i")
-    world.fail_stage()
+    world.fail_load()
     # What it had claimed for itself.
     assert dropped(world) == ["x"]
     assert world.resources.host.taken == 40
@@ -244,7 +244,7 @@ def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_no
 @pytest.mark.parametrize(("nbytes", "left"), [(1, 30), (15, 20), (1000, 0)])
 def test_pressure_takes_just_as_much_as_is_asked(nbytes, left):
     world = full()
-    world.send(Pressed(nbytes))
+    world.send(MemoryPressure(nbytes))
     assert world.resources.host.taken == left
 
 

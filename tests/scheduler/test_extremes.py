@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from overwinter.core.actions import Decide
+from overwinter.core.actions import Explanation
 from overwinter.core.bounds import Bound
-from overwinter.core.events import Foretold, Profiled
+from overwinter.core.events import Profiled, RateForecast
 from overwinter.core.function import BOUNDS
 from overwinter.core.policies import BOUNDS as POLICY_BOUNDS
 from overwinter.core.policies import POLICIES, Policy, policy_named
@@ -62,16 +62,16 @@ class Extremes(AnyOrder):
     def learn_extreme(self, name, profile, rate):
         function = f"{name}@{max(1, self.versions.get(name, 0))}"
         self.world.send(Profiled(function, profile))
-        self.world.send(Foretold(function, rate))
+        self.world.send(RateForecast(function, rate))
 
     def teardown(self):
         world = getattr(self, "world", None)
         if world is None:
             return
-        faults = [each.why for each in world.log if isinstance(each, Decide) and each.what == "quarantine"]
+        faults = [each.why for each in world.log if isinstance(each, Explanation) and each.what == "quarantine"]
         assert not faults, faults
         for function in list(world.deployed):
-            world.send(Foretold(function, 0.0))
+            world.send(RateForecast(function, 0.0))
         self.ring(world)
         # Some ring at every period, the shortest of which is half a second: the last deadline is a day away.
         world.now = max(world.open.values(), default=world.now)

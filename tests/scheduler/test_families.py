@@ -2,14 +2,14 @@
 
 import pytest
 
-from overwinter.core.actions import Bind, Decide, Drop, Refuse, Reply, Run, StartBody, StopBody, Unbind
-from overwinter.core.events import BodyExited, Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked
+from overwinter.core.actions import Bind, Drop, Explanation, Refuse, Reply, Run, StartWorker, StopWorker, Unbind
+from overwinter.core.events import Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked, WorkerExited
 from overwinter.scheduler.mates import FORGIVEN
 from tests.scheduler.world import World, spec
 
 
 def member(name, version=1, **settings):
-    settings.setdefault("max_bodies", 8)
+    settings.setdefault("max_workers", 8)
     return spec(name, version, (("shared", 10), (f"own-of-{name}", 5)), family="one", **settings)
 
 
@@ -34,7 +34,7 @@ def test_a_sibling_is_bound_in_the_worker_that_is_there_and_needs_none_of_its_ow
         world.settle()
         assert isinstance(world.answers[request], Reply)
         assert world.answers[request].function == f"{name}@1"
-    assert len(of(StartBody, world.log)) == 1
+    assert len(of(StartWorker, world.log)) == 1
     assert [bind.function for bind in of(Bind, world.log)] == ["g@1", "h@1"]
     assert [reply.start for reply in of(Reply, world.log)] == ["disk", "disk", "disk", "warm"]
     assert world.bound == {1: {"f@1", "g@1", "h@1"}}
@@ -44,10 +44,10 @@ def test_why_a_function_runs_in_a_siblings_worker_and_why_it_is_let_go_is_decide
     world = family("f", "g")
     world.arrive("g")
     world.settle()
-    [bound] = [each for each in of(Decide, world.log) if each.what == "bind"]
+    [bound] = [each for each in of(Explanation, world.log) if each.what == "bind"]
     assert (bound.function, "worker 1" in bound.why) == ("g@1", True)
     world.send(UnloadAsked("g@1"))
-    [let_go] = [each for each in of(Decide, world.log) if each.what == "unbind"]
+    [let_go] = [each for each in of(Explanation, world.log) if each.what == "unbind"]
     assert (let_go.function, "worker 1" in let_go.why) == ("g@1", True)
 
 
@@ -58,13 +58,13 @@ def test_a_bind_of_what_is_in_memory_is_told_apart_from_a_wake():
     world.settle()
     world.deploy(member("h"))
     world.arrive("h")
-    world.stage(added=0)
+    world.load_blocks(added=0)
     world.settle()
     assert of(Reply, world.log)[-1].start == "host"
 
 
 def test_members_wait_for_a_slot_of_their_family_in_the_order_in_which_they_are_due():
-    world = family("f", "g", "h", max_bodies=1)
+    world = family("f", "g", "h", max_workers=1)
     first = world.arrive("f")
     for name in ("h", "g"):
         world.now += 0.01
@@ -72,7 +72,7 @@ def test_members_wait_for_a_slot_of_their_family_in_the_order_in_which_they_are_
     world.settle()
     answered = [reply.function for reply in of(Reply, world.log) if reply.request >= first]
     assert answered == ["f@1", "h@1", "g@1"]
-    assert len(of(StartBody, world.log)) == 1
+    assert len(of(StartWorker, world.log)) == 1
 
 
 def test_runs_of_several_members_go_on_in_one_worker_at_once():
@@ -86,14 +86,14 @@ def test_runs_of_several_members_go_on_in_one_worker_at_once():
 
 
 def test_a_function_on_trial_is_tried_in_a_worker_of_its_own_and_its_siblings_do_not_wait_for_it():
-    world = family("f", "g", max_bodies=1)
+    world = family("f", "g", max_workers=1)
     world.deploy(member("g", 2), on_trial=True)
-    world.stage()
-    [start] = of(StartBody, world.log)[1:]
+    world.load_blocks()
+    [start] = of(StartWorker, world.log)[1:]
     assert (start.function, len(of(Bind, world.log))) == ("g@2", 0)
     world.arrive("g", version=1)
-    while world.staging or world.binding or world.running:
-        _ = world.stage() if world.staging else world.bind() if world.binding else world.finish()
+    while world.loads or world.binding or world.running:
+        _ = world.load_blocks() if world.loads else world.bind() if world.binding else world.finish()
     assert len(of(Reply, world.log)) == 2
     assert start.worker in world.starting
 
@@ -103,27 +103,27 @@ def test_a_worker_has_no_room_for_functions_that_came_after_it():
     world.deploy(member("g"))
     world.arrive("g")
     world.settle()
-    assert [start.function for start in of(StartBody, world.log)] == ["f@1", "g@1"]
+    assert [start.function for start in of(StartWorker, world.log)] == ["f@1", "g@1"]
     assert not of(Bind, world.log)
 
 
 def test_an_idle_worker_leaves_for_one_of_its_family_that_came_after_it():
-    world = family("f", config={"bodies_max": 1})
+    world = family("f", config={"workers_max": 1})
     world.deploy(member("g"))
     request = world.arrive("g")
     world.settle()
     assert isinstance(world.answers[request], Reply)
-    assert [start.function for start in of(StartBody, world.log)] == ["f@1", "g@1"]
+    assert [start.function for start in of(StartWorker, world.log)] == ["f@1", "g@1"]
 
 
 def test_a_bind_that_fails_is_not_tried_again_there_and_a_worker_is_forked():
     world = family("f", "g")
     request = world.arrive("g")
-    world.stage()
+    world.load_blocks()
     world.fail_bind()
     world.settle()
     assert isinstance(world.answers[request], Reply)
-    assert [start.function for start in of(StartBody, world.log)] == ["f@1", "g@1"]
+    assert [start.function for start in of(StartWorker, world.log)] == ["f@1", "g@1"]
     world.settle()
     world.arrive("g")
     assert [run.worker for run in world.running.values()] == [2]
@@ -132,7 +132,7 @@ def test_a_bind_that_fails_is_not_tried_again_there_and_a_worker_is_forked():
 def test_an_answer_to_a_bind_that_is_over_changes_nothing():
     world = family("f", "g")
     world.arrive("g")
-    world.stage()
+    world.load_blocks()
     [bind] = world.binding
     world.send(Removed("g@1"))
     world.deploy(member("g"))
@@ -155,11 +155,11 @@ def test_a_member_that_runs_is_unbound_when_its_run_has_ended_or_refused_at_the_
     for ends in (True, False):
         world = family("f", "g", config={"drain_timeout_s": 2.0}, concurrency=2)
         request = world.arrive("g")
-        world.stage()
+        world.load_blocks()
         world.bind()
         actions = world.send(UnloadAsked("g@1"))
         assert not of(Unbind, actions)
-        assert not of(StopBody, actions)
+        assert not of(StopWorker, actions)
         if not ends:
             world.now += 1.0
             world.ring()
@@ -187,7 +187,7 @@ def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
         world.settle()
         world.arrive("g")
         while not any("g@1" in world.whose(run) for run in world.running.values()):
-            if world.staging or world.starting or world.binding or world.stopping:
+            if world.loads or world.starting or world.binding or world.stopping:
                 world.settle_processes()
             else:
                 world.ring()
@@ -196,7 +196,7 @@ def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
         while world.open:
             world.ring()
             world.settle()
-    assert [each.function for each in of(Decide, world.log) if each.what == "quarantine"] == ["g@1"]
+    assert [each.function for each in of(Explanation, world.log) if each.what == "quarantine"] == ["g@1"]
     world.arrive("f")
     world.settle()
     world.arrive("g")
@@ -211,7 +211,7 @@ def begin_in_one_worker(world, *, hangs: str) -> int:
     world.calm()
     world.arrive("g")
     while not (world.binding if hangs == "binds" else world.running):
-        world.stage() if world.staging else world.bind()
+        world.load_blocks() if world.loads else world.bind()
     return (world.binding or [*world.running.values()])[0].worker
 
 
@@ -228,7 +228,7 @@ def test_who_hangs_twice_gets_workers_of_its_own(hangs):
             world.ring()
         world.die(worker)
         world.calm()
-        quarantined = [each.function for each in of(Decide, world.log) if each.what == "quarantine"]
+        quarantined = [each.function for each in of(Explanation, world.log) if each.what == "quarantine"]
     assert quarantined == ["g@1"]
     for name in ("f", "g", "f"):
         request = world.arrive(name)
@@ -248,7 +248,7 @@ def test_one_that_hangs_now_and_then_stays_with_its_siblings():
         for _ in range(FORGIVEN + 1):
             world.arrive("g")
             world.calm()
-    assert [each for each in of(Decide, world.log) if each.what == "quarantine"] == []
+    assert [each for each in of(Explanation, world.log) if each.what == "quarantine"] == []
 
 
 def test_a_workers_keep_alive_is_that_of_the_functions_that_it_has_left():
@@ -277,7 +277,7 @@ def test_blocks_of_bound_members_are_held_until_they_are_unbound():
     world.calm()
     assert of(Reply, world.log)[-1].function == "h@1"
     dropped = [index for index, each in enumerate(world.log) if isinstance(each, Drop)]
-    gone = [index for index, each in enumerate(world.log) if isinstance(each, Unbind | StopBody)]
+    gone = [index for index, each in enumerate(world.log) if isinstance(each, Unbind | StopWorker)]
     assert gone[0] < dropped[0]
 
 
@@ -296,14 +296,14 @@ def test_a_lost_block_releases_those_of_all_that_the_worker_had():
     world.arrive("g")
     world.settle()
     world.alive.discard(1)
-    world.send(BodyExited(1, "StoreError", "changed", lost_blocks=True))
+    world.send(WorkerExited(1, "StoreError", "changed", lost_blocks=True))
     assert not world.state.functions["f@1"].loaded
     assert not world.state.functions["g@1"].loaded
 
 
 def test_another_tenants_function_of_the_same_program_never_shares():
     world = family("f")
-    other = spec("g", 1, (("shared", 10),), family="another", tenant="u", max_bodies=8)
+    other = spec("g", 1, (("shared", 10),), family="another", tenant="u", max_workers=8)
     world.deploy(other)
     world.arrive("g")
     world.settle()
@@ -313,9 +313,9 @@ def test_another_tenants_function_of_the_same_program_never_shares():
 
 def test_the_shortest_slo_of_a_family_counts_and_it_may_have_as_many_workers_as_its_members_together():
     world = World()
-    world.deploy(member("f", slo_ms=400.0, max_bodies=2))
-    world.deploy(member("g", slo_ms=100.0, max_bodies=5))
+    world.deploy(member("f", slo_ms=400.0, max_workers=2))
+    world.deploy(member("g", slo_ms=100.0, max_workers=5))
     found = world.state.functions["f@1"].family
-    assert (found.slo_ms, found.max_bodies) == (100.0, 7)
+    assert (found.slo_ms, found.max_workers) == (100.0, 7)
     world.send(Removed("g@1"))
-    assert (found.slo_ms, found.max_bodies) == (400.0, 2)
+    assert (found.slo_ms, found.max_workers) == (400.0, 2)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Drop, StartBody, StopBody, Unbind
-from overwinter.core.events import Alarm, MemoryMeasured, Pressed
+from overwinter.core.actions import Drop, StartWorker, StopWorker, Unbind
+from overwinter.core.events import Alarm, MemoryMeasured, MemoryPressure
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import idle
@@ -34,11 +34,11 @@ def use(world, *names, after_s=1.0, start_s=0.03) -> None:
     for name in names:
         world.now += after_s
         request = world.arrive(name)
-        while world.stopping or world.staging:
+        while world.stopping or world.loads:
             if world.stopping:
                 world.die(min(world.stopping))
             else:
-                world.stage()
+                world.load_blocks()
         world.now += start_s if world.starting else 0.0
         world.settle()
         assert type(world.answers[request]).__name__ == "Reply"
@@ -62,7 +62,7 @@ def test_an_idle_worker_stays_while_there_is_room_and_costs_no_alarm(has_profile
     world.send(Alarm())
     assert awake(world) == {"f"}
     use(world, "f")
-    assert len(of(StartBody, world.log)) == 1
+    assert len(of(StartWorker, world.log)) == 1
 
 
 def test_a_keep_alive_of_the_function_is_an_upper_bound():
@@ -107,7 +107,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
     world = node(made("f"))
     world.now = 1.0
     world.arrive("f")
-    world.stage()
+    world.load_blocks()
     world.now += 0.4
     world.ready()
     assert world.state.functions["f@1"].family.start_s == pytest.approx(0.4)
@@ -116,7 +116,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
 @pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", OWN_S)])
 def test_what_another_tenant_has_not_used_for_long_is_nobodys_share(tenant, after_s):
     """The other tenant has no more than the one that asks; within a tenant nobody waits."""
-    busy = made("busy", timeout_s=1000.0, max_bodies=2)
+    busy = made("busy", timeout_s=1000.0, max_workers=2)
     world = node(busy, made("idle", tenant=tenant), memory_bytes=20 * MIB)
     use(world, "idle")
     idle_since = world.now
@@ -135,13 +135,13 @@ def test_under_pressure_the_least_valuable_go_and_no_more_than_it_takes():
     use(world, "seldom", after_s=50.0)
     use(world, "large", *["often"] * 10)
     for nbytes, left in ((70 * MIB, {"often", "seldom"}), (MIB, {"often"}), (MIB, set())):
-        world.send(Pressed(nbytes))
+        world.send(MemoryPressure(nbytes))
         assert awake(world) == left
         world.settle()
 
 
 def member(name):
-    return spec(name, blobs=(("base", 10), (f"{name}-head", 4 * MIB)), family="one", max_bodies=4)
+    return spec(name, blobs=(("base", 10), (f"{name}-head", 4 * MIB)), family="one", max_workers=4)
 
 
 def test_under_pressure_a_member_is_unbound_before_its_worker_stops():
@@ -149,16 +149,16 @@ def test_under_pressure_a_member_is_unbound_before_its_worker_stops():
     use(world, "f", "g", "h", "h", "g", "h")
     assert world.bound == {1: {"f@1", "g@1", "h@1"}}
     world.now += idle.UNUSED_S - 3.5
-    actions = world.send(Pressed(2 * MIB))
+    actions = world.send(MemoryPressure(2 * MIB))
     assert [each.function for each in of(Unbind, actions)] == ["f@1"]
     assert [each.addresses for each in of(Drop, actions)] == [("f-head",)]
-    assert not of(StopBody, actions)
+    assert not of(StopWorker, actions)
     use(world, "f")
-    assert len(of(StartBody, world.log)) == 1
+    assert len(of(StartWorker, world.log)) == 1
     world.now += idle.UNUSED_S
-    actions = world.send(Pressed(1 << 40))
+    actions = world.send(MemoryPressure(1 << 40))
     assert len(of(Unbind, actions)) == 2
-    assert len(of(StopBody, actions)) == 1
+    assert len(of(StopWorker, actions)) == 1
     world.settle()
     assert not world.state.workers
 
@@ -169,9 +169,9 @@ def test_what_members_take_beyond_the_need_is_won_by_unbinding():
     [worker] = world.state.workers.values()
     world.send(MemoryMeasured(((worker.id, worker.point.memory_bytes + 8 * MIB),)))
     world.now += idle.UNUSED_S - 1.0
-    actions = world.send(Pressed(4 * MIB))
+    actions = world.send(MemoryPressure(4 * MIB))
     assert [each.function for each in of(Unbind, actions)] == ["f@1"]
-    assert not of(StopBody, actions)
+    assert not of(StopWorker, actions)
 
 
 NAMES = "abcdef"
@@ -194,7 +194,7 @@ def test_whoever_goes_is_the_least_valuable_and_goes_for_room_alone(policy, size
         seen = len(world.log)
         world.arrive(name)
         world.settle()
-        stopped = [action.worker for action in of(StopBody, world.log[seen:])]
+        stopped = [action.worker for action in of(StopWorker, world.log[seen:])]
         assert stopped == before[: len(stopped)]
         assert not stopped or free < sizes[NAMES.index(name)] * MIB
         assert world.resources.memory.taken <= 30 * MIB

@@ -1,24 +1,24 @@
-"""Blocks that vanish from memory are staged again, and nobody is refused for it; not for ever, though."""
+"""Blocks that vanish from memory are loaded again, and nobody is refused for it; not for ever, though."""
 
 import pytest
 
-from overwinter.core.actions import Announce, Refuse, Reply
-from overwinter.core.events import LoadAsked, RoomMeasured
+from overwinter.core.actions import LoadFinished, Refuse, Reply
+from overwinter.core.events import HostCapacityMeasured, LoadAsked
 from tests.scheduler.world import World, spec
 
 
-def announced(world: World) -> list[str | None]:
-    return [action.error for action in world.log if isinstance(action, Announce)]
+def told_load(world: World) -> list[str | None]:
+    return [action.error for action in world.log if isinstance(action, LoadFinished)]
 
 
 def test_a_new_version_whose_blocks_vanished_before_it_started_is_tried_again():
     world = World()
     world.deploy(spec(), on_trial=True)
-    world.stage()
+    world.load_blocks()
     world.die(lost_blocks=True)
-    assert [stage.function for stage in world.staging] == ["f@1"]
+    assert [load.function for load in world.loads] == ["f@1"]
     world.settle()
-    assert announced(world) == [None]
+    assert told_load(world) == [None]
     assert isinstance(world.answers[_asked(world)], Reply)
 
 
@@ -26,19 +26,19 @@ def test_a_load_whose_blocks_vanished_is_tried_again():
     world = World()
     world.deploy(spec())
     world.send(LoadAsked("f@1"))
-    world.stage()
+    world.load_blocks()
     world.die(lost_blocks=True)
     world.settle()
-    assert announced(world) == [None]
+    assert told_load(world) == [None]
 
 
 def test_blocks_that_vanish_twice_in_a_row_are_a_failure():
     world = World()
     world.deploy(spec(), on_trial=True)
     for _ in range(2):
-        world.stage()
+        world.load_blocks()
         world.die(lost_blocks=True)
-    assert announced(world) == ["WorkerError"]
+    assert told_load(world) == ["WorkerError"]
     assert world.state.functions == {}
 
 
@@ -47,9 +47,9 @@ def test_a_request_waits_for_blocks_that_vanished_as_often_as_it_may():
     world.deploy(spec())
     request = world.arrive()
     for _ in range(2):
-        world.stage()
+        world.load_blocks()
         world.die(lost_blocks=True)
-        while not world.staging:
+        while not world.loads:
             world.ring()
     assert request not in world.answers
     world.settle()
@@ -61,9 +61,9 @@ def test_a_tmpfs_that_was_full_is_used_when_it_has_room(before):
     world = World(host_bytes=before)
     world.deploy(spec())
     assert isinstance(world.answers[world.arrive()], Refuse)
-    world.send(RoomMeasured(1000))
+    world.send(HostCapacityMeasured(1000))
     request = world.arrive()
-    while not world.staging:
+    while not world.loads:
         world.ring()
     world.settle()
     assert isinstance(world.answers[request], Reply)
@@ -77,7 +77,7 @@ def test_a_tmpfs_that_shrank_is_not_filled_further():
     world.settle()
     world.ring()
     world.settle()
-    world.send(RoomMeasured(30))
+    world.send(HostCapacityMeasured(30))
     request = world.arrive("g")
     world.settle()
     assert isinstance(world.answers[request], Reply)

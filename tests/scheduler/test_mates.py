@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Decide, Refuse, Reply, Run
+from overwinter.core.actions import Explanation, Refuse, Reply, Run
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
@@ -55,7 +55,7 @@ def test_requests_of_siblings_that_wait_share_a_run_and_each_gets_its_answer():
 
 
 def test_the_requests_that_are_due_next_join_up_to_the_batch():
-    world = family(member("f", slo_ms=400.0), member("g", slo_ms=100.0), member("h"), bodies_max=1)
+    world = family(member("f", slo_ms=400.0), member("g", slo_ms=100.0), member("h"), workers_max=1)
     busy(world)
     for name in ("h", "f", "g", "f", "g", "g"):
         world.now += 0.001
@@ -116,7 +116,7 @@ def test_a_sibling_that_is_not_bound_there_is_bound_first():
     world.settle()
     busy(world)
     f, g = world.arrive("f"), world.arrive("g")
-    world.stage()
+    world.load_blocks()
     world.finish()
     assert all(set(functions) == {"f@1"} for functions in running(world))
     world.settle()
@@ -145,12 +145,12 @@ def test_a_death_costs_every_request_of_the_run_one_retry_and_its_functions_shar
     world.die()
     while world.open:
         assert all(len(set(functions)) == 1 for functions in running(world))
-        if world.running or world.staging or world.starting or world.binding:
+        if world.running or world.loads or world.starting or world.binding:
             world.settle()
         else:
             world.ring()
     assert all(isinstance(world.answers[request], Reply) for request in requests)
-    assert not [each for each in world.log if isinstance(each, Decide) and each.what == "quarantine"]
+    assert not [each for each in world.log if isinstance(each, Explanation) and each.what == "quarantine"]
 
 
 def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
@@ -163,12 +163,14 @@ def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
             world.die(next(run.worker for run in world.running.values() if "bad@1" in world.whose(run)))
         elif world.running:
             world.finish()
-        elif world.staging or world.starting or world.binding or world.stopping:
+        elif world.loads or world.starting or world.binding or world.stopping:
             world.settle_processes()
         else:
             world.ring()
     assert [isinstance(world.answers[request], Reply) for request in requests] == [True, True, False]
-    assert [each.function for each in world.log if isinstance(each, Decide) and each.what == "quarantine"] == ["bad@1"]
+    assert [each.function for each in world.log if isinstance(each, Explanation) and each.what == "quarantine"] == [
+        "bad@1"
+    ]
 
 
 def test_a_member_that_is_removed_unloaded_or_cancelled_during_a_run_of_several_disturbs_nobody():
@@ -204,7 +206,7 @@ def test_a_run_of_several_that_hangs_is_stopped_in_time_to_try_each_by_itself():
         healthy = [each for each in world.running.values() if "f@1" not in world.whose(each)]
         if healthy:
             world.finish_run(healthy[0])
-        elif world.starting or world.staging or world.binding or world.stopping:
+        elif world.starting or world.loads or world.binding or world.stopping:
             world.settle_processes()
         else:
             world.ring()
@@ -237,7 +239,7 @@ def test_runs_are_shared_where_that_pays_and_else_only_to_see_whether_it_does_no
     """By the times that were seen: a profile knows nothing of what it costs to share."""
     told = {} if profile is None else {"profile": measured(batches=(1, 2, 4), base=0.08, each=0.02)}
     names = "abcdfghk"
-    world = family(*(member(name, **told) for name in names), bodies_max=1)
+    world = family(*(member(name, **told) for name in names), workers_max=1)
     joined = asked_again(world, names, 400, cost)
     assert joined[-200:].count(cost < 1) >= 195
     assert len(set(joined[-LOOK_LAST - 8 :])) == 2
@@ -381,7 +383,7 @@ def test_who_leads_a_run_is_not_made_late_by_those_who_join_it(orders, slos, lat
     members = [
         half_own(name, slo_ms=slo, late=late, profile=measured()) for name, slo in zip("fghk", slos, strict=True)
     ]
-    world = family(*members, world=Watched, policy=Policy(batching=rule), bodies_max=1)
+    world = family(*members, world=Watched, policy=Policy(batching=rule), workers_max=1)
     world.state.families["one"].latency.pace = 1.0
     for order, name in orders:
         happens(world, order, name)
@@ -433,18 +435,18 @@ ORDERS = st.sampled_from(
     rule=st.sampled_from(["overwinter", "greedy", "adaptive", "timeout"]),
     runs=st.integers(1, 2),
     cores=st.sampled_from([None, 1, 2]),
-    bodies=st.integers(1, 3),
+    workers=st.integers(1, 3),
     batches=st.sampled_from([(), (4,), (1, 2, 4)]),
 )
 def test_whatever_happens_to_functions_that_share_runs_every_request_has_one_answer(
-    orders, slos, late, rule, runs, cores, bodies, batches
+    orders, slos, late, rule, runs, cores, workers, batches
 ):
     """The world looks after each step whether the tables agree, whether somebody waits for nothing, and more."""
     points = tuple(Point(1, 9, batch, runs, 0.02 + 0.01 * batch) for batch in batches)
     own = {"late": late, "concurrency": runs, "profile": Profile(weight_bytes=20, macs=1, points=points)}
     members = [member(name, slo_ms=slo, **own) for name, slo in zip(NAMES, slos, strict=True)]
     policy = Policy(batching=rule, order="any" if rule == "greedy" else "deadline")
-    world = family(*members, policy=policy, cores=cores, bodies_max=bodies, backoff_first_s=0.1)
+    world = family(*members, policy=policy, cores=cores, workers_max=workers, backoff_first_s=0.1)
     for order, name in orders:
         happens(world, order, name)
     world.calm()
@@ -489,7 +491,7 @@ def pass_time(world, seconds):
 def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, alike):
     names = [f"f{number}" for number in range(mates.LOOKED_AT + 8)]
     members = [member(name, None if alike else ((name, 25),), max_batch=1000, slo_ms=1e6) for name in names]
-    world = family(*members, policy=Policy(batching="adaptive"), bodies_max=1)
+    world = family(*members, policy=Policy(batching="adaptive"), workers_max=1)
     for name in names:
         world.arrive(name)
     assert not world.running
@@ -516,7 +518,7 @@ class Counted(dict):
 
 def test_when_a_run_ends_each_of_many_that_wait_looks_at_few_of_the_others():
     names = [f"f{number}" for number in range(200)]
-    world = family(*(member(name) for name in names), cores=2, bodies_max=1)
+    world = family(*(member(name) for name in names), cores=2, workers_max=1)
     one = world.state.families["one"]
     one.latency.run_s = 0.1
     for name in names:
@@ -530,7 +532,7 @@ def test_when_a_run_ends_each_of_many_that_wait_looks_at_few_of_the_others():
 
 def test_as_many_are_counted_as_leave_the_first_in_time():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1), Point(1, 1, 32, 1, 3.2)))
-    world = family(*(member(name, max_batch=32, slo_ms=8000.0, profile=profile) for name in "fgh"), bodies_max=1)
+    world = family(*(member(name, max_batch=32, slo_ms=8000.0, profile=profile) for name in "fgh"), workers_max=1)
     busy(world, "h")
     for name in "gggggggggggf":
         world.arrive(name)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from overwinter.core.actions import Announce, Decide, Refuse, Reply, StartBody, StopBody
-from overwinter.core.events import MemoryMeasured, Pressed, Removed
+from overwinter.core.actions import Explanation, LoadFinished, Refuse, Reply, StartWorker, StopWorker
+from overwinter.core.events import MemoryMeasured, MemoryPressure, Removed
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
@@ -14,7 +14,7 @@ PROFILE = Profile(weight_bytes=10, macs=100, points=(Point(1, NEED, 1, 1, 0.1),)
 
 
 def node(**config) -> World:
-    return World(**{"memory_bytes": LIMIT, "cores": 4, "bodies_max": 16} | config)
+    return World(**{"memory_bytes": LIMIT, "cores": 4, "workers_max": 16} | config)
 
 
 def woken(world: World, name: str, tenant="t", busy=True, **settings) -> tuple[int, int]:
@@ -39,7 +39,7 @@ def measured(world: World, **mib: int) -> list[int]:
         if worker.function.partition("@")[0] in mib
     }
     actions = world.send(MemoryMeasured(tuple((worker, each * MIB) for worker, each in taken.items())))
-    stops = [action for action in actions if isinstance(action, StopBody)]
+    stops = [action for action in actions if isinstance(action, StopWorker)]
     assert all(stop.kill for stop in stops)
     return [stop.worker for stop in stops]
 
@@ -51,7 +51,7 @@ def test_what_a_worker_takes_beyond_its_need_is_room_no_more():
     assert world.resources.memory.taken == world.resources.memory.of("t") == 85 * MIB
     world.deploy(spec("next", profile=PROFILE))
     world.arrive("next")
-    world.stage()
+    world.load_blocks()
     assert not world.starting
     measured(world, grown=40)
     assert list(world.starting.values()) == ["next@1"]
@@ -81,7 +81,9 @@ def test_the_greedy_worker_goes_and_its_caller_hears_why():
     assert all(word in answer.message for word in ("greedy@1", "990.0 MiB", "memory_mib", "--memory-bytes"))
     world.settle()
     assert isinstance(world.answers[mine], Reply)
-    assert [each.function for each in world.log if isinstance(each, Decide) and each.what == "stop"] == ["greedy@1"]
+    assert [each.function for each in world.log if isinstance(each, Explanation) and each.what == "stop"] == [
+        "greedy@1"
+    ]
 
 
 def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
@@ -99,7 +101,7 @@ def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
         rests.append(world.now - began)
         world.settle_processes()
     assert rests == sorted(set(rests))
-    assert len([each for each in world.log if isinstance(each, StartBody)]) == 4
+    assert len([each for each in world.log if isinstance(each, StartWorker)]) == 4
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -111,8 +113,8 @@ def test_who_needs_room_does_not_wait_for_the_greedy_of_others(removed):
     assert measured(world, greedy=990) == []
     world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
     mine = world.arrive("honest")
-    actions = world.stage()
-    assert [each.worker for each in actions if isinstance(each, StopBody)] == [greedy]
+    actions = world.load_blocks()
+    assert [each.worker for each in actions if isinstance(each, StopWorker)] == [greedy]
     assert world.answers[request].error == "NoSpaceError"
     world.settle()
     assert isinstance(world.answers[mine], Reply)
@@ -124,7 +126,7 @@ def test_a_tenant_waits_for_what_is_its_own():
     measured(world, mine=990)
     world.deploy(spec("next", blobs=(("n", 10),), profile=PROFILE))
     world.arrive("next")
-    assert not [each for each in world.stage() if isinstance(each, StopBody)]
+    assert not [each for each in world.load_blocks() if isinstance(each, StopWorker)]
 
 
 def test_a_tenant_with_many_workers_somewhat_beyond_goes_before_one_with_a_single_one():
@@ -170,7 +172,7 @@ def test_who_needs_room_takes_it_from_a_cache_before_a_run_is_refused():
     assert measured(world, idle=20, greedy=170) == []
     world.deploy(spec("honest", blobs=(("h", 10),), profile=PROFILE))
     mine = world.arrive("honest")
-    assert [each.worker for each in world.stage() if isinstance(each, StopBody)] == [idle]
+    assert [each.worker for each in world.load_blocks() if isinstance(each, StopWorker)] == [idle]
     world.die(idle)
     assert request in world.open
     world.settle()
@@ -204,9 +206,9 @@ def test_who_is_stopped_twice_for_a_little_hears_why():
 def test_a_version_that_takes_too_much_at_its_trial_is_refused():
     world = node()
     world.deploy(spec("greedy", profile=PROFILE), on_trial=True)
-    world.stage()
+    world.load_blocks()
     measured(world, greedy=1001)
-    [told] = [action for action in world.log if isinstance(action, Announce)]
+    [told] = [action for action in world.log if isinstance(action, LoadFinished)]
     assert (told.function, told.error) == ("greedy@1", "NoSpaceError")
     world.calm()
     assert not world.alive
@@ -217,11 +219,11 @@ def test_a_worker_that_takes_too_much_before_it_is_ready_is_not_started_for_ever
     world = node()
     world.deploy(spec("greedy", profile=PROFILE))
     request = world.arrive("greedy")
-    world.stage()
+    world.load_blocks()
     measured(world, greedy=1001)
     assert world.answers[request].error == "NoSpaceError"
     world.calm()
-    assert len([each for each in world.log if isinstance(each, StartBody)]) == 1
+    assert len([each for each in world.log if isinstance(each, StartWorker)]) == 1
 
 
 def test_what_a_removed_function_still_runs_may_not_take_more_either():
@@ -260,8 +262,8 @@ def test_when_the_machine_runs_short_the_greedy_go_after_the_idle():
     woken(world, "honest")
     greedy, request = woken(world, "greedy")
     measured(world, idle=20, honest=40, greedy=900)
-    actions = world.send(Pressed(15 * MIB))
-    assert [each.worker for each in actions if isinstance(each, StopBody)] == [idle]
-    actions = world.send(Pressed(5000 * MIB))
-    assert [each.worker for each in actions if isinstance(each, StopBody)] == [greedy]
+    actions = world.send(MemoryPressure(15 * MIB))
+    assert [each.worker for each in actions if isinstance(each, StopWorker)] == [idle]
+    actions = world.send(MemoryPressure(5000 * MIB))
+    assert [each.worker for each in actions if isinstance(each, StopWorker)] == [greedy]
     assert isinstance(world.answers[request], Refuse)

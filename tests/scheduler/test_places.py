@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Stage, StartBody, StopBody
+from overwinter.core.actions import LoadBlocks, StartWorker, StopWorker
 from overwinter.core.events import MemoryMeasured, Profiled
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
@@ -40,19 +40,19 @@ def check_is_answered(world: World, name: str, beside: tuple[str, ...]) -> None:
 
 
 def started(world: World) -> list[str]:
-    return [action.function for action in world.log if isinstance(action, StartBody)]
+    return [action.function for action in world.log if isinstance(action, StartWorker)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_a_function_that_always_has_work_gives_way_after_its_turn(concurrency):
-    world = World(bodies_max=1, cores=2)
+    world = World(workers_max=1, cores=2)
     for name in "fg":
         world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
     check_is_answered(world, "g", beside=("f",))
 
 
 def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request():
-    world = World(bodies_max=1, cores=2)
+    world = World(workers_max=1, cores=2)
     for name in "fg":
         world.deploy(spec(name, queue_limit=10000, timeout_s=1000.0, slo_ms=100))
     go_on(world, ("f", "g"), asked=-1)
@@ -62,14 +62,14 @@ def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request(
     assert 5 < len(starts) < len(world.answers) / 2
 
 
-def test_a_large_body_is_not_passed_by_for_ever_by_small_ones():
+def test_a_large_worker_is_not_passed_by_for_ever_by_small_ones():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("large", 80), ("small", 40), ("other", 40)):
-        world.deploy(spec(name, profile=profile(size), queue_limit=10000, timeout_s=1000.0, max_bodies=2))
+        world.deploy(spec(name, profile=profile(size), queue_limit=10000, timeout_s=1000.0, max_workers=2))
     check_is_answered(world, "large", beside=("small", "other"))
 
 
-def test_a_small_body_waits_for_the_large_one_that_came_before_it():
+def test_a_small_worker_waits_for_the_large_one_that_came_before_it():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("busy", 50), ("large", 80), ("small", 20)):
         world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
@@ -129,10 +129,10 @@ def test_who_lost_its_room_to_a_start_in_a_hurry_takes_that_of_a_worker_whose_ti
     world.arrive("s")
     world.settle_processes()
     assert started(world) == ["f@1", "y@1", "s@1"]
-    assert [action.worker for action in world.log if isinstance(action, StopBody)] == [2]
+    assert [action.worker for action in world.log if isinstance(action, StopWorker)] == [2]
 
 
-def test_many_idle_bodies_go_for_one_large_one():
+def test_many_idle_workers_go_for_one_large_one():
     world = World(cores=8, memory_bytes=100)
     for name in ("one", "two", "three"):
         world.deploy(spec(name, profile=profile(30), keep_alive_s=1000.0))
@@ -152,8 +152,8 @@ def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
     check_is_answered(world, "g", beside=("f",))
 
 
-def test_those_that_wait_for_a_body_do_not_take_the_blocks_from_each_other():
-    world = World(bodies_max=1, cores=2, host_bytes=20)
+def test_those_that_wait_for_a_worker_do_not_take_the_blocks_from_each_other():
+    world = World(workers_max=1, cores=2, host_bytes=20)
     slow = Profile(weight_bytes=10, macs=1, points=(Point(1, 10, 1, 1, 0.1),), wake_s=2.0)
     world.deploy(spec("busy", blobs=(("busy", 10),), profile=slow, queue_limit=10000, timeout_s=1000.0))
     for name in "fg":
@@ -164,8 +164,8 @@ def test_those_that_wait_for_a_body_do_not_take_the_blocks_from_each_other():
     for id_ in asked:
         go_on(world, ("busy",), id_, steps=5 * STEPS)
     assert [type(world.answers[id_]).__name__ for id_ in asked] == ["Reply", "Reply"]
-    staged = [action.function for action in world.log if isinstance(action, Stage)]
-    assert [staged.count(f"{name}@1") for name in "fg"] == [1, 1]
+    loaded = [action.function for action in world.log if isinstance(action, LoadBlocks)]
+    assert [loaded.count(f"{name}@1") for name in "fg"] == [1, 1]
 
 
 def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
@@ -203,7 +203,7 @@ def test_nobody_waits_behind_an_idle_body(policy, memory):
     assert world.now - begun < 10.0
 
 
-def test_no_more_bodies_leave_than_are_needed():
+def test_no_more_workers_leave_than_are_needed():
     points = (Point(1, 40, 1, 1, 0.1), Point(1, 90, 4, 1, 0.2))
     world = World(cores=8, memory_bytes=100)
     for name in ("one", "two"):
@@ -215,11 +215,11 @@ def test_no_more_bodies_leave_than_are_needed():
     asked = world.arrive("new")
     world.settle()
     assert type(world.answers[asked]).__name__ == "Reply"
-    assert sum(isinstance(action, StopBody) for action in world.log) == 1
+    assert sum(isinstance(action, StopWorker) for action in world.log) == 1
 
 
 def test_who_is_given_up_in_line_gives_his_bytes_to_the_next():
-    world = World(bodies_max=1, memory_bytes=10, host_bytes=20, cores=2)
+    world = World(workers_max=1, memory_bytes=10, host_bytes=20, cores=2)
     world.deploy(spec("busy", blobs=(("busy", 10),), profile=profile(5), keep_alive_s=1000.0, pinned=True))
     for name in "fg":
         world.deploy(spec(name, blobs=((name, 10),), profile=profile(5), timeout_s=1000.0))
@@ -242,7 +242,7 @@ def test_who_loses_his_blocks_waits_for_no_core():
             world.finish()
     asked = world.arrive("f")
     world.die(1, lost_blocks=True)
-    while not world.staging:
+    while not world.loads:
         world.ring()
     world.settle()
     assert type(world.answers[asked]).__name__ == "Reply"

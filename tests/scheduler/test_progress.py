@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Reply
-from overwinter.core.events import BodyReady, Cancelled, RunEnded
+from overwinter.core.events import Cancelled, RunEnded, WorkerReady
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
-STAGE_S, WAKE_S, BIND_S, RUN_S, EXIT_S = 0.02, 0.03, 0.002, 0.01, 0.005
+LOAD_S, WAKE_S, BIND_S, RUN_S, EXIT_S = 0.02, 0.03, 0.002, 0.01, 0.005
 LASTS_S = 20.0
 FAILING = 0.02
 """Of what is asked for, where something fails."""
-TURN_S = 3.5
+TIME_SLICE_S = 3.5
 """Without an answer to somebody who asks, for each function: a hundred wakes, and some seconds to change places."""
 SMALL = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)
 MANY = Profile(
@@ -37,7 +37,7 @@ MANY = Profile(
 SETTINGS = {
     "keep_alive_s": [None, 1.0, 60.0],
     "slo_ms": [None, 50, 200],
-    "max_bodies": [1, 2],
+    "max_workers": [1, 2],
     "max_batch": [1, 4],
     "concurrency": [1, 2],
     "threads": [1, 2],
@@ -77,7 +77,7 @@ class Clients:
 
     def ready(self, worker: int) -> None:
         if self.world.starting.pop(worker, None):
-            self.world.send(BodyReady(worker))
+            self.world.send(WorkerReady(worker))
 
     def end(self, number: int) -> None:
         run = self.world.running.pop(number, None)
@@ -89,11 +89,11 @@ class Clients:
         if operation in at:
             self.world.bind(at.index(operation))
 
-    def stage(self) -> None:
+    def load_blocks(self) -> None:
         if self.fails():
-            self.world.fail_stage()
+            self.world.fail_load()
         else:
-            self.world.stage()
+            self.world.load_blocks()
 
     def fails(self) -> bool:
         return self.chance.random() < self.failing
@@ -116,8 +116,8 @@ class Clients:
                 self.after(seconds, deed, number)
                 if self.fails():
                     self.after(seconds / 2, self.exit, workers[number])
-        for _ in range(len(world.staging) - sum(deed == self.stage for _, _, deed, _ in self.heap)):
-            self.after(STAGE_S, self.stage)
+        for _ in range(len(world.loads) - sum(deed == self.stage for _, _, deed, _ in self.heap)):
+            self.after(LOAD_S, self.stage)
         for id_ in [id_ for id_ in self.asked if id_ in world.answers]:
             name, think_s = self.asked.pop(id_)
             if isinstance(world.answers[id_], Reply):
@@ -144,16 +144,18 @@ class Clients:
 @given(
     seed=st.integers(0, 10_000),
     functions=st.integers(2, 5),
-    bodies=st.sampled_from([None, 1, 2, 8]),
+    workers=st.sampled_from([None, 1, 2, 8]),
     places=st.sampled_from([None, 1, 2, 3]),
     cores=st.sampled_from([None, 1, 2]),
     family=st.sampled_from(["", "one"]),
     failing=st.sampled_from([0.0, FAILING]),
 )
-def test_nobody_who_goes_on_asking_is_kept_out(policy, memory, seed, functions, bodies, places, cores, family, failing):
+def test_nobody_who_goes_on_asking_is_kept_out(
+    policy, memory, seed, functions, workers, places, cores, family, failing
+):
     chance = Random(seed)
     host = None if places is None else 10 * places
-    world = World(policy=policy, bodies_max=bodies, host_bytes=host, memory_bytes=memory, cores=cores)
+    world = World(policy=policy, workers_max=workers, host_bytes=host, memory_bytes=memory, cores=cores)
     clients = Clients(world, chance, failing)
     for name in "abcde"[:functions]:
         drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}
@@ -166,4 +168,4 @@ def test_nobody_who_goes_on_asking_is_kept_out(policy, memory, seed, functions, 
         for _ in range(chance.choice([1, 1, 2])):
             clients.after(chance.random(), clients.ask, name, think_s)
     clients.go_on()
-    assert clients.longest < TURN_S * functions
+    assert clients.longest < TIME_SLICE_S * functions

@@ -13,15 +13,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from overwinter.core.actions import Decide, Run
+from overwinter.core.actions import Explanation, Run
 from overwinter.core.events import (
     Cancelled,
     Demoted,
-    Foretold,
     LoadAsked,
     MemoryMeasured,
-    Pressed,
+    MemoryPressure,
     Profiled,
+    RateForecast,
     Removed,
     TrafficSet,
     UnloadAsked,
@@ -76,15 +76,15 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(sorted(POLICIES)),
-        bodies=st.sampled_from([None, 1, 2, 3, 4]),
+        workers=st.sampled_from([None, 1, 2, 3, 4]),
         host=st.sampled_from([None, 11, 12, 19, 30]),
         memory=st.sampled_from([None, 9, 20]),
         cores=st.sampled_from([None, 1, 2]),
         window=st.sampled_from([None, 5.0]),
     )
-    def begin(self, policy, bodies, host, memory, cores, window):
+    def begin(self, policy, workers, host, memory, cores, window):
         self.world = World(
-            bodies_max=bodies,
+            workers_max=workers,
             backoff_max_s=2.0,
             policy=self.policy or policy,
             cores=cores,
@@ -99,7 +99,7 @@ class AnyOrder(RuleBasedStateMachine):
         on_trial=st.booleans(),
         again=st.sampled_from([False, False, False, True]),
         batch=st.integers(1, 3),
-        bodies=st.integers(1, 3),
+        workers=st.integers(1, 3),
         keep=st.sampled_from([None, 0.0, 1.0, 60.0]),
         limit=st.integers(1, 4),
         slo=st.sampled_from([None, 50.0, 500.0]),
@@ -109,12 +109,12 @@ class AnyOrder(RuleBasedStateMachine):
         profile=st.integers(0, len(PROFILES) - 1),
         family=st.integers(0, 7),
     )
-    def deploy(self, name, on_trial, again, batch, bodies, keep, limit, slo, late, runs, own, profile, family):
+    def deploy(self, name, on_trial, again, batch, workers, keep, limit, slo, late, runs, own, profile, family):
         known = self.world.deployed.keys() - self.world.loading
         if not (again and self.reuses_ids and f"{name}@{self.versions[name]}" in known):
             self.versions[name] += 1
         blobs = (("shared", 5), (f"{name}{self.versions[name]}", 7))
-        settings = {"max_batch": batch, "max_bodies": bodies, "keep_alive_s": keep, "queue_limit": limit}
+        settings = {"max_batch": batch, "max_workers": workers, "keep_alive_s": keep, "queue_limit": limit}
         settings |= {"slo_ms": slo, "late": late, "concurrency": runs, "threads": 2, "timeout_s": TIMEOUT_S, **own}
         whose = self.families[family % len(self.families)]
         if whose:
@@ -137,11 +137,11 @@ class AnyOrder(RuleBasedStateMachine):
     def learn(self, name, profile, rate):
         function = f"{name}@{max(1, self.versions[name])}"
         self.world.send(Profiled(function, self.profiles[profile]))
-        self.world.send(Foretold(function, rate))
+        self.world.send(RateForecast(function, rate))
 
     @rule(nbytes=st.integers(1, 40))
     def pressed(self, nbytes):
-        self.world.send(Pressed(nbytes))
+        self.world.send(MemoryPressure(nbytes))
 
     @rule(data=st.data())
     def measured(self, data):
@@ -157,14 +157,14 @@ class AnyOrder(RuleBasedStateMachine):
             del self.world.open[request]
             self.world.send(Cancelled(request))
 
-    @precondition(lambda self: self.world.staging)
+    @precondition(lambda self: self.world.loads)
     @rule(fails=st.booleans(), added=st.sampled_from([0, 9]), last=st.booleans())
-    def staged(self, fails, added, last):
+    def loaded(self, fails, added, last):
         at = -1 if last else 0
         if fails:
-            self.world.fail_stage(came=self.world.blobs[self.world.staging[at].function][:1], at=at)
+            self.world.fail_load(came=self.world.blobs[self.world.loads[at].function][:1], at=at)
         else:
-            self.world.stage(added, at)
+            self.world.load_blocks(added, at)
 
     @precondition(lambda self: self.world.starting)
     @rule()
@@ -254,7 +254,7 @@ class Seen(World):
         actions = super().send(event)
         self.seen |= {type(action).__name__ for action in actions}
         self.seen |= {"shared Run" for action in actions if isinstance(action, Run) and action.functions}
-        self.seen |= {action.what for action in actions if isinstance(action, Decide)}
+        self.seen |= {action.what for action in actions if isinstance(action, Explanation)}
         self.seen |= {f"waits for {function.line}" for function in self.state.functions.values() if function.line}
         if self.resources.memory.free < replayed.LEAST_MEMORY:
             self.seen.add("memory is full")
@@ -300,7 +300,9 @@ def told(seed: str, steps: int, *policies: str) -> bytes:
 def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, binds):
     [logs] = {told(seed, replayed.STEPS, policy) for seed in ("0", "1", "2", "3")}
     [actions] = msgspec.json.decode(logs)
-    wanted = {"Run", "Drop", "Prepare", "Announce", "Refuse", "Decide"} | ({"Bind", "Unbind"} if binds else set())
+    wanted = {"Run", "Drop", "Prepare", "LoadFinished", "Refuse", "Explanation"} | (
+        {"Bind", "Unbind"} if binds else set()
+    )
     assert wanted <= {action["type"] for action in actions}
     assert binds == any(action.get("functions") for action in actions)
 
@@ -308,4 +310,4 @@ def test_the_same_events_give_the_same_actions_whatever_the_hash_seed(policy, bi
 def test_under_every_policy_the_same_events_give_the_same_actions_whatever_the_hash_seed():
     [logs] = {told(seed, FEW_STEPS, *POLICIES) for seed in ("0", "1", "2")}
     for actions in msgspec.json.decode(logs):
-        assert {"Run", "StopBody", "Drop", "Refuse"} <= {action["type"] for action in actions}
+        assert {"Run", "StopWorker", "Drop", "Refuse"} <= {action["type"] for action in actions}

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from overwinter.core.actions import Reply, StartBody, StopBody
+from overwinter.core.actions import Reply, StartWorker, StopWorker
 from overwinter.core.policies import POLICIES
 from overwinter.scheduler import resources
 from overwinter.scheduler.ledger import Resource
@@ -34,13 +34,13 @@ def test_a_new_resource_bounds_workers_and_is_waited_for(monkeypatch):
     for name in "abcd":
         world.deploy(spec(name, keep_alive_s=1000.0, timeout_s=1000.0))
         world.arrive(name)
-    while world.staging:
-        world.stage()
+    while world.loads:
+        world.load_blocks()
     assert world.resources.licences.taken == LICENCES
-    assert sum(isinstance(action, StartBody) for action in world.log) == LICENCES
+    assert sum(isinstance(action, StartWorker) for action in world.log) == LICENCES
     world.settle()
     assert [type(answer) for answer in world.answers.values()] == [Reply] * 4
-    assert sum(isinstance(action, StopBody) for action in world.log) == 2
+    assert sum(isinstance(action, StopWorker) for action in world.log) == 2
     assert world.resources.licences.taken == LICENCES
 
 

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from overwinter.core.actions import Announce, Drop, Prepare, Refuse, Reply, Run, Stage, StartBody, StopBody
+from overwinter.core.actions import Drop, LoadBlocks, LoadFinished, Prepare, Refuse, Reply, Run, StartWorker, StopWorker
 from overwinter.core.events import (
-    BodyReady,
     Cancelled,
     Deployed,
     LoadAsked,
     Removed,
     RunEnded,
     UnloadAsked,
+    WorkerReady,
     ZygoteLost,
 )
 from overwinter.scheduler.lifecycles import function_state
@@ -35,8 +35,8 @@ def test_a_request_wakes_a_sleeping_function_once():
     world = World()
     world.deploy(spec())
     first, second = world.arrive(), world.arrive()
-    assert kinds(world.log) == ["Stage"]
-    assert kinds(world.stage()) == ["StartBody"]
+    assert kinds(world.log) == ["LoadBlocks"]
+    assert kinds(world.load_blocks()) == ["StartWorker"]
     assert kinds(world.ready()) == ["Run"]
     assert kinds(world.finish()) == ["Reply", "Prepare", "Run"]
     world.finish()
@@ -47,7 +47,7 @@ def test_the_answer_says_from_where_the_function_woke():
     world = World()
     world.deploy(spec(keep_alive_s=1.0))
     world.arrive()
-    world.stage(added=0)
+    world.load_blocks(added=0)
     world.settle()
     warm = world.arrive()
     world.settle()
@@ -69,12 +69,12 @@ def test_waiting_requests_share_a_run_up_to_the_batch_limit():
     assert runs == [(2,), (3, 4, 5)]
 
 
-def test_bodies_grow_one_at_a_time_to_the_limit():
+def test_workers_grow_one_at_a_time_to_the_limit():
     world = World(cores=4)
-    world.deploy(spec(max_bodies=3))
+    world.deploy(spec(max_workers=3))
     for _ in range(6):
         world.arrive()
-    world.stage()
+    world.load_blocks()
     assert len(world.starting) == 1
     world.ready()
     assert len(world.starting) == 1
@@ -94,14 +94,14 @@ def test_a_full_queue_refuses_with_a_time_to_come_back():
     assert refusal.retry_after_s >= 1.0
 
 
-def test_an_idle_body_sleeps_after_the_keep_alive_which_restarts_on_reuse():
+def test_an_idle_worker_sleeps_after_the_keep_alive_which_restarts_on_reuse():
     world = awake(keep_alive_s=10.0)
     world.now = 6.0
     world.arrive()
     world.finish()
     assert kinds(world.ring()) == []
     assert world.now == 10.0
-    assert kinds(world.ring()) == ["StopBody"]
+    assert kinds(world.ring()) == ["StopWorker"]
     assert world.now == 16.0
     world.die()
     assert function_state(world.state.functions["f@1"], world.now) == "asleep"
@@ -129,7 +129,7 @@ def test_the_backoff_doubles_and_ends_with_success():
     world = World(backoff_first_s=1.0, backoff_max_s=3.0, attempts_max=9)
     world.deploy(spec(timeout_s=1000))
     world.arrive()
-    world.stage()
+    world.load_blocks()
     rests = []
     for _ in range(4):
         world.die()
@@ -152,13 +152,13 @@ def test_a_request_past_its_deadline_is_refused_while_it_waits():
     assert isinstance(world.answers[2], Reply)
 
 
-def test_a_hung_body_is_killed_and_its_function_serves_again():
+def test_a_hung_worker_is_killed_and_its_function_serves_again():
     world = awake(timeout_s=5.0)
     world.arrive()
     while world.now < 5.0:
         world.ring()
     assert world.answers[2].error == "DeadlineError"
-    assert [a.kill for a in world.log if isinstance(a, StopBody)] == [True]
+    assert [a.kill for a in world.log if isinstance(a, StopWorker)] == [True]
     again = world.arrive()
     world.die(min(world.stopping))
     world.ring()
@@ -172,9 +172,9 @@ def test_a_new_version_takes_over_only_after_its_trial():
     world.arrive()
     assert next(iter(world.running.values())).requests == (2,)
     world.finish()
-    world.stage()
-    assert kinds(world.log).count("StartBody") == 1
-    assert kinds(world.ready())[0] == "Announce"
+    world.load_blocks()
+    assert kinds(world.log).count("StartWorker") == 1
+    assert kinds(world.ready())[0] == "LoadFinished"
     world.arrive()
     world.arrive(version=1)
     assert sorted(run.worker for run in world.running.values()) == [1, 2]
@@ -183,9 +183,9 @@ def test_a_new_version_takes_over_only_after_its_trial():
 def test_a_new_version_that_fails_its_trial_leaves_no_trace():
     world = awake()
     world.deploy(spec(version=2, blobs=(("a", 10), ("c", 5))), on_trial=True)
-    world.stage()
+    world.load_blocks()
     actions = world.die(2, reason="bad program")
-    assert [a for a in actions if isinstance(a, Announce)][0].reason == "bad program"
+    assert [a for a in actions if isinstance(a, LoadFinished)][0].reason == "bad program"
     assert [a.addresses for a in actions if isinstance(a, Drop)] == [("c",)]
     world.arrive()
     world.settle()
@@ -197,10 +197,10 @@ def test_a_failed_stage_refuses_and_rests():
     world = World()
     world.deploy(spec())
     request = world.arrive()
-    world.fail_stage()
+    world.fail_load()
     assert world.answers[request].error == "NoSpaceError"
     again = world.arrive()
-    assert not world.staging
+    assert not world.loads
     world.ring()
     world.settle()
     assert isinstance(world.answers[again], Reply)
@@ -213,7 +213,7 @@ def test_lost_blocks_are_staged_again():
     request = world.arrive()
     world.die(lost_blocks=True)
     world.ring()
-    assert [stage.function for stage in world.staging] == ["f@1"]
+    assert [load.function for load in world.loads] == ["f@1"]
     world.settle()
     assert isinstance(world.answers[request], Reply)
 
@@ -221,13 +221,13 @@ def test_lost_blocks_are_staged_again():
 def test_unload_gives_everything_back_and_load_wakes():
     world = awake()
     actions = world.send(UnloadAsked("f@1"))
-    assert kinds(actions) == ["StopBody", "Drop"]
+    assert kinds(actions) == ["StopWorker", "Drop"]
     world.settle()
     refused = world.arrive()
     assert world.answers[refused].error == "OverloadedError"
-    assert kinds(world.send(LoadAsked("f@1"))) == ["Stage"]
-    world.stage()
-    assert "Announce" in kinds(world.ready())
+    assert kinds(world.send(LoadAsked("f@1"))) == ["LoadBlocks"]
+    world.load_blocks()
+    assert "LoadFinished" in kinds(world.ready())
 
 
 def test_a_running_request_survives_unload_and_remove():
@@ -250,8 +250,8 @@ def test_only_unshared_blocks_are_dropped():
     assert [a.addresses for a in actions if isinstance(a, Drop)] == [("a",)]
 
 
-def test_the_longest_idle_body_gives_way_when_the_node_is_full():
-    world = World(bodies_max=2)
+def test_the_longest_idle_worker_gives_way_when_the_node_is_full():
+    world = World(workers_max=2)
     for name in "fgh":
         world.deploy(spec(name=name))
     for name in "fg":
@@ -259,21 +259,21 @@ def test_the_longest_idle_body_gives_way_when_the_node_is_full():
         world.settle()
         world.now += 1.0
     request = world.arrive("h")
-    world.stage()
+    world.load_blocks()
     assert world.stopping == {1}
     world.settle()
     assert isinstance(world.answers[request], Reply)
 
 
-def test_a_busy_full_node_serves_the_waiting_function_when_a_body_falls_idle():
-    world = World(bodies_max=1)
+def test_a_busy_full_node_serves_the_waiting_function_when_a_worker_falls_idle():
+    world = World(workers_max=1)
     world.deploy(spec(name="f"))
     world.deploy(spec(name="g"))
     world.arrive("f")
-    world.stage()
+    world.load_blocks()
     world.ready()
     request = world.arrive("g")
-    world.stage()
+    world.load_blocks()
     world.finish()
     assert world.stopping == {1}
     world.settle()
@@ -334,7 +334,7 @@ def test_late_and_foreign_news_change_nothing():
     world = awake()
     before = repr(world.state)
     assert world.send(RunEnded(1, 99)) == []
-    assert world.send(BodyReady(77)) == []
+    assert world.send(WorkerReady(77)) == []
     assert world.send(Cancelled(77)) == []
     assert repr(world.state) == before
 
@@ -348,7 +348,7 @@ def test_unknown_names_and_versions_are_told_apart():
 
 def test_first_wake_of_the_first_version_is_its_trial():
     world = World()
-    assert [type(a) for a in world.deploy(spec(), on_trial=True)] == [Stage]
+    assert [type(a) for a in world.deploy(spec(), on_trial=True)] == [LoadBlocks]
     assert isinstance(world.answers.get(world.arrive()), Refuse)
     world.settle()
     request = world.arrive()
@@ -356,7 +356,7 @@ def test_first_wake_of_the_first_version_is_its_trial():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_an_answer_that_comes_after_its_body_was_given_up_changes_nothing():
+def test_an_answer_that_comes_after_its_worker_was_given_up_changes_nothing():
     for event in (UnloadAsked("f@1"), Removed("f@1")):
         world = awake(timeout_s=5.0)
         world.arrive()
@@ -368,13 +368,13 @@ def test_an_answer_that_comes_after_its_body_was_given_up_changes_nothing():
         assert not world.alive
 
 
-def test_a_body_that_does_not_stop_is_killed():
+def test_a_worker_that_does_not_stop_is_killed():
     world = awake(keep_alive_s=1.0)
     world.ring()
-    assert [a.kill for a in world.log if isinstance(a, StopBody)] == [False]
+    assert [a.kill for a in world.log if isinstance(a, StopWorker)] == [False]
     request = world.arrive()
     world.ring()
-    assert [a.kill for a in world.log if isinstance(a, StopBody)] == [False, True]
+    assert [a.kill for a in world.log if isinstance(a, StopWorker)] == [False, True]
     world.settle()
     assert isinstance(world.answers[request], Reply)
 
@@ -389,14 +389,14 @@ def test_a_running_requests_deadline_holds_after_unload():
 
 
 def test_a_busy_function_does_not_keep_another_out_for_ever():
-    world = World(bodies_max=1)
+    world = World(workers_max=1)
     world.deploy(spec(name="f"))
     world.deploy(spec(name="g"))
     world.arrive("f")
-    world.stage()
+    world.load_blocks()
     world.ready()
     waiting = world.arrive("g")
-    world.stage()
+    world.load_blocks()
     for _ in range(5):
         world.arrive("f")
         if world.running:
@@ -411,7 +411,7 @@ def test_blocks_that_come_after_a_removal_are_let_go():
     world.deploy(spec())
     world.arrive()
     world.send(Removed("f@1"))
-    assert [a.addresses for a in world.stage() if isinstance(a, Drop)] == [("a", "b")]
+    assert [a.addresses for a in world.load_blocks() if isinstance(a, Drop)] == [("a", "b")]
     assert not world.resident
 
 
@@ -422,16 +422,16 @@ def test_a_restored_function_gives_back_what_was_resident_and_only_that():
     world.deploy(spec(name="g", blobs=(("a", 1), ("b", 1))))
     assert [a.addresses for a in world.send(Removed("g@1")) if isinstance(a, Drop)] == [("b",)]
     request = world.arrive("f")
-    assert not world.staging
+    assert not world.loads
     world.settle()
     assert world.answers[request].start == "host"
 
 
 def test_a_slow_program_is_not_rehearsed_in_the_zygote():
-    world = World(rehearsal_max_s=0.5)
+    world = World(warm_up_max_s=0.5)
     world.deploy(spec())
     world.arrive()
-    world.stage()
+    world.load_blocks()
     world.ready()
     world.now += 1.0
     assert "Prepare" not in kinds(world.finish())
@@ -463,8 +463,8 @@ def test_a_program_is_rehearsed_by_its_tenants_first_trial_alone():
     # Nobody learns from a trial what another tenant has deployed.
     world.deploy(msgspec.structs.replace(spec("g", tenant="u"), program=spec().program), on_trial=True)
     world.settle()
-    assert [action.on_trial for action in world.log if isinstance(action, StartBody)] == [True, False, True]
-    assert kinds(world.log).count("Announce") == 3
+    assert [action.on_trial for action in world.log if isinstance(action, StartWorker)] == [True, False, True]
+    assert kinds(world.log).count("LoadFinished") == 3
 
 
 @pytest.mark.parametrize("event", [Removed, UnloadAsked])
@@ -477,8 +477,8 @@ def test_a_deadline_holds_when_the_function_goes(event):
     assert world.answers[request].error == "DeadlineError"
 
 
-def announced(world) -> list:
-    return [(action.function, action.error) for action in world.log if isinstance(action, Announce)]
+def told_load(world) -> list:
+    return [(action.function, action.error) for action in world.log if isinstance(action, LoadFinished)]
 
 
 def until_staging(world) -> None:
@@ -486,18 +486,18 @@ def until_staging(world) -> None:
 
 
 def until_starting(world) -> None:
-    world.stage()
+    world.load_blocks()
 
 
-def until_resting(world) -> None:
+def until_quiet(world) -> None:
     world.arrive()
-    world.stage()
+    world.load_blocks()
     world.die()
     world.log.clear()
     world.send(LoadAsked("f@1"))
 
 
-@pytest.mark.parametrize("until", [until_staging, until_starting, until_resting])
+@pytest.mark.parametrize("until", [until_staging, until_starting, until_quiet])
 @pytest.mark.parametrize(
     ("event", "error"),
     [
@@ -511,24 +511,24 @@ def test_a_load_hears_that_the_function_went_away(until, event, error):
     world.deploy(spec())
     world.send(LoadAsked("f@1"))
     until(world)
-    assert not announced(world)
+    assert not told_load(world)
     world.send(event)
-    assert announced(world) == [("f@1", error)]
+    assert told_load(world) == [("f@1", error)]
     world.settle()
-    assert announced(world) == [("f@1", error)]
+    assert told_load(world) == [("f@1", error)]
 
 
 def test_a_load_hears_of_a_crash_and_the_next_one_of_success():
     world = World()
     world.deploy(spec())
     world.send(LoadAsked("f@1"))
-    world.stage()
+    world.load_blocks()
     world.die()
-    assert announced(world) == [("f@1", "WorkerError")]
+    assert told_load(world) == [("f@1", "WorkerError")]
     world.send(LoadAsked("f@1"))
     world.ring()
     world.settle()
-    assert announced(world) == [("f@1", "WorkerError"), ("f@1", None)]
+    assert told_load(world) == [("f@1", "WorkerError"), ("f@1", None)]
 
 
 def test_a_load_that_comes_while_the_function_gives_way_is_heard():
@@ -545,7 +545,7 @@ def test_a_load_that_comes_while_the_function_gives_way_is_heard():
         world.settle()
         if world.alarm is not None:
             world.ring()
-    assert announced(world) == [("f@1", None)]
+    assert told_load(world) == [("f@1", None)]
 
 
 def test_a_new_version_under_an_old_id_is_another_function():
@@ -560,7 +560,7 @@ def test_a_new_version_under_an_old_id_is_another_function():
     assert isinstance(world.answers[again], Reply)
 
 
-def test_a_request_whose_body_dies_after_an_unload_is_not_left_waiting():
+def test_a_request_whose_worker_dies_after_an_unload_is_not_left_waiting():
     world = awake()
     request = world.arrive()
     world.send(UnloadAsked("f@1"))
@@ -575,9 +575,9 @@ def test_an_old_stage_that_fails_does_not_touch_the_new_load():
     world.send(UnloadAsked("f@1"))
     world.send(LoadAsked("f@1"))
     request = world.arrive()
-    world.fail_stage()
+    world.fail_load()
     assert request not in world.answers
-    assert not [error for _, error in announced(world) if error]
+    assert not [error for _, error in told_load(world) if error]
     world.settle()
     assert isinstance(world.answers[request], Reply)
 
@@ -588,7 +588,7 @@ def test_an_old_stage_that_ends_does_not_stand_for_the_new_one():
     world.arrive()
     world.send(UnloadAsked("f@1"))
     world.send(LoadAsked("f@1"))
-    world.stage()
+    world.load_blocks()
     assert not world.starting, "what the new one brings is not there yet"
-    world.stage()
+    world.load_blocks()
     assert world.starting

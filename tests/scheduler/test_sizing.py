@@ -1,9 +1,9 @@
-"""How many bodies a function gets as its rate changes, and what is said about it."""
+"""How many workers a function gets as its rate changes, and what is said about it."""
 
 import pytest
 
-from overwinter.core.actions import Decide, StartBody
-from overwinter.core.events import Alarm, Foretold, Pressed, Profiled, RunEnded
+from overwinter.core.actions import Explanation, StartWorker
+from overwinter.core.events import Alarm, MemoryPressure, Profiled, RateForecast, RunEnded
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile, Shape
 from overwinter.scheduler.latency import LatencyModel
@@ -18,7 +18,7 @@ PROFILE = Profile(
 
 def made(policy="overwinter", profile=PROFILE, **settings) -> World:
     world = World(policy=policy, cores=8)
-    world.deploy(spec(profile=profile, **{"slo_ms": 400, "max_bodies": 8, "max_batch": 4, "threads": 2} | settings))
+    world.deploy(spec(profile=profile, **{"slo_ms": 400, "max_workers": 8, "max_batch": 4, "threads": 2} | settings))
     return world
 
 
@@ -35,7 +35,7 @@ def play(world: World, rate: float, seconds: float) -> None:
         world.settle()
 
 
-def bodies(world: World) -> int:
+def workers(world: World) -> int:
     return sum(not worker.stopping for worker in world.state.workers.values())
 
 
@@ -43,27 +43,27 @@ def bodies(world: World) -> int:
 def test_every_policy_grows_shrinks_and_sleeps(policy):
     world = made(policy, keep_alive_s=30.0)
     play(world, 0.5, 60)
-    few = bodies(world)
+    few = workers(world)
     play(world, 60, 48)
-    many = bodies(world)
+    many = workers(world)
     play(world, 0.5, 340)
     assert few <= 2
     assert many > few
-    assert bodies(world) <= few
+    assert workers(world) <= few
     while world.alarm is not None:
         world.ring()
         world.settle()
-    assert bodies(world) == 0
+    assert workers(world) == 0
     assert len(world.answers) == world.next_request
 
 
 def test_a_forecast_is_believed():
     world = made("oracle")
     play(world, 1, 25)
-    before = bodies(world)
-    world.send(Foretold("f@1", 80.0))
+    before = workers(world)
+    world.send(RateForecast("f@1", 80.0))
     play(world, 1, 10)
-    assert bodies(world) > before
+    assert workers(world) > before
 
 
 def test_a_steady_rate_changes_nothing_once_served():
@@ -71,14 +71,14 @@ def test_a_steady_rate_changes_nothing_once_served():
     play(world, 30, 60)
     world.log.clear()
     play(world, 30, 120)
-    assert not [action for action in world.log if isinstance(action, StartBody)]
+    assert not [action for action in world.log if isinstance(action, StartWorker)]
 
 
-def test_when_nothing_keeps_the_promise_it_is_served_and_said():
+def test_when_nothing_keeps_the_slo_it_is_served_and_said():
     world = made(slo_ms=5)
     play(world, 2, 30)
     assert all(type(answer).__name__ == "Reply" for answer in world.answers.values())
-    [said] = [action for action in world.log if isinstance(action, Decide) and action.what == "best-effort"]
+    [said] = [action for action in world.log if isinstance(action, Explanation) and action.what == "best-effort"]
     assert "no configuration keeps 5 ms" in said.why
 
 
@@ -89,21 +89,21 @@ def test_a_profile_that_comes_later_counts_from_then_on():
     world.send(Profiled("f@1", PROFILE))
     assert len(world.state.functions["f@1"].latency.points) == 6
     play(world, 60, 40)
-    assert bodies(world) > 1
+    assert workers(world) > 1
 
 
 def test_settings_bound_the_shapes():
     world = made(threads=1, max_batch=2)
     play(world, 60, 40)
-    started = [action for action in world.log if isinstance(action, StartBody)]
+    started = [action for action in world.log if isinstance(action, StartWorker)]
     assert {action.cores for action in started} == {1}
     assert {worker.point.batch for worker in world.state.workers.values()} <= {1, 2}
 
 
-def test_bodies_never_pass_the_memory_they_may_have():
+def test_workers_never_pass_the_memory_they_may_have():
     world = World(cores=8, memory_bytes=250)
     for name in "fg":
-        world.deploy(spec(name, profile=PROFILE, slo_ms=400, max_bodies=8, keep_alive_s=100))
+        world.deploy(spec(name, profile=PROFILE, slo_ms=400, max_workers=8, keep_alive_s=100))
     for _ in range(20):
         for name in "fg":
             world.arrive(name)
@@ -112,7 +112,7 @@ def test_bodies_never_pass_the_memory_they_may_have():
     assert len(world.answers) == 40
 
 
-def test_the_usual_body_keeps_the_promise_where_one_can():
+def test_the_usual_worker_keeps_the_slo_where_one_can():
     slow = tuple(Point(c, 100, b, 1, 1.0 * b / c) for c in (1, 2, 4) for b in (1, 2, 4))
     profile = Profile(weight_bytes=30, macs=1, points=slow)
 
@@ -126,10 +126,10 @@ def test_the_usual_body_keeps_the_promise_where_one_can():
     assert usual(None) == usual(100.0) == Shape(1, 4, 1)
 
 
-def test_what_waits_gets_as_many_bodies_at_once_as_it_takes():
+def test_what_waits_gets_as_many_workers_at_once_as_it_takes():
     world = made()
     world.arrive()
-    world.stage()
+    world.load_blocks()
     world.ready()
     # Late in a period the mean rate says little of a burst.
     world.now = 9.5
@@ -142,20 +142,20 @@ def test_what_waits_gets_as_many_bodies_at_once_as_it_takes():
     assert max(point.latency_s for point in started) <= 0.4
 
 
-def test_a_body_older_than_its_profile_is_counted_by_it():
+def test_a_worker_older_than_its_profile_is_counted_by_it():
     world = made(profile=None, max_batch=4, threads=1)
     play(world, 2, 12)
     world.send(Profiled("f@1", PROFILE))
     world.log.clear()
     play(world, 2, 30)
-    assert not [action for action in world.log if isinstance(action, StartBody)]
+    assert not [action for action in world.log if isinstance(action, StartWorker)]
 
 
 def test_one_run_that_hangs_costs_the_runs_beside_it_a_retry_and_no_refusal():
     world = World(cores=4)
-    world.deploy(spec(concurrency=2, max_bodies=1, timeout_s=10.0))
+    world.deploy(spec(concurrency=2, max_workers=1, timeout_s=10.0))
     world.arrive()
-    world.stage()
+    world.load_blocks()
     world.ready()
     world.now = 9.0
     world.arrive()
@@ -176,12 +176,12 @@ def test_who_wants_room_no_more_keeps_nobody_waiting():
     for name in ("low", "big", "mid"):
         world.deploy(spec(name, profile=profiles[name], keep_alive_s=100.0, timeout_s=50.0))
     world.arrive("low")
-    world.stage()
+    world.load_blocks()
     world.ready()
     world.arrive("big", deadline=1.0)
-    world.stage()
+    world.load_blocks()
     world.arrive("mid")
-    world.stage()
+    world.load_blocks()
     while world.now < 1.0:
         world.ring()
     assert world.answers[2].error == "DeadlineError"
@@ -189,12 +189,12 @@ def test_who_wants_room_no_more_keeps_nobody_waiting():
     assert type(world.answers[3]).__name__ == "Reply"
 
 
-def test_a_retry_goes_at_once_to_a_body_that_is_idle():
+def test_a_retry_goes_at_once_to_a_worker_that_is_idle():
     world = World(cores=4)
-    world.deploy(spec(max_bodies=2))
+    world.deploy(spec(max_workers=2))
     for _ in range(2):
         world.arrive()
-    world.stage()
+    world.load_blocks()
     world.ready()
     world.ready()
     first, second = world.running.values()
@@ -233,12 +233,12 @@ def test_a_shape_chosen_in_want_of_room_is_forgotten_with_the_want():
 def test_a_look_at_the_rate_wakes_nobody_who_falls_asleep(policy):
     world = made(policy)
     play(world, 40, 9.9)
-    world.send(Pressed(10**9))
+    world.send(MemoryPressure(10**9))
     assert world.alive == world.stopping
     assert world.alive
     world.log.clear()
     world.now = 10.1
     world.send(Alarm())
-    assert not [action for action in world.log if isinstance(action, StartBody)]
+    assert not [action for action in world.log if isinstance(action, StartWorker)]
     world.settle()
     assert not world.alive

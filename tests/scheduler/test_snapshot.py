@@ -26,7 +26,7 @@ def taken(scheduler: Scheduler, now: float, between=lambda: None) -> Snapshot:
 
 
 def test_it_tells_what_is_waiting_running_and_bound():
-    world = World(cores=1, bodies_max=2)
+    world = World(cores=1, workers_max=2)
     for name in "fg":
         world.deploy(spec(name, blobs=(("shared", 10),), family="one", max_batch=1))
     world.arrive("f")
@@ -48,7 +48,7 @@ def test_it_tells_what_is_waiting_running_and_bound():
 @given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
 @example(seed=886, steps=20)
 def test_it_says_the_same_as_the_tables_and_stays(seed, steps):
-    world = World(policy="overwinter", cores=2, bodies_max=4, host_bytes=60, memory_bytes=40)
+    world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     play(world, Random(seed), steps)
     known = taken(world.scheduler, world.now)
     state = world.state

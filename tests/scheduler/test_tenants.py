@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from overwinter.core.actions import Reply, StopBody
+from overwinter.core.actions import Reply, StopWorker
 from overwinter.core.events import LoadAsked, UnloadAsked
 from overwinter.core.policies import POLICIES
 from overwinter.scheduler.order import TENANT_PART
@@ -53,13 +53,13 @@ def answered(world: World, name: str) -> Reply | None:
 
 
 def test_one_tenant_alone_may_have_every_worker():
-    world = World(bodies_max=32)
+    world = World(workers_max=32)
     sleepers(world, 40)
     assert workers_of(world, "a") == 32
 
 
 def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
-    world = World(bodies_max=32)
+    world = World(workers_max=32)
     well(world)
     sleepers(world, 40)
     assert workers_of(world, "a") == 32 - 32 // TENANT_PART
@@ -70,16 +70,16 @@ def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
 
 def test_who_comes_late_gets_what_another_has_beyond_its_share():
     """All workers sleep for a day: one is killed when its run did not end in time, and the newcomer keeps it."""
-    world = World(bodies_max=8)
+    world = World(workers_max=8)
     sleepers(world, 20)
     well(world, keep_alive_s=1000.0)
     request = world.arrive("b")
     world.settle_processes()
     assert request not in world.answers
-    while not any(isinstance(each, StopBody) for each in world.log):
+    while not any(isinstance(each, StopWorker) for each in world.log):
         world.ring()
     assert world.now <= GRACE_S + 1.0
-    killed = [each.worker for each in world.log if isinstance(each, StopBody)]
+    killed = [each.worker for each in world.log if isinstance(each, StopWorker)]
     assert len(killed) == 1
     world.settle_processes()
     assert workers_of(world, "b") == 1
@@ -87,13 +87,13 @@ def test_who_comes_late_gets_what_another_has_beyond_its_share():
         assert isinstance(answered(world, "b"), Reply)
         world.now += 2.0
     assert isinstance(world.answers[request], Reply)
-    assert [each.worker for each in world.log if isinstance(each, StopBody)] == killed
+    assert [each.worker for each in world.log if isinstance(each, StopWorker)] == killed
     told = [each for each in world.answers.values() if not isinstance(each, Reply)]
     assert [(each.error, "another tenant" in each.message) for each in told] == [("OverloadedError", True)]
 
 
 def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():
-    world = World(bodies_max=2)
+    world = World(workers_max=2)
     sleepers(world, 2)
     well(world)
     request = world.arrive("b")
@@ -112,7 +112,7 @@ def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():
 
 
 def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
-    world = World(bodies_max=4)
+    world = World(workers_max=4)
     for name in ("a1", "a2", "a3"):
         world.deploy(spec(name, blobs=((name, 1),), tenant="a", keep_alive_s=1000.0))
     well(world, "b", keep_alive_s=1000.0)
@@ -126,7 +126,7 @@ def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
 
 
 def test_of_private_memory_too_nobody_keeps_more_than_the_other_needs():
-    world = World(memory_bytes=100 << 20, bodies_max=32)
+    world = World(memory_bytes=100 << 20, workers_max=32)
     sleepers(world, 10)
     assert workers_of(world, "a") == 6
     well(world, keep_alive_s=1000.0)
@@ -141,7 +141,7 @@ def test_of_private_memory_too_nobody_keeps_more_than_the_other_needs():
 
 
 def test_a_tenant_has_no_more_than_it_was_given():
-    world = World(bodies_max=32, tenant_bodies_max=3)
+    world = World(workers_max=32, tenant_workers_max=3)
     sleepers(world, 10)
     assert workers_of(world, "a") == 3
     well(world)
@@ -164,7 +164,7 @@ class Tenants(AnyOrder):
             self.profiles[profile],
             name,
             timeout_s=TIMEOUT_S,
-            max_bodies=3,
+            max_workers=3,
             slo_ms=500,
             max_batch=2,
         )
@@ -178,12 +178,12 @@ class Tenants(AnyOrder):
 @pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_among_tenants_too_nobody_is_forgotten(policy, most):
-    machine = type("Tenants", (Tenants,), {"policy": policy, "bounds": {"tenant_bodies_max": most}})
+    machine = type("Tenants", (Tenants,), {"policy": policy, "bounds": {"tenant_workers_max": most}})
     run_state_machine_as_test(machine, settings=settings(max_examples=10, stateful_step_count=50, deadline=None))
 
 
 def test_one_tenant_s_waiting_requests_leave_room_for_another_s():
-    world = World(requests_max=12, bodies_max=2)
+    world = World(requests_max=12, workers_max=2)
     for name, tenant in (("a1", "a"), ("a2", "a"), ("b", "b")):
         world.deploy(spec(name, blobs=((name, 1),), tenant=tenant, timeout_s=100.0))
     of_a = [world.arrive(name) for name in ("a1", "a2") * 5]

@@ -18,7 +18,7 @@ def test_workers_of_several_speeds_are_waited_for_by_what_they_do_together(point
     """Both do 12.5 requests a second, so that with two in them the last of five has its answer after 0.56 s."""
     world = World(cores=8)
     profile = Profile(weight_bytes=30, macs=1, points=(FAST, SLOW))
-    world.deploy(spec(profile=profile, slo_ms=500, max_bodies=3, threads=2))
+    world.deploy(spec(profile=profile, slo_ms=500, max_workers=3, threads=2))
     cycle, function = world.scheduler.cycle, world.state.functions["f@1"]
     for point in points:
         begin_start(cycle, function, point)

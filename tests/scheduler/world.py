@@ -1,39 +1,39 @@
 """A small world for the scheduler: it keeps what was asked for and lets a test choose what happens next."""
 
 from overwinter.core.actions import (
-    Announce,
     Bind,
-    Decide,
     Drop,
+    Explanation,
     ForkAhead,
+    LoadBlocks,
+    LoadFinished,
     Prepare,
     Refuse,
     Reply,
     Run,
     SetAlarm,
-    Stage,
-    StartBody,
-    StopBody,
+    StartWorker,
+    StopWorker,
     Unbind,
 )
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import (
     Alarm,
     Arrived,
     BindFailed,
-    BodyExited,
-    BodyReady,
+    BlocksLoaded,
     Bound,
     Cancelled,
     Deployed,
-    Foretold,
     LoadAsked,
-    Pressed,
+    LoadFailed,
+    MemoryPressure,
+    RateForecast,
     Removed,
     RunEnded,
     RunFailure,
-    Staged,
-    StageFailed,
+    WorkerExited,
+    WorkerReady,
 )
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import function_id
@@ -41,13 +41,13 @@ from overwinter.scheduler.invariants import check
 from overwinter.scheduler.lifecycles import check_steps, lives
 from overwinter.scheduler.scheduler import Scheduler
 
-COUNTING = ("Announce", "Prepare")
+COUNTING = ("LoadFinished", "Prepare")
 
 
 def spec(
     name="f", version=1, blobs=(("a", 10), ("b", 20)), sandboxed=False, profile=None, tenant="t", family="", **settings
 ) -> FunctionSpec:
-    settings.setdefault("max_bodies", 1)
+    settings.setdefault("max_workers", 1)
     return FunctionSpec(
         id=function_id(name, version),
         name=name,
@@ -66,12 +66,12 @@ class World:
     """Feeds a scheduler and remembers what it asked for."""
 
     def __init__(self, **config) -> None:
-        self.scheduler = Scheduler(MindConfig(**config))
+        self.scheduler = Scheduler(SchedulerConfig(**config))
         self.state = self.scheduler.state
         self.resources = self.scheduler.cycle.resources
         self.now = 0.0
         self.alarm: float | None = None
-        self.staging: list[Stage] = []
+        self.loads: list[LoadBlocks] = []
         self.blobs: dict[str, tuple[str, ...]] = {}
         """Of every function that there ever was."""
         self.stores: dict[str, str] = {}
@@ -129,13 +129,13 @@ class World:
 
     def carry_out(self, action) -> None:  # noqa: C901, PLR0912
         match action:
-            case Stage():
-                self.staging.append(action)
+            case LoadBlocks():
+                self.loads.append(action)
             case ForkAhead(worker, function):
                 assert worker not in self.alive
                 self.starting[worker] = self.ahead[worker] = function
                 self.alive.add(worker)
-            case StartBody(worker, function):
+            case StartWorker(worker, function):
                 if action.ahead is not None:
                     self.go_on_in(action)
                 self.starting[worker] = function
@@ -154,7 +154,7 @@ class World:
                 assert run not in self.running
                 assert self.whose(action) <= self.bound[worker], f"{self.whose(action)} is not bound in {worker}"
                 self.running[run] = action
-            case StopBody(worker):
+            case StopWorker(worker):
                 self.stopping.add(worker)
             case Reply(request) | Refuse(request):
                 assert request not in self.answers, f"request {request} was answered twice"
@@ -164,12 +164,12 @@ class World:
                 self.alarm = action.at
             case Drop(addresses, store):
                 self.resident -= {(store, address) for address in addresses}
-            case Announce():
+            case LoadFinished():
                 self.hear(action)
-            case Prepare() | Decide():
+            case Prepare() | Explanation():
                 pass
 
-    def go_on_in(self, action: StartBody) -> None:
+    def go_on_in(self, action: StartWorker) -> None:
         """A worker is the process that was forked ahead from now on."""
         assert action.ahead in self.alive - set(self.starting) - self.stopping, "it cannot be taken over"
         self.alive.remove(action.ahead)
@@ -185,7 +185,7 @@ class World:
     def family_of(self, function) -> tuple[str, str]:
         return self.families[function]
 
-    def hear(self, announce: Announce) -> None:
+    def hear(self, announce: LoadFinished) -> None:
         self.loading.discard(announce.function)
         if announce.function in self.on_trial and announce.error is not None:
             self.deployed.pop(announce.function, None)
@@ -209,23 +209,23 @@ class World:
         self.send(Arrived(self.next_request, name, version, deadline, priority, due))
         return self.next_request
 
-    def stage(self, added=30, at=0) -> list:
-        stage = self.staging.pop(at)
-        store, addresses = self.stores[stage.function], self.blobs[stage.function]
+    def load_blocks(self, added=30, at=0) -> list:
+        load = self.loads.pop(at)
+        store, addresses = self.stores[load.function], self.blobs[load.function]
         self.resident |= {(store, address) for address in addresses}
-        return self.send(Staged(stage.function, stage.operation, added, addresses, store))
+        return self.send(BlocksLoaded(load.function, load.operation, added, addresses, store))
 
-    def fail_stage(self, error="NoSpaceError", came=(), at=0) -> list:
+    def fail_load(self, error="NoSpaceError", came=(), at=0) -> list:
         """A stage, the oldest, fails, though the blocks `came` have come."""
-        stage = self.staging.pop(at)
-        store = self.stores[stage.function]
+        load = self.loads.pop(at)
+        store = self.stores[load.function]
         self.resident |= {(store, address) for address in came}
-        return self.send(StageFailed(stage.function, stage.operation, error, "full", tuple(came), store))
+        return self.send(LoadFailed(load.function, load.operation, error, "full", tuple(came), store))
 
     def ready(self) -> list:
         worker = next(iter(self.starting))
         del self.starting[worker]
-        return self.send(BodyReady(worker))
+        return self.send(WorkerReady(worker))
 
     def bind(self, at=0) -> list:
         """A bind, the oldest, goes well."""
@@ -252,7 +252,7 @@ class World:
         self.starting.pop(worker, None)
         self.binding = [bind for bind in self.binding if bind.worker != worker]
         self.running = {run: action for run, action in self.running.items() if action.worker != worker}
-        return self.send(BodyExited(worker, "WorkerError", reason, lost_blocks))
+        return self.send(WorkerExited(worker, "WorkerError", reason, lost_blocks))
 
     def ring(self) -> list:
         assert self.alarm is not None
@@ -284,7 +284,7 @@ class World:
         Whoever has longer than `soon_s` until his deadline now is answered.
         """
         for function in list(self.deployed):
-            self.send(Foretold(function, 0.0))
+            self.send(RateForecast(function, 0.0))
         patient = {id_ for id_, deadline in self.open.items() if deadline > self.now + soon_s}
         patient |= {self.arrive(name) for name in names}
         self.calm()
@@ -292,7 +292,7 @@ class World:
         assert not self.loading, "loads without an answer"
         assert all(worker.is_idle for worker in self.state.workers.values()), "workers that are not idle"
         # What is idle may stay for ever, until others need its room.
-        self.send(Pressed(1 << 40))
+        self.send(MemoryPressure(1 << 40))
         self.calm()
         assert not self.alive, "workers that nobody needs"
         assert not self.resources.memory.taken, "memory of workers that are gone"
@@ -304,12 +304,12 @@ class World:
 
     def settle_processes(self) -> None:
         """As `settle`, but runs go on."""
-        while self.staging or self.starting or self.stopping or self.binding:
+        while self.loads or self.starting or self.stopping or self.binding:
             if self.stopping:
                 self.die(min(self.stopping))
             elif self.binding:
                 self.bind()
-            elif self.staging:
-                self.stage()
+            elif self.loads:
+                self.load_blocks()
             else:
                 self.ready()

@@ -73,7 +73,7 @@ def test_requests_of_applications_are_counted_and_those_of_their_stages_too():
     assert whole.p50_ms > 3 * 50
 
 
-def test_the_promise_is_of_the_whole():
+def test_the_slo_is_of_the_whole():
     report, _ = steps_of(diamond(applications=[application(slo_ms=140)]))
     assert report.applications["app"].attainment == 0
     assert report.functions["a"].attainment > 0.9
@@ -111,7 +111,7 @@ def test_a_stage_calls_the_version_that_it_names():
 
 
 def test_a_refused_stage_ends_the_whole_and_the_others_are_given_up():
-    narrow = stage_function("b", settings={"queue_limit": 1, "max_bodies": 1})
+    narrow = stage_function("b", settings={"queue_limit": 1, "max_workers": 1})
     stages = {
         "left": {"function": "a", "inputs": {"x": "input:x"}},
         "right": {"function": "b", "inputs": {"x": "input:x"}},
@@ -143,12 +143,12 @@ def test_the_same_seed_gives_the_same_journal():
 
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.3]), st.sampled_from([None, 3.0]), st.integers(1, 4))
-def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, bodies_max):
+def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
     faults = {"run_crash_share": crashes, "start_crash_share": crashes}
     scenario = diamond(
         seed=seed,
         duration_s=6,
-        mind={"bodies_max": bodies_max},
+        scheduler={"workers_max": workers_max},
         faults=faults | ({"zygote_life_s": zygote_s} if zygote_s else {}),
         applications=[application(timeout_s=2)],
     )
@@ -190,4 +190,4 @@ def test_the_applications_of_tetris_are_served(path):
     report = World(msgspec.structs.replace(read_scenario(path), duration_s=8.0, settle_s=0.0), checked=True).run()
     [whole] = report.applications.values()
     assert whole.requests == whole.answered > 5
-    assert report.samples[-1].body_cores > 0
+    assert report.samples[-1].worker_cores > 0

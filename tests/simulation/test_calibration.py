@@ -52,5 +52,5 @@ def test_a_journal_that_begins_elsewhere_reads_as_the_simulation_does():
     read = calibration.read(moved, requests[0][0], scenario.duration_s)
     assert (read.total.answered, read.total.wakes) == (report.total.answered, report.total.wakes)
     assert read.total.busy_seconds == pytest.approx(report.total.busy_seconds)
-    assert read.total.body_seconds == pytest.approx(report.total.body_seconds)
+    assert read.total.worker_seconds == pytest.approx(report.total.worker_seconds)
     assert read.memory.blocks_mean == pytest.approx(report.memory.blocks_mean)

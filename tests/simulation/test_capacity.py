@@ -27,7 +27,7 @@ def test_a_machine_that_carries_none_says_none():
     assert (found.copies, found.functions, found.report) == (0, 0, None)
 
 
-def test_without_a_promise_there_is_no_answer():
+def test_without_a_slo_there_is_no_answer():
     with pytest.raises(CallerError, match="slo_ms"):
         capacity(scene(function(settings={})), 0.9)
 

@@ -1,4 +1,4 @@
-"""On the papers' own ground, with their bodies, each of one function: Overwinter's rules need no more memory than
+"""On the papers' own ground, with their workers, each of one function: Overwinter's rules need no more memory than
 Tetris's DTS where memory is all that counts, and break no more promises than AsyFunc's MLS while they use what they
 keep at least as well.
 """
@@ -18,13 +18,15 @@ LITTLE = 1e-3
 
 
 def run(scenario: Scenario, policy: str | Policy) -> Report:
-    return World(msgspec.structs.replace(scenario, mind=msgspec.structs.replace(scenario.mind, policy=policy))).run()
+    return World(
+        msgspec.structs.replace(scenario, scheduler=msgspec.structs.replace(scenario.scheduler, policy=policy))
+    ).run()
 
 
 def settled_bytes(report: Report, scenario: Scenario) -> float:
     """Mean memory once the load has risen."""
     samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
-    return sum(each.blocks_bytes + each.bodies_bytes for each in samples) / len(samples)
+    return sum(each.blocks_bytes + each.workers_bytes for each in samples) / len(samples)
 
 
 @pytest.mark.parametrize("application", ["svt", "qa-audio", "ss"])
@@ -38,18 +40,18 @@ def test_no_more_memory_than_dts(application):
 
 
 @pytest.mark.parametrize("model", ["resnet50", "inception-v3"])
-def test_no_more_broken_promises_than_mls_and_no_worse_use_of_cores(model):
+def test_no_more_broken_slos_than_mls_and_no_worse_use_of_cores(model):
     scenario = read_scenario(SCENARIOS / "asyfunc.toml")
     functions = tuple(each for each in scenario.functions if each.name == model)
     scenario = msgspec.structs.replace(scenario, functions=functions, duration_s=120.0)
     theirs, ours = run(scenario, "mls").total, run(scenario, "overwinter").total
     assert ours.attainment >= theirs.attainment
-    assert ours.busy_core_s / ours.body_core_s >= theirs.busy_core_s / theirs.body_core_s
+    assert ours.busy_core_s / ours.worker_core_s >= theirs.busy_core_s / theirs.worker_core_s
     assert ours.lost == theirs.lost == 0
 
 
 @pytest.mark.parametrize("rate", [4.0, 6.0, 7.0])
-def test_more_promises_are_kept_than_where_a_kernel_shares_the_cores(rate):
+def test_more_slos_are_kept_than_where_a_kernel_shares_the_cores(rate):
     table = {
         "duration_s": 120,
         "node": {"cores": 2},

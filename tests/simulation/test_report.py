@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Drop, Refuse, Reply, Run, StartBody
-from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, RunEnded, Staged
+from overwinter.core.actions import Drop, Refuse, Reply, Run, StartWorker
+from overwinter.core.events import Arrived, BlocksLoaded, Cancelled, Deployed, RunEnded, WorkerExited
 from overwinter.core.journal import read_journal
 from overwinter.core.profile import Point, Profile
 from overwinter.simulation.latencies import Latencies
@@ -51,38 +51,38 @@ def test_memory_is_summed_over_time_and_shared_blocks_count_once():
     report = read(
         (0.0, known("f", 100)),
         (0.0, known("g", 10, blobs=(("a", 10), ("c", 5)))),
-        (2.0, Staged("f@1", 1, 30), StartBody(1, "f@1")),
-        (4.0, Staged("g@1", 2, 5), StartBody(2, "g@1")),
+        (2.0, BlocksLoaded("f@1", 1, 30), StartWorker(1, "f@1")),
+        (4.0, BlocksLoaded("g@1", 2, 5), StartWorker(2, "g@1")),
         (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
         (5.5, RunEnded(1, 1), Reply(1, "f@1", "disk")),
-        (8.0, BodyExited(1, "WorkerError", "stopped"), Drop(("b",))),
+        (8.0, WorkerExited(1, "WorkerError", "stopped"), Drop(("b",))),
     )
     memory = report.memory
     assert memory.blocks_peak == 35
-    assert memory.bodies_peak == 110
+    assert memory.workers_peak == 110
     assert memory.peak == 145
     assert memory.blocks_mean == pytest.approx((2 * 30 + 4 * 35 + 2 * 15) / 10)
-    assert memory.bodies_mean == pytest.approx((2 * 100 + 4 * 110 + 2 * 10) / 10)
-    assert report.functions["f"].body_seconds == 6
-    assert report.functions["g"].body_seconds == 6
+    assert memory.workers_mean == pytest.approx((2 * 100 + 4 * 110 + 2 * 10) / 10)
+    assert report.functions["f"].worker_seconds == 6
+    assert report.functions["g"].worker_seconds == 6
     assert report.functions["f"].busy_seconds == 0.5
     assert report.total.wakes == {"disk": 2}
     assert report.total.attainment is None
-    assert [(sample.at_s, sample.bodies) for sample in report.samples][-1] == (pytest.approx(10), 1)
+    assert [(sample.at_s, sample.workers) for sample in report.samples][-1] == (pytest.approx(10), 1)
 
 
-def test_a_body_takes_what_its_largest_batch_took():
+def test_a_worker_takes_what_its_largest_batch_took():
     points = tuple(Point(2, nbytes, batch, 1, 0.1) for batch, nbytes in ((4, 160), (1, 100), (2, 120)))
     deployed = Deployed(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points)))
     report = read(
-        (0.0, deployed, StartBody(1, "f@1", False, 2)),
+        (0.0, deployed, StartWorker(1, "f@1", False, 2)),
         (2.0, Arrived(1, "f", None, None), Run(1, 1, (1, 2, 3))),
         (4.0, RunEnded(1, 1), Run(1, 2, (4,))),
         until=10.0,
     )
-    assert report.memory.bodies_peak == 160
-    assert report.memory.bodies_mean == pytest.approx((100 * 2 + 160 * 8) / 10)
-    assert report.samples[-1].body_cores == 2
+    assert report.memory.workers_peak == 160
+    assert report.memory.workers_mean == pytest.approx((100 * 2 + 160 * 8) / 10)
+    assert report.samples[-1].worker_cores == 2
 
 
 def test_a_journal_file_gives_the_same_report_as_the_world():
@@ -98,7 +98,7 @@ def test_a_journal_file_gives_the_same_report_as_the_world():
 
 
 def test_blocks_that_survived_a_restart_count_from_the_start():
-    report = read((0.0, Deployed(spec("f"), resident=True)), (5.0, Staged("f@1", 1, 0)))
+    report = read((0.0, Deployed(spec("f"), resident=True)), (5.0, BlocksLoaded("f@1", 1, 0)))
     assert report.memory.blocks_mean == report.memory.blocks_peak == 30
 
 

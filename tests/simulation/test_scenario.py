@@ -56,7 +56,7 @@ def test_more_cores_shorten_all_but_the_serial_part():
     assert known.latency_s(4, 2, 1) == pytest.approx(0.2 * (0.2 + 0.8 / 4))
 
 
-def test_the_promises_of_asyfunc_are_runs_of_the_largest_bodies():
+def test_the_slos_of_asyfunc_are_runs_of_the_largest_workers():
     [path] = [path for path in SCENARIOS if path.stem == "asyfunc"]
     for model in read_scenario(path).functions:
         largest = model.measured().latency_s(16, 8, 1)

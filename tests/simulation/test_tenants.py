@@ -7,7 +7,7 @@ from tests.simulation.test_world import journal_of
 HOUR_MS = 3_600_000
 
 
-def shared(tenants: tuple[str, str], duration_s=120, **mind):
+def shared(tenants: tuple[str, str], duration_s=120, **scheduler):
     # A run of the model takes a core also while it sleeps, so it is slower than alone.
     sleepers = function(
         "sleeper",
@@ -16,10 +16,10 @@ def shared(tenants: tuple[str, str], duration_s=120, **mind):
         rate=0.2,
         sandboxed=True,
         latency_ms={"1": HOUR_MS},
-        settings={"timeout_s": 86_400, "max_bodies": 1},
+        settings={"timeout_s": 86_400, "max_workers": 1},
     )
     well = function("well", rate=1.0, tenant=tenants[1], settings={"slo_ms": 2000, "keep_alive_s": 5})
-    return scene(sleepers, well, duration_s=duration_s, seed=3, mind={"bodies_max": 16, **mind})
+    return scene(sleepers, well, duration_s=duration_s, seed=3, scheduler={"workers_max": 16, **scheduler})
 
 
 def test_a_tenant_is_answered_in_time_beside_another_s_runs_that_do_not_end():

@@ -1,4 +1,4 @@
-"""The mind in the modelled world: nothing is lost, the same seed gives the same journal, times are as told."""
+"""The scheduler in the modelled world: nothing is lost, the same seed gives the same journal, times are as told."""
 
 import io
 from collections import Counter
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse, Reply, Run
-from overwinter.core.events import Arrived, BodyExited, RunEnded, Staged, StageFailed, ZygoteLost
+from overwinter.core.events import Arrived, BlocksLoaded, LoadFailed, RunEnded, WorkerExited, ZygoteLost
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.scenario import MIB, read_scenario
@@ -49,7 +49,7 @@ def test_times_are_those_of_the_scenario():
 def test_a_wake_in_a_process_forked_ahead_saves_the_fork_and_the_containment():
     alone = function(rate=0.1, start_s=0.02, prepare_s=0.03, latency_ms={"1": 40}, settings={"keep_alive_s": 0.01})
     node = {"fork_s": 0.005, "contain_s": 0.004}
-    made = [scene(alone, node=node, seed=4, duration_s=300, mind={"workers_ahead": each}) for each in (0, 1)]
+    made = [scene(alone, node=node, seed=4, duration_s=300, scheduler={"workers_ahead": each}) for each in (0, 1)]
     without, ahead = (World(each, checked=True).run().total for each in made)
     assert without.wakes == ahead.wakes
     assert without.requests == ahead.requests > 10
@@ -59,8 +59,8 @@ def test_a_wake_in_a_process_forked_ahead_saves_the_fork_and_the_containment():
 
 def test_what_is_forked_ahead_and_dies_costs_no_request():
     alone = function(rate=0.5, settings={"keep_alive_s": 0.01})
-    faults = {"body_life_s": 3.0, "zygote_life_s": 60.0}
-    made = scene(alone, duration_s=600, mind={"workers_ahead": 2}, faults=faults)
+    faults = {"worker_life_s": 3.0, "zygote_life_s": 60.0}
+    made = scene(alone, duration_s=600, scheduler={"workers_ahead": 2}, faults=faults)
     report = World(made, checked=True).run()
     assert report.total.answered > 200
     assert report.total.lost == 0
@@ -69,7 +69,7 @@ def test_what_is_forked_ahead_and_dies_costs_no_request():
 
 def test_shared_blocks_are_read_and_kept_once():
     report = World(scene(function(variants=4))).run()
-    assert report.total.staged_bytes == report.memory.blocks_peak == (3 * 10 + 4 * 1) * MIB
+    assert report.total.loaded_bytes == report.memory.blocks_peak == (3 * 10 + 4 * 1) * MIB
 
 
 def test_tenants_with_dedicated_stores_share_nothing_and_evict_nothing_of_each_other():
@@ -77,7 +77,7 @@ def test_tenants_with_dedicated_stores_share_nothing_and_evict_nothing_of_each_o
         function(name, tenant=name, settings={"dedicated": True, "keep_alive_s": 1, "slo_ms": 900}) for name in "fg"
     ]
     report = World(
-        scene(*apart, function("h"), node={"host_mib": 70}, mind={"host_keep_alive_s": 2}), checked=True
+        scene(*apart, function("h"), node={"host_mib": 70}, scheduler={"host_keep_alive_s": 2}), checked=True
     ).run()
     assert report.memory.blocks_peak == 2 * 31 * MIB
     assert report.total.wakes["disk"] > 3
@@ -89,14 +89,14 @@ def test_what_is_staged_says_in_which_store():
     own = function("own", tenant="red", settings={"dedicated": True, "keep_alive_s": 1})
     shared = function("shared", blocks=[{"mib": 40}], settings={"keep_alive_s": 1})
     steps = read_journal(io.BytesIO(journal_of(scene(own, shared, node={"host_mib": 45}))))[1]
-    staged = [step.event for step in steps if isinstance(step.event, Staged)]
-    assert {(event.function, event.store) for event in staged} == {("own@1", "red"), ("shared@1", "")}
+    loaded = [step.event for step in steps if isinstance(step.event, BlocksLoaded)]
+    assert {(event.function, event.store) for event in loaded} == {("own@1", "red"), ("shared@1", "")}
 
 
-def test_bodies_sleep_after_their_keep_alive():
+def test_workers_sleep_after_their_keep_alive():
     report = World(scene(function(rate=0.05), duration_s=600)).run()
     assert report.total.wakes["host"] > 5
-    assert report.total.body_seconds < 0.5 * 600
+    assert report.total.worker_seconds < 0.5 * 600
 
 
 def test_a_small_machine_is_slower_and_says_so():
@@ -116,9 +116,9 @@ def test_what_siblings_have_for_themselves_makes_their_runs_longer():
         variants=4,
         blocks=[{"mib": 20, "shared": "base"}, {"mib": 20}],
         latency_ms={batch: seconds * 1000 for batch, seconds in times.items()},
-        settings={"slo_ms": 400, "max_batch": 4, "max_bodies": 1},
+        settings={"slo_ms": 400, "max_batch": 4, "max_workers": 1},
     )
-    scenario = scene(half, mind={"bodies_max": 1}, duration_s=20)
+    scenario = scene(half, scheduler={"workers_max": 1}, duration_s=20)
     _, entries = read_journal(io.BytesIO(journal_of(scenario)))
     began, seen = {}, set()
     for entry in entries:
@@ -142,7 +142,7 @@ def test_the_same_seed_gives_the_same_journal():
     assert first != journal_of(msgspec.structs.replace(scenario, seed=scenario.seed + 1))
 
 
-def test_the_journal_replays_through_a_fresh_mind():
+def test_the_journal_replays_through_a_fresh_scheduler():
     scenario = msgspec.structs.replace(read_scenario(FAULTS), duration_s=60)
     config, entries = read_journal(io.BytesIO(journal_of(scenario)))
     scheduler = Scheduler(config)
@@ -157,8 +157,8 @@ def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answ
     steps = list(read_journal(file)[1])
     events = [step.event for step in steps]
     assert any(isinstance(event, ZygoteLost) for event in events)
-    assert any(isinstance(event, StageFailed) and event.error == "NoSpaceError" for event in events)
-    deaths = {event.reason for event in events if isinstance(event, BodyExited)}
+    assert any(isinstance(event, LoadFailed) and event.error == "NoSpaceError" for event in events)
+    deaths = {event.reason for event in events if isinstance(event, WorkerExited)}
     assert deaths >= {"crashed by a fault", "killed by a fault", "its zygote died", "stopped"}
     asked = [event.request for event in events if isinstance(event, Arrived)]
     told = [action.request for step in steps for action in step.actions if isinstance(action, Reply | Refuse)]
@@ -181,16 +181,16 @@ def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answ
 )
 # A worker starts for a function that shares workers with nobody any more.
 @example(503, 0.9, 0.0, 2.0, None, None, 2)
-def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, bodies_max):
+def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, workers_max):
     scenario = scene(
-        function("a", variants=3, settings={"max_bodies": 2, "max_batch": 4, "timeout_s": 3, "queue_limit": 4}),
+        function("a", variants=3, settings={"max_workers": 2, "max_batch": 4, "timeout_s": 3, "queue_limit": 4}),
         function("b", settings={"timeout_s": 1, "keep_alive_s": 0}),
         seed=seed,
         duration_s=8,
         node={"cores": 2, "host_mib": host_mib} if host_mib else {"cores": 2},
-        mind={"bodies_max": bodies_max},
+        scheduler={"workers_max": workers_max},
         faults={"run_crash_share": runs, "start_crash_share": starts, "slow_load_share": 0.2}
-        | ({"body_life_s": life_s} if life_s else {})
+        | ({"worker_life_s": life_s} if life_s else {})
         | ({"zygote_life_s": zygote_s} if zygote_s else {}),
     )
     total = World(scenario, checked=True).run().total

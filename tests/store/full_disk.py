@@ -35,9 +35,9 @@ def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, sma
     blobs = stored(repository, 5, nbytes=400_000)
     host = HostStore(small_disk / "host", repository)
     with pytest.raises(NoSpaceError, match=r"host store .* needs \d+ bytes for 5 blocks.* on the tmpfs are free"):
-        host.stage(blobs)
+        host.load(blobs)
     assert names(host) == set()
-    assert host.stage(blobs[:2]) == 800_000
+    assert host.load(blobs[:2]) == 800_000
 
 
 def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
@@ -52,7 +52,7 @@ def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
     os.write(writer, DATA[:40_000])
     os.close(writer)
     with pytest.raises(NoSpaceError, match=f"cannot write block {BLOB.address}: the disk of {host.root} is full"):
-        host.stage([BLOB])
+        host.load([BLOB])
     assert names(host) == set()
     assert host.resident() == {}
     assert host.occupied_bytes == 0

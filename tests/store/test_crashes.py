@@ -22,12 +22,12 @@ import sys
 from pathlib import Path
 from overwinter.store.repository import Repository
 
-def body():
+def worker():
     yield sys.stdin.buffer.read(1 << 20)
     print("half", flush=True)
     yield sys.stdin.buffer.read()
 
-Repository(Path(sys.argv[1])).put("tests", sys.argv[2], body(), 1.0)
+Repository(Path(sys.argv[1])).put("tests", sys.argv[2], worker(), 1.0)
 """
 
 STAGE = """
@@ -42,7 +42,7 @@ class Source:
     def set_aside(self, address):
         return True
 
-HostStore(Path(sys.argv[1]), Source()).stage([Blob(sys.argv[2], int(sys.argv[3]))])
+HostStore(Path(sys.argv[1]), Source()).load([Blob(sys.argv[2], int(sys.argv[3]))])
 """
 
 DEPLOY = """
@@ -117,7 +117,7 @@ def test_a_stage_killed_in_the_middle_leaves_no_block(memory, repository, start)
     assert (swept.kept, swept.files) == (0, 1)
     assert not list(below(root))
     put(repository, BLOB.address, DATA)
-    assert host.stage([BLOB]) == len(DATA)
+    assert host.load([BLOB]) == len(DATA)
     assert host.verify(BLOB.address)
 
 
@@ -128,7 +128,7 @@ def test_staged_blocks_outlive_their_owner(memory, repository, start):
     assert child.returncode == 0
     host = HostStore(root, repository)
     assert host.sweep([BLOB]).kept == 1
-    assert host.stage([BLOB]) == 0
+    assert host.load([BLOB]) == 0
     assert host.verify(BLOB.address)
 
 

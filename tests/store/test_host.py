@@ -29,7 +29,7 @@ def test_staged_blocks_can_be_mapped_and_are_what_was_deployed(repository, host)
     model = base()
     model.deploy(repository)
     blobs = model.manifest.blobs()
-    assert host.stage(blobs) == sum(blob.nbytes for blob in blobs)
+    assert host.load(blobs) == sum(blob.nbytes for blob in blobs)
     with opened(host, [blob.address for blob in blobs]) as descriptors:
         for blob, descriptor in zip(blobs, descriptors, strict=True):
             with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
@@ -38,7 +38,7 @@ def test_staged_blocks_can_be_mapped_and_are_what_was_deployed(repository, host)
 
 def test_descriptors_are_read_only_and_not_inherited(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     with opened(host, [BLOB.address, BLOB.address]) as (one, other):
         assert one != other
         assert not os.get_inheritable(one)
@@ -54,17 +54,17 @@ def test_staging_again_adds_only_what_is_missing(repository, host):
     one, other = base(), head_variant("other", seed=1)
     one.deploy(repository)
     sent = other.deploy(repository)
-    host.stage(one.manifest.blobs())
-    assert host.stage(one.manifest.blobs()) == 0
-    assert host.stage(other.manifest.blobs()) == sent
-    assert host.stage([*one.manifest.blobs(), *other.manifest.blobs()]) == 0
+    host.load(one.manifest.blobs())
+    assert host.load(one.manifest.blobs()) == 0
+    assert host.load(other.manifest.blobs()) == sent
+    assert host.load([*one.manifest.blobs(), *other.manifest.blobs()]) == 0
 
 
 def test_the_accounts_agree_with_the_disk(repository, host):
     model = base()
     model.deploy(repository)
     blobs = model.manifest.blobs()
-    host.stage(blobs)
+    host.load(blobs)
     assert host.resident() == {blob.address: blob.nbytes for blob in blobs}
     for freed in (blobs[1].nbytes, 0):
         states = [path.stat() for path in below(host.root)]
@@ -75,20 +75,20 @@ def test_the_accounts_agree_with_the_disk(repository, host):
 
 def test_dropped_blocks_are_gone_but_open_maps_keep_their_bytes(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     with opened(host, [BLOB.address]) as (descriptor,):
         assert host.drop([BLOB.address]) == len(DATA)
         assert names(host) == set()
         assert not host.holds(BLOB.address)
         assert os.pread(descriptor, len(DATA), 0) == DATA
-    with pytest.raises(StoreError, match=f"{BLOB.address} is not in the host store.*stage"):
+    with pytest.raises(StoreError, match=f"{BLOB.address} is not in the host store.*load"):
         host.open([BLOB.address])
-    assert host.stage([BLOB]) == len(DATA)
+    assert host.load([BLOB]) == len(DATA)
 
 
 def test_opening_a_row_with_one_absent_block_opens_none(repository, host):
     blobs = stored(repository, 3)
-    host.stage(blobs)
+    host.load(blobs)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(StoreError):
         host.open([*(blob.address for blob in blobs), BLOB.address])
@@ -102,19 +102,19 @@ def test_a_flipped_bit_on_disk_is_found_when_staged(repository, host, at):
     put(repository, BLOB.address, DATA)
     flip_bit(repository.path(BLOB.address), at)
     with pytest.raises(StoreError, match=f"block {BLOB.address} is damaged on disk.*deploy"):
-        host.stage([BLOB])
+        host.load([BLOB])
     assert names(host) == set()
     assert host.resident() == {}
     assert missing(repository, [BLOB.address]) == [BLOB.address]
     put(repository, BLOB.address, DATA)
-    assert host.stage([BLOB]) == len(DATA)
+    assert host.load([BLOB]) == len(DATA)
 
 
 def test_a_short_file_on_disk_is_found_when_staged(repository, host):
     put(repository, BLOB.address, DATA)
     cut(repository.path(BLOB.address), 1000)
     with pytest.raises(StoreError, match="damaged"):
-        host.stage([BLOB])
+        host.load([BLOB])
     assert names(host) == set()
     assert missing(repository, [BLOB.address]) == [BLOB.address]
 
@@ -123,14 +123,14 @@ def test_a_damaged_block_disturbs_no_other(repository, host):
     blobs = stored(repository, 3)
     flip_bit(repository.path(blobs[1].address))
     with pytest.raises(StoreError, match=blobs[1].address):
-        host.stage(blobs)
-    assert host.stage([blobs[0], blobs[2]]) == blobs[2].nbytes
+        host.load(blobs)
+    assert host.load([blobs[0], blobs[2]]) == blobs[2].nbytes
     assert names(host) == {blobs[0].address, blobs[2].address}
 
 
 def test_a_block_that_is_not_in_the_repository_is_named(host):
     with pytest.raises(StoreError, match=f"{BLOB.address} is not in the repository"):
-        host.stage([BLOB])
+        host.load([BLOB])
     assert names(host) == set()
 
 
@@ -138,50 +138,50 @@ def test_a_wrong_size_in_the_manifest_is_refused_and_the_block_kept(repository, 
     put(repository, BLOB.address, DATA)
     for nbytes in (len(DATA) - 1, len(DATA) + 1):
         with pytest.raises(StoreError, match="wrong size"):
-            host.stage([Blob(BLOB.address, nbytes)])
+            host.load([Blob(BLOB.address, nbytes)])
     assert names(host) == set()
     assert repository.holds(BLOB.address)
 
 
 def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     cut(host.root / BLOB.address, 4096)
-    with pytest.raises(StoreError, match=f"{BLOB.address}.*was cut.*stage"):
+    with pytest.raises(StoreError, match=f"{BLOB.address}.*was cut.*load"):
         host.open([BLOB.address])
-    assert host.stage([BLOB]) == len(DATA)
+    assert host.load([BLOB]) == len(DATA)
     with opened(host, [BLOB.address]) as (descriptor,):
         assert os.pread(descriptor, len(DATA), 0) == DATA
 
 
 def test_a_block_removed_behind_the_stores_back_can_be_staged_again(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     (host.root / BLOB.address).unlink()
-    with pytest.raises(StoreError, match="stage"):
+    with pytest.raises(StoreError, match="load"):
         host.open([BLOB.address])
-    assert host.stage([BLOB]) == len(DATA)
+    assert host.load([BLOB]) == len(DATA)
 
 
 def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     assert host.verify(BLOB.address)
     flip_bit(host.root / BLOB.address)
     assert not host.verify(BLOB.address)
     assert host.resident() == {}
-    assert host.stage([BLOB]) == len(DATA)
+    assert host.load([BLOB]) == len(DATA)
     assert host.verify(BLOB.address)
 
 
 def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     flip_bit(host.root / BLOB.address)
 
     def staged_anew():
         host.drop([BLOB.address])
-        host.stage([BLOB])
+        host.load([BLOB])
 
     with pytest.raises(StoreError, match=f"{BLOB.address}.*left"):
         host.verify(BLOB.address, staged_anew)
@@ -192,7 +192,7 @@ def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place
 
 def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host):
     live, cut_short, dead = stored(repository, 3)
-    host.stage([live, cut_short, dead])
+    host.load([live, cut_short, dead])
     cut(host.root / cut_short.address, 4096)
     (host.root / f"{live.address}.draft").write_bytes(b"half")
     (host.root / "stranger").write_bytes(b"what")
@@ -208,7 +208,7 @@ def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host
 
 def test_of_no_blocks_none_is_unverified(repository, memory):
     put(repository, BLOB.address, DATA)
-    HostStore(memory / "host", repository).stage([BLOB])
+    HostStore(memory / "host", repository).load([BLOB])
     after = HostStore(memory / "host", repository)
     after.sweep([BLOB])
     assert after.unverified([]) == []
@@ -217,7 +217,7 @@ def test_of_no_blocks_none_is_unverified(repository, memory):
 
 def test_what_an_earlier_owner_left_is_handed_out_when_it_was_hashed_and_not_before(repository, memory):
     put(repository, BLOB.address, DATA)
-    HostStore(memory / "host", repository).stage([BLOB])
+    HostStore(memory / "host", repository).load([BLOB])
     after = HostStore(memory / "host", repository)
     after.sweep([BLOB])
     with pytest.raises(StoreError, match=BLOB.address):
@@ -230,10 +230,10 @@ def test_what_an_earlier_owner_left_is_handed_out_when_it_was_hashed_and_not_bef
 
 def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, host):
     put(repository, BLOB.address, DATA)
-    host.stage([BLOB])
+    host.load([BLOB])
     flip_bit(host.root / BLOB.address)
     after = HostStore(host.root, repository)
-    assert after.stage([BLOB]) == len(DATA)
+    assert after.load([BLOB]) == len(DATA)
     assert after.verify(BLOB.address)
 
 
@@ -243,15 +243,15 @@ def test_a_budget_is_enforced_before_anything_is_written(repository, memory):
     with pytest.raises(
         NoSpaceError, match=rf"needs {8 * PAGE_BYTES} bytes for 4 blocks, and {6 * PAGE_BYTES} .*budget"
     ):
-        host.stage(blobs)
+        host.load(blobs)
     assert names(host) == set()
-    host.stage(blobs[:3])
+    host.load(blobs[:3])
     assert host.occupied_bytes == 6 * PAGE_BYTES
     with pytest.raises(NoSpaceError, match="and 0 bytes of its budget"):
-        host.stage(blobs)
+        host.load(blobs)
     assert names(host) == {blob.address for blob in blobs[:3]}
     host.drop([blobs[0].address])
-    assert host.stage(blobs[1:]) == blobs[3].nbytes
+    assert host.load(blobs[1:]) == blobs[3].nbytes
 
 
 def test_two_threads_copy_a_block_once(memory):
@@ -259,7 +259,7 @@ def test_two_threads_copy_a_block_once(memory):
     host = HostStore(memory / "host", source)
     writer = source.pipe(BLOB.address)  # a second `open` of it would be a KeyError
     added: list[int] = []
-    threads = [threading.Thread(target=lambda: added.append(host.stage([BLOB])), daemon=True) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: added.append(host.load([BLOB])), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     with open(writer, "wb") as file:
@@ -274,12 +274,12 @@ def test_room_promised_to_a_copy_in_progress_is_not_given_twice(memory):
     source = Pipes()
     host = HostStore(memory / "host", source, budget_bytes=page_bytes(len(DATA)))
     writer = source.pipe(BLOB.address)
-    thread = threading.Thread(target=host.stage, args=([BLOB],), daemon=True)
+    thread = threading.Thread(target=host.load, args=([BLOB],), daemon=True)
     thread.start()
     with open(writer, "wb", buffering=0) as file:
         file.write(DATA[:200_000])
         with pytest.raises(NoSpaceError, match="and 0 bytes of its budget"):
-            host.stage([Blob(address_of(b"x"), 1)])
+            host.load([Blob(address_of(b"x"), 1)])
         file.write(DATA[200_000:])
     thread.join()
     assert host.resident() == {BLOB.address: len(DATA)}
@@ -299,7 +299,7 @@ def test_one_who_waited_for_a_failed_copy_meets_the_cause_itself(memory):
 
     def stage() -> None:
         try:
-            host.stage([BLOB])
+            host.load([BLOB])
         except StoreError as error:
             said.append(str(error))
 
@@ -324,7 +324,7 @@ def test_two_threads_may_stage_overlapping_models_at_once(repository, host):
 
     def stage(offset: int) -> None:
         barrier.wait()
-        added.append(host.stage(blobs[offset:] + blobs[:offset]))
+        added.append(host.load(blobs[offset:] + blobs[:offset]))
 
     threads = [threading.Thread(target=stage, args=(offset,), daemon=True) for offset in (0, 7, 15, 29)]
     for thread in threads:
@@ -339,7 +339,7 @@ def test_a_sweep_spares_what_is_being_copied(memory):
     source = Pipes()
     host = HostStore(memory / "host", source)
     writer = source.pipe(BLOB.address)
-    thread = threading.Thread(target=host.stage, args=([BLOB],), daemon=True)
+    thread = threading.Thread(target=host.load, args=([BLOB],), daemon=True)
     thread.start()
     with open(writer, "wb", buffering=0) as file:
         # More than a pipe holds: when this returns, the copy has begun.

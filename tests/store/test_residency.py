@@ -54,12 +54,12 @@ def test_repository_and_host_store_are_places_alike(repository, host):
     assert model.deploy(repository) == everything
     assert missing_bytes(needed, repository) == 0
     assert missing_bytes(needed, host) == everything
-    assert host.stage(needed) == everything
+    assert host.load(needed) == everything
     assert missing_bytes(needed, host) == 0
     delta = exclusive_bytes(wanted, [needed])
     assert 0 < delta < everything / 4
     for place in (repository, host):
         assert missing_bytes(wanted, place) == delta
     assert sibling.deploy(repository) == delta
-    assert host.stage(wanted) == delta
+    assert host.load(wanted) == delta
     assert host.resident_bytes == everything + delta

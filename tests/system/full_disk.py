@@ -66,7 +66,7 @@ def test_a_node_that_started_on_a_full_tmpfs_serves_when_it_has_room(small_disk,
         with pytest.raises(NoSpaceError):
             deploy(node, "f", Scale(2.0))
         filler.unlink()
-        node.wait_for("RoomMeasured")
+        node.wait_for("HostCapacityMeasured")
         deploy(node, "f", Scale(2.0))
         assert ask(node, "f") == [3.0] * 4
     finally:

@@ -69,7 +69,7 @@ class NodeProcess:
             ready.set()
 
     def children(self) -> list[int]:
-        """Every process below the daemon: zygotes and bodies."""
+        """Every process below the daemon: zygotes and workers."""
         found, parents = [], [self.process.pid]
         table = parents_of_all()
         while parents:
@@ -81,12 +81,12 @@ class NodeProcess:
 
     def zygotes(self) -> list[int]:
         """The base zygote, then the tenants'. In namespaces of its own the base has a parent that waits for it."""
-        members = set(self.body_pids())
+        members = set(self.worker_pids())
         found = [pid for pid in self.children() if pid not in members and not is_ahead(pid)]
         return [pid for pid in found if is_nested(pid)] or found
 
-    def body_pids(self) -> list[int]:
-        """Bodies lead process groups of their own, as does the base zygote; they are no children of the daemon."""
+    def worker_pids(self) -> list[int]:
+        """Workers lead process groups of their own, as does the base zygote; they are no children of the daemon."""
         table = parents_of_all()
         leading = [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
         return [pid for pid in leading if not is_ahead(pid)]
@@ -97,7 +97,7 @@ class NodeProcess:
         return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
 
     def wait_for(self, kind: str, count: int = 1) -> None:
-        """Wait until the mind has asked `count` times for an action of this kind, or heard such an event."""
+        """Wait until the scheduler has asked `count` times for an action of this kind, or heard such an event."""
 
         def seen() -> list[str]:
             return [e["type"] for step in self.steps() for e in (step[1], *step[2])]

@@ -56,7 +56,7 @@ def preprocess(inputs, state):
         "kill daemon": attempt(lambda: os.kill(asked["daemon"], 9)),
         "kill zygote": attempt(lambda: os.kill(os.getppid(), 9)),
         "read daemon": attempt(lambda: open(f"/proc/{asked['daemon']}/mem", "rb").read(1)),
-        "other body": attempt(lambda: open(f"/proc/{asked['other']}/mem", "rb").read(1)),
+        "other worker": attempt(lambda: open(f"/proc/{asked['other']}/mem", "rb").read(1)),
         "become root": attempt(lambda: os.setuid(0)),
         "memory": attempt(lambda: len(bytearray(asked["memory"]))),
         "import": attempt(lambda: __import__("wave").__name__),
@@ -95,7 +95,7 @@ def found(node: NodeProcess, lacking):
         "data": str(node.data),
         "port": int(node.url.rpartition(":")[2]),
         "daemon": node.process.pid,
-        "other": node.body_pids()[0],
+        "other": node.worker_pids()[0],
         "memory": 2 << 30,
     }
     [told] = node.client.infer("spy", {"what": [json.dumps(asked)]})["found"]
@@ -123,7 +123,7 @@ def test_nothing_outside_can_even_be_seen(found, lacking, what):
 
 
 @pytest.mark.parametrize(
-    "what", ["limit daemon", "kill daemon", "kill zygote", "read daemon", "other body", "become root"]
+    "what", ["limit daemon", "kill daemon", "kill zygote", "read daemon", "other worker", "become root"]
 )
 def test_no_other_process(found, lacking, what):
     need(lacking, "signals")

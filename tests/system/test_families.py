@@ -49,10 +49,10 @@ def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -
 
 def put_to_sleep(node: NodeProcess) -> None:
     """The workers in which they were tried go, and the node has heard of it."""
-    wait_until(lambda: node.body_pids())
-    for pid in node.body_pids():
+    wait_until(lambda: node.worker_pids())
+    for pid in node.worker_pids():
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(events(node, "BodyExited")) == len(actions(node, "StartBody")))
+    wait_until(lambda: len(events(node, "WorkerExited")) == len(actions(node, "StartWorker")))
 
 
 def events(node: NodeProcess, kind: str) -> list[dict]:
@@ -69,11 +69,11 @@ def test_variants_answer_from_one_worker_and_one_is_removed_and_one_updated_besi
         put(node, number, keep_alive_s=30.0)
     put_to_sleep(node)
     assert all(right(node, number) for number in (1, 2, 3, 1, 2, 3))
-    assert len(node.body_pids()) == 1
+    assert len(node.worker_pids()) == 1
     bound = actions(node, "Bind")
     assert {action["function"] for action in bound} == {"v2@1", "v3@1"}
     assert [a["start"] for a in actions(node, "Reply")] == ["host", "bound", "bound", "warm", "warm", "warm"]
-    [body] = node.body_pids()
+    [process] = node.worker_pids()
     node.client.remove("v3")
     wait_until(lambda: "v3@1" in {action["function"] for action in actions(node, "Unbind")})
     assert right(node, 1)
@@ -81,21 +81,21 @@ def test_variants_answer_from_one_worker_and_one_is_removed_and_one_updated_besi
     put(node, 7, "v2", keep_alive_s=30.0)
     assert right(node, 7, "v2")
     assert right(node, 1)
-    assert body in node.body_pids()
+    assert process in node.worker_pids()
 
 
 def test_a_worker_that_is_killed_loses_nobodys_request(make_node):
     node = make_node()
     for number in (1, 2):
-        put(node, number, handler=SLOW, concurrency=2, keep_alive_s=30.0, max_bodies=1)
+        put(node, number, handler=SLOW, concurrency=2, keep_alive_s=30.0, max_workers=1)
     put_to_sleep(node)
     assert right(node, 1)
     assert right(node, 2)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = [pool.submit(right, node, number, wait_s=1.5) for number in (1, 2)]
         wait_until(lambda: sum(f["queued"] + f["running"] for f in node.client.activity()["functions"]) == 2)
-        [body] = node.body_pids()
-        os.kill(body, signal.SIGKILL)
+        [process] = node.worker_pids()
+        os.kill(process, signal.SIGKILL)
         assert all(answer.result() for answer in answers)
 
 
@@ -107,16 +107,16 @@ def test_a_variant_of_which_runs_hang_twice_goes_on_in_a_worker_of_its_own(make_
     for _ in range(2):
         assert right(node, 1)
         assert right(node, 2)
-        assert len(node.body_pids()) == 1
+        assert len(node.worker_pids()) == 1
         with pytest.raises(OverwinterError, match="v2@1 hung"):
             right(node, 2, wait_s=60.0)
-    assert [each["function"] for each in actions(node, "Decide") if each["what"] == "quarantine"] == ["v2@1"]
+    assert [each["function"] for each in actions(node, "Explanation") if each["what"] == "quarantine"] == ["v2@1"]
     binds = actions(node, "Bind")
     assert [each["function"] for each in binds] == ["v2@1"] * 2
     for number in (2, 1, 2, 1):
         assert right(node, number)
     assert actions(node, "Bind") == binds
-    assert len(node.body_pids()) == 2
+    assert len(node.worker_pids()) == 2
 
 
 @pytest.mark.parametrize("apart", ["isolation", "tenant"])
@@ -128,7 +128,7 @@ def test_who_asks_for_it_and_who_is_another_tenant_never_shares(make_node, apart
     for _ in range(2):
         assert right(node, 1)
         assert right(node, 2)
-    assert len(node.body_pids()) == 2
+    assert len(node.worker_pids()) == 2
     assert actions(node, "Bind") == []
 
 
@@ -143,7 +143,7 @@ def test_people_see_who_shares_workers_what_each_has_bound_and_why(make_node):
     listed = {each["name"]: each for each in client.functions()}
     assert [(each["family"], each["members"]) for each in listed.values()] == [("alone@1", 1), ("v1@1", 2), ("v1@1", 2)]
     [worker] = listed["v2"]["workers"]
-    assert (listed["v1"]["workers"], listed["alone"]["workers"], listed["v2"]["bodies"]) == ([worker], [], 1)
+    assert (listed["v1"]["workers"], listed["alone"]["workers"], listed["v2"]["workers"]) == ([worker], [], 1)
 
     sharing = client.function("v2")["sharing"]
     assert (sharing["name"], sharing["members"]) == ("v1@1", ["v1@1", "v2@1"])
@@ -157,10 +157,10 @@ def test_people_see_who_shares_workers_what_each_has_bound_and_why(make_node):
     assert [(each["family"], each["bound"]) for each in activity["workers"]] == [("v1@1", ["v1@1", "v2@1"])]
 
     explained = client.explain("v2")
-    [body] = explained["bodies"]
+    [process] = explained["workers"]
     assert (explained["family"], explained["members"]) == ("v1@1", ["v1@1", "v2@1"])
-    assert [(each["function"], each["doing"]) for each in body["bound"]] == [("v1@1", "idle"), ("v2@1", "idle")]
-    assert [each["private_bytes"] for each in body["bound"]] == [busy["v2"]["private_bytes"]] * 2
+    assert [(each["function"], each["doing"]) for each in process["bound"]] == [("v1@1", "idle"), ("v2@1", "idle")]
+    assert [each["private_bytes"] for each in process["bound"]] == [busy["v2"]["private_bytes"]] * 2
     [why] = [each["why"] for each in explained["decisions"] if each["what"] == "bind"]
     assert f"worker {worker}" in why
 

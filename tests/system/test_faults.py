@@ -17,29 +17,29 @@ from .test_serving import SLOW, arrived, wait_for_answer
 
 
 def start_slow_request(pool, node: NodeProcess, seconds: float):
-    """A request that is surely running in a body when this returns, and that body."""
-    wait_until(lambda: len(node.body_pids()) == 1)
+    """A request that is surely running in a worker when this returns, and that worker."""
+    wait_until(lambda: len(node.worker_pids()) == 1)
     before = arrived(node, "slow")
     future = pool.submit(wait_for_answer, node, "slow", seconds)
     wait_until(lambda: arrived(node, "slow") > before)
-    [body] = node.body_pids()
-    return future, body
+    [worker] = node.worker_pids()
+    return future, worker
 
 
 def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_second_time(make_node):
     node = make_node()
-    deploy(node, "slow", handler=SLOW, max_bodies=1)
+    deploy(node, "slow", handler=SLOW, max_workers=1)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer, body = start_slow_request(pool, node, 0.5)
-        os.kill(body, signal.SIGKILL)
+        answer, worker = start_slow_request(pool, node, 0.5)
+        os.kill(worker, signal.SIGKILL)
         assert answer.result() == 3.0
         # Killed twice, it never ends by itself, however slowly that goes.
-        answer, body = start_slow_request(pool, node, 20.0)
-        os.kill(body, signal.SIGKILL)
-        wait_until(lambda: node.body_pids() not in ([], [body]))
+        answer, worker = start_slow_request(pool, node, 20.0)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: node.worker_pids() not in ([], [worker]))
         runs = node.steps()[-1]
         wait_until(lambda: node.steps()[-1] != runs or node.client.function("slow")["life"] == "awake")
-        os.kill(node.body_pids()[0], signal.SIGKILL)
+        os.kill(node.worker_pids()[0], signal.SIGKILL)
         with pytest.raises(MachineError, match="failed twice.*signal 9"):
             answer.result()
     assert wait_for_answer(node, "slow", 0.0) == 3.0
@@ -49,7 +49,7 @@ def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_seco
 def test_a_request_survives_the_death_of_either_zygote(make_node, which):
     node = make_node()
     deploy(node, "plain", keep_alive_s=0.0)
-    deploy(node, "slow", handler=SLOW, max_bodies=1)
+    deploy(node, "slow", handler=SLOW, max_workers=1)
     assert ask(node, "plain") == [3.0] * 4
     wait_until(lambda: len(node.zygotes()) == 2)
     zygotes = node.zygotes()
@@ -67,15 +67,15 @@ def test_a_killed_daemon_loses_no_function_and_no_memory(make_node):
     node = make_node()
     deploy(node, "plain", Scale(2.0), keep_alive_s=0.0)
     deploy(node, "plain", Scale(4.0), keep_alive_s=0.0)
-    deploy(node, "slow", handler=SLOW, max_bodies=1)
+    deploy(node, "slow", handler=SLOW, max_workers=1)
     held, inodes = node.stored_bytes(), {path.stat().st_ino for path in node.store().iterdir()}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer, body = start_slow_request(pool, node, 5.0)
+        answer, worker = start_slow_request(pool, node, 5.0)
         below = node.children()
         node.kill()
         with pytest.raises(MachineError):
             answer.result()
-    assert body in below
+    assert worker in below
     (node.store() / "half-written.draft").write_bytes(b"left by a crash")
     node.start()
     assert ask(node, "plain") == [5.0] * 4
@@ -90,7 +90,7 @@ def test_a_killed_daemon_loses_no_function_and_no_memory(make_node):
 def test_blocks_lost_from_memory_are_brought_back(make_node):
     node = make_node()
     deploy(node, "f", keep_alive_s=0.0)
-    wait_until(lambda: node.client.function("f")["bodies"] == 0)
+    wait_until(lambda: not node.client.function("f")["workers"])
     for path in node.store().iterdir():
         path.unlink()
     assert ask(node, "f") == [3.0] * 4
@@ -127,14 +127,14 @@ def large_block(node: NodeProcess) -> Path:
 def test_a_bit_that_flips_in_memory_is_found_while_the_function_serves(make_node):
     node = make_node("--verify-share", "1")
     deploy(node, "f", Scale(3.0), keep_alive_s=600)
-    [body] = node.body_pids()
+    [worker] = node.worker_pids()
     assert ask(node, "f") == [4.0] * 4
     block = large_block(node)
     # The exponent of the first factor.
     flip_bit(block, 3)
     wait_until(lambda: any("changed in memory" in line for line in node.said))
     assert ask(node, "f") == [4.0] * 4
-    assert body not in node.body_pids()
+    assert worker not in node.worker_pids()
     [said] = [line for line in node.said if "changed in memory" in line]
     assert block.name in said
     assert "of f@1" in said

@@ -39,7 +39,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("message", FORGED.values(), ids=FORGED.keys())
-def test_forged_messages_cost_only_the_body_that_sent_them(node: NodeProcess, message):
+def test_forged_messages_cost_only_the_worker_that_sent_them(node: NodeProcess, message):
     # Not at its trial, which is on zeros.
     handler = (
         "def preprocess(inputs, state):\n"

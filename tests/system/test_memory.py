@@ -30,10 +30,10 @@ def heap():
             held.append(bytearray(b"x") * PART)
     except MemoryError:
         # All that its own limit gives it may be too little for the node's.
-        trays()
+        buffers()
 
 
-def trays():
+def buffers():
     for fd in range(3, 64):
         try:
             if "overwinter-" in os.readlink(f"/proc/self/fd/{fd}"):
@@ -49,7 +49,7 @@ def trays():
 
 
 def preprocess(inputs, state):
-    if inputs["what"][0] in (b"heap", b"trays"):
+    if inputs["what"][0] in (b"heap", b"buffers"):
         globals()[inputs["what"][0].decode()]()
     return {"x": torch.zeros(1, 4)}
 
@@ -60,7 +60,7 @@ def postprocess(outputs, inputs, state):
 
 
 def taken(node: NodeProcess) -> int:
-    """What zygotes and workers have that is of no file, what a fork shares counted once, and the trays."""
+    """What zygotes and workers have that is of no file, what a fork shares counted once, and the buffers."""
     return pages(node.children()) + memory_file_bytes(node.process.pid)
 
 
@@ -73,14 +73,14 @@ def attempt(node: NodeProcess, name: str, what: str) -> Exception | None:
     return None
 
 
-@pytest.mark.parametrize("way", ["heap", "trays"])
+@pytest.mark.parametrize("way", ["heap", "buffers"])
 def test_a_greedy_worker_is_stopped_and_honest_ones_never_feel_it(make_node, way):
     node = make_node("--memory-bytes", str(BOUND))
     honest = {f"honest-{factor}": [2.0 * factor + 1.0] * 4 for factor in range(3)}
     for factor, name in enumerate(honest):
         deploy(node, name, Scale(float(factor)), keep_alive_s=600)
         assert ask(node, name, 2.0) == honest[name]
-    workers = [node.client.explain(name)["bodies"][0]["pid"] for name in honest]
+    workers = [node.client.explain(name)["workers"][0]["pid"] for name in honest]
     made = deploy(node, "greedy", handler=GREEDY, tenant="other", memory_mib=2048, timeout_s=60.0)
     assert "memory_mib 2048 counts as 400" in made.warning
     bound = taken(node) + BOUND
@@ -95,4 +95,4 @@ def test_a_greedy_worker_is_stopped_and_honest_ones_never_feel_it(make_node, way
     assert "stop" in [each["what"] for each in node.client.speaking_for("other").explain("greedy")["decisions"]]
     while taken(node) > bound:
         assert [ask(node, name, 2.0) for name in honest] == list(honest.values())
-    assert [node.client.explain(name)["bodies"][0]["pid"] for name in honest] == workers
+    assert [node.client.explain(name)["workers"][0]["pid"] for name in honest] == workers

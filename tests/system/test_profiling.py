@@ -1,4 +1,4 @@
-"""Measuring from outside: real nodes, real bodies, over HTTP."""
+"""Measuring from outside: real nodes, real workers, over HTTP."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -67,9 +67,9 @@ def test_each_configuration_is_measured_in_a_process_of_its_own_and_told(make_no
     assert profile.macs == sum(layer.macs for layer in layers) > 0
     assert profile.weight_bytes == sum(weight.nbytes for weight in exported.weights)
     assert profile.wake_s > 0
-    # Nothing of it is left, and the mind, which was told the result, knows none of those bodies.
+    # Nothing of it is left, and the scheduler, which was told the result, knows none of those workers.
     node.wait_for("Profiled")
-    known = {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartBody"}
+    known = {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartWorker"}
     assert known <= {1, 2}
     assert not set(pids) & set(node.children())
 
@@ -110,7 +110,7 @@ def test_what_was_measured_serves_every_variant_also_after_a_restart(make_node):
 
 def test_requests_that_come_meanwhile_are_all_answered(make_node):
     node = make_node("--profile-share", "0.5")
-    deploy(node, "served", max_batch=4, max_bodies=1)
+    deploy(node, "served", max_batch=4, max_workers=1)
     upload(node, "vgg16")
     over = threading.Event()
 
@@ -171,7 +171,7 @@ def test_a_node_that_stops_ends_its_measurements(make_node):
     node = make_node("--profile-on-deploy")
     upload(node, "mlp", max_batch=64, concurrency=16)
     asleep = set(node.zygotes())
-    wait_until(lambda: set(node.body_pids()) - asleep)
+    wait_until(lambda: set(node.worker_pids()) - asleep)
     node.stop()
     assert not any("was not measured" in line for line in node.said)
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(make_node):
         node.client.profile("nothing")
     with pytest.raises(CallerError, match="batch must be from 1 to"):
         node.client.profile("mlp", wanted=Wanted(batches=(1 << 40,)))
-    with pytest.raises(CallerError, match="the body is not valid"):
+    with pytest.raises(CallerError, match="the worker is not valid"):
         node.client._send("POST", "/overwinter/v1/functions/mlp/profile", content=b'{"colours": 3}')
     node.client.unload("mlp")
     with pytest.raises(ConflictError, match="load it first"):

@@ -77,10 +77,10 @@ def test_bytes_agree_with_the_kernel(node):
     seen = after_passes(node, 4)
     assert seen.sum("accounting_mismatch_total") == 0
     stored = seen.of("memory_bytes", counted="store_table")
-    assert stored == seen.of("memory_bytes", counted="store_mind") == node.stored_bytes()
+    assert stored == seen.of("memory_bytes", counted="store_scheduler") == node.stored_bytes()
     pages = 4096 * len(list(node.store().iterdir()))
     assert stored <= seen.of("memory_bytes", counted="store_kernel") < stored + pages
-    private, pss = (seen.of("memory_bytes", counted=f"body_{kind}") for kind in ("private", "pss"))
+    private, pss = (seen.of("memory_bytes", counted=f"worker_{kind}") for kind in ("private", "pss"))
     assert 0 < private < pss
 
 
@@ -98,7 +98,7 @@ def test_top_shows_the_active_first(node):
 
 
 def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
-    explained = wait_until(lambda: (it := node.client.explain("one"))["bodies"][0]["private_bytes"] and it)
+    explained = wait_until(lambda: (it := node.client.explain("one"))["workers"][0]["private_bytes"] and it)
     disk, host, private = explained["tiers"]
     assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]
     # What another tenant holds of the same is not told.
@@ -110,8 +110,8 @@ def test_explain_tells_where_the_blocks_are_and_who_shares_them(node):
         other.remove("again")
     assert private["resident"] > 0
     assert explained["state"] == "awake"
-    assert [body["state"] for body in explained["bodies"]] == ["idle"]
-    assert explained["bodies"][0]["pid"] in node.body_pids()
+    assert [worker["state"] for worker in explained["workers"]] == ["idle"]
+    assert explained["workers"][0]["pid"] in node.worker_pids()
     shown = CliRunner().invoke(main, ["explain", "one", "--url", node.url])
     assert shown.exit_code == 0
     assert "one@1" in shown.stdout
@@ -127,7 +127,7 @@ def test_explain_tells_what_was_refused(node):
     assert [(each["what"], each["why"]) for each in explained["refusals"]] == [("DeadlineError", str(refused.value))]
     assert Samples(node).of("requests_total", function="slow", outcome="refused", error="DeadlineError") == 1
     node.client.remove("slow")
-    # Its body goes a moment later.
+    # Its worker goes a moment later.
     wait_until(lambda: not any(("function", "slow") in labels for _, labels in Samples(node)))
 
 

@@ -33,18 +33,18 @@ def preprocess(inputs, state):
 def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeProcess):
     deploy(node, "sleeper", keep_alive_s=0.05)
     for value in (1.0, 2.0):
-        wait_until(lambda: node.client.function("sleeper")["bodies"] == 0)
+        wait_until(lambda: not node.client.function("sleeper")["workers"])
         assert node.client.function("sleeper")["life"] == "asleep"
         assert ask(node, "sleeper", value) == [2.0 * value + 1.0] * 4
 
 
 def test_idle_workers_stay_until_others_need_their_room(make_node):
-    node = make_node("--bodies-max", "2")
+    node = make_node("--workers-max", "2")
     for factor in range(3):
         deploy(node, f"f{factor}", Scale(float(factor)), isolation="function")
     for factor in (0, 1, 2, 0, 2):
         assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
-    assert [node.client.function(f"f{factor}")["bodies"] for factor in range(3)] == [1, 0, 1]
+    assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
     [told] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "reclaim"]
     assert "room" in told["why"]
     # A full cache is the ordinary case: the log would be full of it.
@@ -98,7 +98,7 @@ def test_a_second_deploy_sends_only_what_is_new(node: NodeProcess):
 
 
 def test_a_new_version_takes_over_without_a_lost_request_and_the_old_one_answers_by_number(node: NodeProcess):
-    deploy(node, "versions", Scale(2.0), max_bodies=2)
+    deploy(node, "versions", Scale(2.0), max_workers=2)
     with asking(node, "versions") as answers:
         wait_until(lambda: 3.0 in answers)
         made = deploy(node, "versions", Scale(5.0))
@@ -138,7 +138,7 @@ def test_a_handler_shapes_inputs_and_outputs_and_its_errors_name_the_line(node: 
 
 
 def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
-    deploy(node, "slow", handler=SLOW, queue_limit=1, max_bodies=1)
+    deploy(node, "slow", handler=SLOW, queue_limit=1, max_workers=1)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         running = pool.submit(wait_for_answer, node, "slow", 2.5)
         wait_until(lambda: arrived(node, "slow") == 1)
@@ -190,11 +190,11 @@ def test_what_a_program_cannot_run_is_the_callers_error_and_hurts_nobody(node: N
     table = torch.nn.Embedding(10, 4).requires_grad_(False).eval()
     exported = export(table, {"input": torch.zeros(2, 3, dtype=torch.int64)})
     package("embedding", exported.program, exported.weights).upload(node.client)
-    body = node.client.function("embedding")["bodies"]
+    [worker] = node.client.function("embedding")["workers"]
     with pytest.raises(CallerError, match="embedding@1 cannot run"):
         node.client.infer("embedding", {"input": torch.full((1, 3), 11)})
     assert node.client.infer("embedding", {"input": torch.ones((1, 3), dtype=torch.int64)})
-    assert node.client.function("embedding")["bodies"] == body == 1
+    assert node.client.function("embedding")["workers"] == [worker]
 
 
 def test_a_program_with_an_unknown_operator_is_refused_by_name(node: NodeProcess):
@@ -213,7 +213,7 @@ def test_a_stopped_node_leaves_nothing_behind(make_node):
     ask(node, "f")
     # The tenant's comes when its first program has run.
     wait_until(lambda: len(node.zygotes()) == 2)
-    assert len(node.body_pids()) == 1
+    assert len(node.worker_pids()) == 1
     node.stop()
     assert node.process.returncode == 0
     assert not place.exists()

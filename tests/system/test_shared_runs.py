@@ -53,12 +53,12 @@ def state(node: NodeProcess, key: str) -> int:
 @pytest.fixture
 def node(make_node) -> NodeProcess:
     """Three variants, awake in one worker; there is another only if that one is stuck."""
-    node = make_node("--bodies-max", "2", "--cores", "1")
+    node = make_node("--workers-max", "2", "--cores", "1")
     for number in (1, 2, 3):
         put(node, number, handler=MOODY, keep_alive_s=30.0, max_batch=8, timeout_s=6.0)
     put_to_sleep(node)
     assert all(near(node, number) for number in (1, 2, 3))
-    assert len(node.body_pids()) == 1
+    assert len(node.worker_pids()) == 1
     return node
 
 
@@ -80,10 +80,10 @@ def shared(node: NodeProcess) -> list[dict]:
 def test_people_see_who_shares_runs_and_what_each_paid(node):
     with together(node, {1: 0.0, 2: 0.6, 3: 0.0}) as answers:
         wait_until(lambda: state(node, "running") == 3)
-        [body] = [each for each in node.client.explain("v3")["bodies"] if each["runs"]]
-        doing = {each["function"]: (each["doing"], each["runs"], each["requests"]) for each in body["bound"]}
+        [worker] = [each for each in node.client.explain("v3")["workers"] if each["runs"]]
+        doing = {each["function"]: (each["doing"], each["runs"], each["requests"]) for each in worker["bound"]}
         assert doing == {f"v{number}@1": ("running", 1, 1) for number in (1, 2, 3)}
-        assert (body["runs"], body["requests"]) == (1, 3)
+        assert (worker["runs"], worker["requests"]) == (1, 3)
     assert all(answer.result() for answer in answers.values())
     told = {number: node.client.explain(f"v{number}")["shared"] for number in (1, 2, 3)}
     assert [(each["runs"], each["requests"]) for each in told.values()] == [(1, 1)] * 3

@@ -24,7 +24,7 @@ def never(node: NodeProcess, name: str) -> None:
 
 
 def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_removed(make_node):
-    node = make_node("--bodies-max", "16", "--drain-timeout-s", "1")
+    node = make_node("--workers-max", "16", "--drain-timeout-s", "1")
     deploy(node, "well", tenant="well")
     names = [f"sleeper{number}" for number in range(SLEEPERS)]
     for name in names:
@@ -35,11 +35,11 @@ def test_sleeping_handlers_keep_no_other_tenant_waiting_and_go_when_they_are_rem
         node.wait_for("Arrived", SLEEPERS)
         for _ in range(5):
             assert ask(node, "well") == [3.0] * 4
-        bodies = wait_until(lambda: len(pids := node.body_pids()) == 16 and pids)
+        workers = wait_until(lambda: len(pids := node.worker_pids()) == 16 and pids)
         asleep = node.client.speaking_for("asleep")
         for name in names:
             asleep.remove(name)
         for each in asked:
             each.result(60)
     node.client.speaking_for("well").remove("well")
-    wait_gone(bodies)
+    wait_gone(workers)

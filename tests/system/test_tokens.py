@@ -99,7 +99,7 @@ def attempts(names: tuple[str, ...]) -> list[tuple[str, str, object]]:
 def tried(tenants: Tenants, calls: list[tuple[str, str, object]]) -> list[tuple[int, str]]:
     headers = {"authorization": f"Bearer {tenants.tokens['bob']}"}
     with httpx.Client(base_url=tenants.node.url, trust_env=False, headers=headers, timeout=30) as http:
-        answers = [http.request(method, path, json=body) for method, path, body in calls]
+        answers = [http.request(method, path, json=worker) for method, path, worker in calls]
     return [(answer.status_code, answer.text) for answer in answers]
 
 
@@ -119,7 +119,7 @@ def test_no_header_makes_a_token_another_tenant_s(tenants: Tenants, header: str)
     with httpx.Client(base_url=tenants.node.url, trust_env=False) as http:
         headers = {"authorization": f"Bearer {tenants.tokens['bob']}", "overwinter-tenant": header}
         answers = [
-            http.request(method, path, json=body, headers=headers) for method, path, body in attempts(("vault",))
+            http.request(method, path, json=worker, headers=headers) for method, path, worker in attempts(("vault",))
         ]
     assert {answer.status_code for answer in answers} == {403}
 
@@ -154,7 +154,7 @@ def test_what_is_told_does_not_depend_on_what_others_have(tenants: Tenants) -> N
     assert [each["exclusive_bytes"] for each in activity["functions"]] == [None]
     assert (activity["functions_deployed"], activity["cores_running"], activity["host_budget"]) == (1, None, None)
     assert "overwinter_function_bytes" not in tenants.bob.metrics()
-    assert "overwinter_bodies" not in tenants.bob.metrics()
+    assert "overwinter_workers" not in tenants.bob.metrics()
 
 
 def test_blocks_of_the_other_are_missing_and_cannot_be_named(tenants: Tenants) -> None:
@@ -213,7 +213,7 @@ def test_the_operator_sees_the_whole_node(tenants: Tenants) -> None:
     with Client(tenants.node.url, token=tenants.tokens["operator"]) as operator:
         assert {each["tenant"] for each in operator.usage()} >= {"alice", "bob"}
         assert {each["name"] for each in operator.activity()["functions"]} >= {"alice..vault", "bob..bobs"}
-        assert 'overwinter_bodies{state="' in operator.metrics()
+        assert 'overwinter_workers{state="' in operator.metrics()
         assert [each["name"] for each in operator.speaking_for("alice").functions()] == ["vault"]
 
 

@@ -80,11 +80,11 @@ def zygotes(node: NodeProcess) -> list[int]:
             [answer] = node.client.infer(name, {"x": torch.ones(1, 4)}).values()
             assert answer.tolist() == [[6.0] * 4]
     wait_until(lambda: len(set(node.zygotes()) - before) == len(TENANTS))
-    wait_until(lambda: rehearsed(node, before))
+    wait_until(lambda: warmed_up(node, before))
     return node.zygotes()
 
 
-def rehearsed(node: NodeProcess, before: set[int]) -> bool:
+def warmed_up(node: NodeProcess, before: set[int]) -> bool:
     """Whether the new zygotes hold a program each, or are contained where one may not look."""
     new = [pid for pid in node.zygotes() if pid not in before]
     try:
@@ -107,7 +107,7 @@ def test_no_process_with_rights_holds_a_program_or_a_weight(node: NodeProcess, z
     assert [link for link in links if "memfd" in link or str(node.shm) in link] == []
 
 
-def test_a_tenants_zygote_is_contained_as_its_bodies_are(node: NodeProcess, zygotes):
+def test_a_tenants_zygote_is_contained_as_its_workers_are(node: NodeProcess, zygotes):
     for pid in zygotes[1:]:
         its = status(pid)
         assert (its["Seccomp"], its["NoNewPrivs"]) == ("2", "1")
@@ -125,13 +125,13 @@ def test_two_tenants_never_share_a_zygote_that_holds_programs(node: NodeProcess,
     assert sorted(each for each in held if each) == [[word] for word in words()]
 
 
-def test_bodies_with_and_without_a_handler_wake_from_their_tenants_zygote(node: NodeProcess, zygotes):
+def test_workers_with_and_without_a_handler_wake_from_their_tenants_zygote(node: NodeProcess, zygotes):
     for tenant in TENANTS:
         for name in (f"{tenant}-again", f"{tenant}-again-handled"):
             deploy_marked(node, name, tenant, HANDLER if "handled" in name else None)
-            asked = set(node.body_pids())
+            asked = set(node.worker_pids())
             node.client.infer(name, {"x": torch.ones(1, 4)})
-            new = set(node.body_pids()) - asked
+            new = set(node.worker_pids()) - asked
             table = parents_of_all()
             assert {table[pid] for pid in new} <= set(zygotes[1:])
 
@@ -171,11 +171,11 @@ HANGS = {
 def test_a_trial_that_hangs_ends_and_others_deploy_and_wake_meanwhile(make_node, handler):
     node = make_node("--start-timeout-s", "6", "--cores", "2")
     deploy(node, "calm", tenant="ada", keep_alive_s=0.0)
-    wait_until(lambda: not node.body_pids())
+    wait_until(lambda: not node.worker_pids())
     with concurrent.futures.ThreadPoolExecutor() as pool:
         trial = pool.submit(deploy, node, "hanging", handler=handler, tenant="bob")
-        wait_until(lambda: len(node.body_pids()) == 1)
-        [hung] = node.body_pids()
+        wait_until(lambda: len(node.worker_pids()) == 1)
+        [hung] = node.worker_pids()
         assert ask(node, "calm") == [3.0] * 4
         deploy(node, "another", Scale(4.0), tenant="ada")
         assert ask(node, "another") == [5.0] * 4
@@ -189,11 +189,11 @@ def test_a_trial_that_hangs_ends_and_others_deploy_and_wake_meanwhile(make_node,
 def test_removing_a_function_ends_its_trial(make_node):
     node = make_node()
     deploy(node, "f", Scale(3.0), keep_alive_s=0.0)
-    wait_until(lambda: not node.body_pids())
+    wait_until(lambda: not node.worker_pids())
     with concurrent.futures.ThreadPoolExecutor() as pool:
         trial = pool.submit(deploy, node, "f", handler=HANGS["in its module"])
-        wait_until(lambda: len(node.body_pids()) == 1 and len(node.client.functions()) == 2)
-        [hung] = node.body_pids()
+        wait_until(lambda: len(node.worker_pids()) == 1 and len(node.client.functions()) == 2)
+        [hung] = node.worker_pids()
         node.client.remove("f")
         with pytest.raises(OverwinterError):
             trial.result()

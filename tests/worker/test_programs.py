@@ -1,4 +1,4 @@
-"""What a rehearsal leaves behind, in a process that holds nothing else."""
+"""What a warm-up leaves behind, in a process that holds nothing else."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ before = holes()
 programs.prepare(wanted, [int(fd) for fd in sys.argv[1:]])
 print(len(programs), holes() - before)
 """
-"""Tells how many programs are ready, and how much the rehearsal has left free within the heap."""
+"""Tells how many programs are ready, and how much the warm-up has left free within the heap."""
 
 
 class Layers(torch.nn.Module):
@@ -47,7 +47,7 @@ class Layers(torch.nn.Module):
         return {"y": self.layers(x).mean((2, 3))}
 
 
-def test_a_rehearsal_leaves_no_holes_in_the_heap_that_is_forked():
+def test_a_warm_up_leaves_no_holes_in_the_heap_that_is_forked():
     function = Function(Layers(), {"x": torch.zeros(2, 3, 112, 112)})
     deployed, fds = function.deployed, function.open(bare=True)
     wanted = msgspec.msgpack.encode(Prepare(deployed.load(bare=True), deployed.bind(bare=True)))

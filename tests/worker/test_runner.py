@@ -1,4 +1,4 @@
-"""A body's run: requests that fit share it, one that fails hurts no other, and errors say whose they are."""
+"""A worker's run: requests that fit share it, one that fails hurts no other, and errors say whose they are."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -106,9 +106,9 @@ def test_a_handler_that_gives_no_tensor_or_a_wrong_type_is_told_which():
     assert "NoneType" in none.answer([ids([1])])[0].message
 
 
-def test_a_rehearsal_runs_the_program_on_zeros():
+def test_a_warm_up_runs_the_program_on_zeros():
     made, shapes = runner()
-    made.rehearse()
+    made.warm_up()
     assert shapes == [(1, 3)]
 
 
@@ -180,7 +180,7 @@ def test_an_answer_other_than_declared_is_an_error_of_the_function(change):
         assert "f@1" in outcome.message
         assert "'twice'" in outcome.message or "'sum'" in outcome.message
     with pytest.raises(HandlerError, match="declare"):
-        made.rehearse()
+        made.warm_up()
 
 
 def test_rows_that_are_also_columns_are_never_joined():

@@ -60,7 +60,7 @@ FAULTS = {
         "def postprocess(outputs, inputs, state):\n    return {'y': outputs['y'].cfloat()}\n",
         "complex64",
     ),
-    "breaks its promise": (
+    "breaks its SLO": (
         "def postprocess(outputs, inputs, state):\n    return {'z': outputs['y']}\n",
         "OUTPUTS lists",
     ),

@@ -10,7 +10,7 @@ import os
 from types import SimpleNamespace
 from overwinter.worker import zygote
 from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import ForkBody, ForkZygote, ToZygote
+from overwinter.worker.messages import ForkWorker, ForkZygote, ToZygote
 
 here, there = pair()
 here.close()
@@ -18,7 +18,7 @@ shelter = SimpleNamespace(close_in_zygote=lambda uid, limits, keep: None)
 means = zygote.Means(Channel(there, ToZygote), None, shelter, None)
 """
 FORKS = {
-    "worker": "zygote._be_body(ForkBody(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",
+    "worker": "zygote._be_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",
     "zygote": "zygote._be_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), [there.fileno()], os.getppid(), means)",
 }
 

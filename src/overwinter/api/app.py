@@ -21,12 +21,12 @@ from overwinter.api.deployments import DeploymentApi
 from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error
 from overwinter.api.inference import InferenceApi
-from overwinter.api.insight import InsightApi
 from overwinter.api.middleware import AccessMiddleware
 from overwinter.api.operations import routes_of
 from overwinter.api.pages import Pages
 from overwinter.api.profiles import ProfileApi
 from overwinter.api.protocol import BoundedProtocol
+from overwinter.api.telemetry import TelemetryApi
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverwinterError
 from overwinter.node.threads import Threads
@@ -49,7 +49,7 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
         *InferenceApi(limits, own_version, drain).operations(),
         *DeploymentApi(disk, limits).operations(),
         *ProfileApi().operations(),
-        *InsightApi().operations(),
+        *TelemetryApi().operations(),
     ]
     operations += Pages(operations, own_version).operations()
     open_paths = frozenset(each.path for each in operations if each.needs == "nothing")

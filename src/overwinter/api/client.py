@@ -70,8 +70,8 @@ class Answered(msgspec.Struct, frozen=True):
 
     version: int
     start: str
-    """What its function needed: nothing (warm), a bind in a body of its family (bound), or a body, with its weights in
-    memory (host) or not (disk).
+    """What its function needed: nothing (warm), a bind in a worker of its family (bound), or a worker, with its
+    weights in memory (host) or not (disk).
     """
     milliseconds: float
     """From sending the request until the answer was read."""
@@ -159,7 +159,7 @@ class Client:
         return _json(self._send("GET", "/overwinter/v1/activity"), dict[str, Any])
 
     def explain(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """Why a function is as it is: its blocks, profile and bodies, and what was decided. NotFoundError."""
+        """Why a function is as it is: its blocks, profile and workers, and what was decided. NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
 
     def logs(self, name: str, version: int | None = None) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ class Connections:
         self._moving: set[str] = set()
         """Callers of whom no connection stands still, as was found since the last look: many that come need not each
         look at all."""
-        self._turned_away: dict[Connection, float] = {}
+        self._refused: dict[Connection, float] = {}
         """Those that found no room, and since when."""
         self._looked_at = 0.0
         self._idle: dict[str, dict[Connection, None]] = {}
@@ -105,10 +105,10 @@ class Connections:
 
     def turn_away(self, connection: Connection) -> None:
         """It found no room and was told so. A close now would throw away what was not read yet, and that with it."""
-        self._turned_away[connection] = self._looked_at
-        if len(self._turned_away) > TURNED_AWAY_SHARE * self.most:
-            first = next(iter(self._turned_away))
-            del self._turned_away[first]
+        self._refused[connection] = self._looked_at
+        if len(self._refused) > TURNED_AWAY_SHARE * self.most:
+            first = next(iter(self._refused))
+            del self._refused[first]
             first.abort()
 
     def crowded(self, caller: str) -> bool:
@@ -118,7 +118,7 @@ class Connections:
 
     def forget(self, connection: Connection) -> None:
         """It is closed, or as good as closed."""
-        self._turned_away.pop(connection, None)
+        self._refused.pop(connection, None)
         if self._seen.pop(connection, None) is None:
             return
         self._still.pop(connection, None)
@@ -144,7 +144,7 @@ class Connections:
     def sweep(self, now: float) -> None:
         """Close what has waited too long."""
         self._looked_at = now
-        for connection, since in list(self._turned_away.items()):
+        for connection, since in list(self._refused.items()):
             if now - since >= TURNED_AWAY_S:
                 connection.abort()
         self._still.clear()

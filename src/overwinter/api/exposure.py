@@ -53,7 +53,7 @@ class TenantInsight:
 
     async def metrics(self) -> bytes:
         """The metrics of the tenant's functions and pipelines, in Prometheus's text format."""
-        text = await self._node.insight.metrics()
+        text = await self._node.telemetry.metrics()
         if self._operator:
             return text
         own = {view.name.encode() for view in self._node.pipelines() if view.tenant == self._tenant}
@@ -63,10 +63,10 @@ class TenantInsight:
     async def usage(self, tenant: TenantId | None) -> object:
         """What each function of the tenant used; of another tenant nothing, whether there is one or not."""
         if self._operator:
-            return await self._node.insight.usage(tenant)
+            return await self._node.telemetry.usage(tenant)
         if tenant not in (None, self._tenant):
             return []
-        used = msgspec.to_builtins(await self._node.insight.usage(self._tenant))
+        used = msgspec.to_builtins(await self._node.telemetry.usage(self._tenant))
         # The bytes that are billed are those of a block parted among all who have it.
         told = [each | {"disk_byte_s": None, "host_byte_s": None} for each in used]
         return self._names.told_json(told)
@@ -74,19 +74,19 @@ class TenantInsight:
     async def activity(self) -> object:
         """What goes on in the tenant's functions just now."""
         if self._operator:
-            return await self._node.insight.activity()
+            return await self._node.telemetry.activity()
         return self._names.told_json(await self._activity())
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
         """Why a function of the tenant is as it is; NotFoundError."""
-        return self._names.told_json(await self._node.insight.explain(self._inner(name), version))
+        return self._names.told_json(await self._node.telemetry.explain(self._inner(name), version))
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
         """What the code of a function of the tenant printed of late; NotFoundError."""
-        return self._names.told_json(await self._node.insight.logs(self._inner(name), version))
+        return self._names.told_json(await self._node.telemetry.logs(self._inner(name), version))
 
     async def _activity(self) -> dict[str, Any]:
-        activity = await self._node.insight.activity()
+        activity = await self._node.telemetry.activity()
         return await asyncio.to_thread(own_activity, activity, self._tenant)
 
 
@@ -98,7 +98,7 @@ def own_activity(activity: object, tenant: TenantId) -> dict[str, Any]:
     workers = [each for each in told["workers"] if each["worker"] in ids]
     own = {
         "cores_running": None,
-        "bodies": Counter(each["state"] for each in workers),
+        "worker_states": Counter(each["state"] for each in workers),
         "functions_deployed": len(functions),
         "host_budget": None,
         "private_budget": None,

@@ -98,7 +98,7 @@ class Reply(Protocol):
 
     @property
     def start(self) -> Start:
-        """Where the weights lay when the request came: in a live body, in the host store, on disk."""
+        """Where the weights lay when the request came: in a live worker, in the host store, on disk."""
         ...
 
 
@@ -156,7 +156,7 @@ class Blocks(Protocol):
         ...
 
 
-class Insight(Protocol):
+class Telemetry(Protocol):
     """What people can see of a node. What it returns goes out as JSON just as it is."""
 
     async def metrics(self) -> bytes:
@@ -251,7 +251,7 @@ class Front(Protocol):
         ...
 
     @property
-    def insight(self) -> Insight:
+    def telemetry(self) -> Telemetry:
         """What people can see of it."""
         ...
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from overwinter.api.exposure import TenantInsight
-from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Insight, Reply, Start, State, Tried, Upload
+from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Reply, Start, State, Telemetry, Tried, Upload
 from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
 from overwinter.core.ids import NAME_MAX, Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
@@ -146,7 +146,7 @@ class TenantFront:
         self.repository: Blocks = _QuotaBlocks(node.repository, quota.nbytes)
 
     @property
-    def insight(self) -> Insight:
+    def telemetry(self) -> Telemetry:
         """What can be seen of the tenant's functions."""
         return TenantInsight(self._node, self._tenant, self.names, self._inner, self._operator)
 

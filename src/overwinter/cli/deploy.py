@@ -73,7 +73,7 @@ TIMEOUT_S = 600.0
     type=assignment,
     metavar="KEY=VALUE",
     multiple=True,
-    help="Any other setting, as max_bodies=4; `overwinter show` lists them. One for each.",
+    help="Any other setting, as max_workers=4; `overwinter show` lists them. One for each.",
 )
 @node_url
 @as_json

@@ -9,8 +9,8 @@ from overwinter.cli.options import as_json, assignment, connect, id_of, named_fu
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
-    "warm": "a body was awake",
-    "bound": "bound in a body of its family",
+    "warm": "a worker was awake",
+    "bound": "bound in a worker of its family",
     "host": "woken from the host store",
     "disk": "woken from disk",
 }

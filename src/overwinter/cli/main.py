@@ -14,11 +14,11 @@ from overwinter.cli.deploy import deploy
 from overwinter.cli.doctor import doctor
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
-from overwinter.cli.insight import explain, logs, top, usage
 from overwinter.cli.options import printable
 from overwinter.cli.profile import profile
 from overwinter.cli.serve import serve
 from overwinter.cli.simulate import simulate
+from overwinter.cli.telemetry import explain, logs, top, usage
 from overwinter.cli.token import token
 from overwinter.cli.traffic import promote, split
 from overwinter.core.errors import OverwinterError

@@ -10,7 +10,7 @@ import msgspec
 
 from overwinter.cli.log_format import LogFormat, log, logging_to_stderr
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
-from overwinter.core.config import MindConfig, NodeConfig, RequestLimits
+from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
 from overwinter.core.policies import POLICIES
 
 HELP = {
@@ -46,8 +46,8 @@ HELP = {
     "disk_free_min_bytes": "Disk to keep free: a deploy that would leave less is refused.",
     "tenant_disk_bytes": "Most disk for the blocks of one tenant, as 8GiB; without it, any.",
     "unneeded_keep_s": "Seconds for which blocks that no function needs stay on disk.",
-    "journal": "File to which every step of the mind is appended.",
-    "journal_ring": "Steps of the mind kept in memory.",
+    "journal": "File to which every step of the scheduler is appended.",
+    "journal_ring": "Steps of the scheduler kept in memory.",
     "profile_on_deploy": "Measure each new program in the background, while no request is under way.",
     "accounting_s": "Seconds between two comparisons of the bytes that are counted with the kernel's.",
     "profile_share": "Share of the time that measuring may take while the node serves.",
@@ -56,8 +56,8 @@ HELP = {
     "memory_bytes": "Most private memory of all workers, as 8GiB; without it, half of what is there.",
     "host_bytes": "Most memory for the blocks of warm functions, as 8GiB; without it, what the tmpfs has.",
     "host_keep_alive_s": "Seconds after which the blocks of a function that nobody uses leave the host store.",
-    "bodies_max": "Worker processes alive at once; without it, what the system's limits allow.",
-    "tenant_bodies_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
+    "workers_max": "Worker processes alive at once; without it, what the system's limits allow.",
+    "tenant_workers_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
     "runs_max": "Runs that all workers alive may have at once; without it, what the system's limits allow.",
     "workers_ahead": "Processes forked before a request needs them, at most 2 a tenant; without it, 8.",
     "requests_max": "Requests without an answer; one tenant may have as many as places are left.",
@@ -65,11 +65,11 @@ HELP = {
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
     "drain_timeout_s": "Seconds that a run may go on when its function is removed or others need its worker.",
-    "rehearsal_max_s": "Longest run of a program that is held compiled.",
+    "warm_up_max_s": "Longest run of a program that is held compiled.",
     "prepared_max": "Programs of a tenant held compiled, ready for a wake.",
     "zygotes_max": "Tenants whose programs are held compiled at once.",
     "zygote_timeout_s": "Seconds in which a zygote must answer or fork before it is replaced.",
-    "rehearsal_timeout_s": "Seconds that compiling a program ahead may take.",
+    "warm_up_timeout_s": "Seconds that compiling a program ahead may take.",
     "imports": "Modules that handlers use, as numpy,scipy.signal: imported once, not at each wake.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between such tries.",
@@ -77,7 +77,7 @@ HELP = {
 }
 """What each field of the configuration means to whoever starts a node."""
 
-WITHIN: dict[str, type[msgspec.Struct]] = {"mind": MindConfig, "requests": RequestLimits}
+WITHIN: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "requests": RequestLimits}
 """Fields of the configuration that are structs of their own."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
 SHARES = ("profile_share", "client_share", "verify_share")

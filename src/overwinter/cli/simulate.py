@@ -1,4 +1,4 @@
-"""How would these functions fare on that machine? The command that asks the mind in a modelled world."""
+"""How would these functions fare on that machine? The command that asks the scheduler in a modelled world."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,7 +49,7 @@ def simulate(  # noqa: PLR0913 - what a person may want to change of a simulatio
     seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Simulate a scenario: a node's own mind in a modelled world.
+    """Simulate a scenario: a node's own scheduler in a modelled world.
 
     SCENARIO is a TOML file: a machine, functions with their blocks, times and workloads, and faults. The same seed
     gives the same steps. With --capacity the question is how many copies of the functions the machine carries.
@@ -154,7 +154,7 @@ def _tell(found: "Capacity | Report") -> None:
     click.echo(
         f"\nmemory: {size_text(memory.mean)} on average, {size_text(memory.peak)} at most; of it blocks, each once, "
         f"{size_text(memory.blocks_mean)} and {size_text(memory.blocks_peak)}, "
-        f"bodies {size_text(memory.bodies_mean)} and {size_text(memory.bodies_peak)}"
+        f"workers {size_text(memory.workers_mean)} and {size_text(memory.workers_peak)}"
     )
 
 
@@ -178,13 +178,13 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
             _ms_text(each.p99_ms),
             str(sum(each.wakes.values())),
             str(each.wakes.get("disk", 0)),
-            f"{each.body_seconds:.0f}",
+            f"{each.worker_seconds:.0f}",
         )
     return table
 
 
 def _share(figures: "Figures") -> float:
-    """Attainment, or for functions without a promise the share of requests answered."""
+    """Attainment, or for functions without a SLO the share of requests answered."""
     if figures.attainment is not None:
         return figures.attainment
     return figures.answered / figures.requests if figures.requests else 1.0

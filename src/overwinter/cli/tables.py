@@ -176,7 +176,7 @@ def age_text(seconds: float) -> str:
 
 
 def slo_text(slo_ms: float | None) -> str:
-    """A promised latency."""
+    """A latency objective."""
     return "-" if slo_ms is None else f"{slo_ms:g} ms"
 
 

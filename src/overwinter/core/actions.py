@@ -1,4 +1,4 @@
-"""All that a mind may ask for. Frozen data; the node or the simulator carries it out."""
+"""All that a scheduler may ask for. Frozen data; the node or the simulator carries it out."""
 
 from typing import Literal
 
@@ -30,8 +30,8 @@ class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of the tagged union."""
 
 
-class Stage(_Action, frozen=True):
-    """Bring a function's missing blocks from the repository to the host store; answer Staged or StageFailed."""
+class LoadBlocks(_Action, frozen=True):
+    """Bring a function's missing blocks from the repository to the host store; answer Staged or LoadFailed."""
 
     function: FunctionId
     operation: OperationId
@@ -45,8 +45,8 @@ class Drop(_Action, frozen=True):
     store: StoreName = SHARED
 
 
-class StartBody(_Action, frozen=True):
-    """Fork a body; answer BodyReady or BodyExited. On trial it runs once by itself before it is ready."""
+class StartWorker(_Action, frozen=True):
+    """Fork a worker; answer WorkerReady or WorkerExited. On trial it runs once by itself before it is ready."""
 
     worker: WorkerId
     function: FunctionId
@@ -60,7 +60,7 @@ class StartBody(_Action, frozen=True):
 
 class ForkAhead(_Action, frozen=True):
     """Fork a process from the zygote of this function's tenant that waits for a start to go on in it, or for its end;
-    answer BodyReady or BodyExited.
+    answer WorkerReady or WorkerExited.
     """
 
     worker: WorkerId
@@ -76,19 +76,19 @@ class Prepare(_Action, frozen=True):
 
 
 class Run(_Action, frozen=True):
-    """Hand these requests to a body as one batch; answer RunEnded or BodyExited."""
+    """Hand these requests to a worker as one batch; answer RunEnded or WorkerExited."""
 
     worker: WorkerId
     run: RunId
     requests: tuple[RequestId, ...]
     function: FunctionId | None = None
-    """Whose requests they are; None: of the function that the body was started for."""
+    """Whose requests they are; None: of the function that the worker was started for."""
     functions: tuple[FunctionId, ...] = ()
     """Of each request, whose it is, where they are several functions'; that of the first request leads."""
 
 
 class Bind(_Action, frozen=True):
-    """Bind a further function of its family in a body; answer Bound, BindFailed or BodyExited."""
+    """Bind a further function of its family in a worker; answer Bound, BindFailed or WorkerExited."""
 
     worker: WorkerId
     function: FunctionId
@@ -97,14 +97,14 @@ class Bind(_Action, frozen=True):
 
 
 class Unbind(_Action, frozen=True):
-    """Let a body let go of a function that it has bound, and that it runs nothing of."""
+    """Let a worker let go of a function that it has bound, and that it runs nothing of."""
 
     worker: WorkerId
     function: FunctionId
 
 
-class StopBody(_Action, frozen=True):
-    """End a body: an idle one is asked, a hung one is killed; answer BodyExited."""
+class StopWorker(_Action, frozen=True):
+    """End a worker: an idle one is asked, a hung one is killed; answer WorkerExited."""
 
     worker: WorkerId
     kill: bool = False
@@ -129,15 +129,15 @@ class Refuse(_Action, frozen=True):
     """Whose it was; None: of none that is here."""
 
 
-class Announce(_Action, frozen=True):
-    """Tell who waits for a deploy or a load how it went. A new version that failed is forgotten by the mind."""
+class LoadFinished(_Action, frozen=True):
+    """Tell who waits for a deploy or a load how it went. A new version that failed is forgotten by the scheduler."""
 
     function: FunctionId
     error: str | None = None
     reason: str = ""
 
 
-class Decide(_Action, frozen=True):
+class Explanation(_Action, frozen=True):
     """Nothing to carry out: why something was decided about a function, for people who ask."""
 
     function: FunctionId
@@ -152,18 +152,18 @@ class SetAlarm(_Action, frozen=True):
 
 
 Action = (
-    Stage
+    LoadBlocks
     | Drop
-    | StartBody
+    | StartWorker
     | ForkAhead
     | Prepare
     | Run
     | Bind
     | Unbind
-    | StopBody
+    | StopWorker
     | Reply
     | Refuse
-    | Announce
-    | Decide
+    | LoadFinished
+    | Explanation
     | SetAlarm
 )

@@ -10,13 +10,13 @@ BYTES_MOST = 1 << 50
 WORKERS_MOST = 65_536
 """No node has more, whatever its system allows."""
 
-MIND_BOUNDS = {
+SCHEDULER_BOUNDS = {
     "cores": Bound(1, 4096, "cores", "no machine has more"),
     "memory_bytes": Bound(1, BYTES_MOST, "bytes", "no machine has a PiB"),
     "host_bytes": Bound(0, BYTES_MOST, "bytes", "no machine has a PiB"),
     "host_keep_alive_s": seconds(0, 31_536_000, "a year is for ever"),
-    "bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
-    "tenant_bodies_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
+    "workers_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
+    "tenant_workers_max": Bound(1, WORKERS_MOST, "workers", "each is a process"),
     "runs_max": Bound(1, 32 * WORKERS_MOST, "runs", "each holds two descriptors of the node and a thread of a worker"),
     "workers_ahead": Bound(0, 4096, "processes", "each takes memory, and waits"),
     "requests_max": Bound(2, 10_000_000, "requests", "each is kept in memory, and one must leave room for another"),
@@ -24,13 +24,13 @@ MIND_BOUNDS = {
     "start_timeout_s": seconds(0.1, 3600, "no process starts sooner, and one that has not after an hour never will"),
     "stop_timeout_s": seconds(0.01, 3600, "a worker must hear of it, and its memory is wanted"),
     "drain_timeout_s": seconds(0, 86_400, "0 ends a run at once, and what goes on for a day holds what others need"),
-    "rehearsal_max_s": seconds(0, 60, "the tenant's zygote forks nothing meanwhile"),
+    "warm_up_max_s": seconds(0, 60, "the tenant's zygote forks nothing meanwhile"),
     "prepared_max": Bound(1, 100_000, "programs", "each takes memory of the zygote"),
     "backoff_first_s": seconds(0.001, 3600, "a function that fails at once would be tried without an end"),
     "backoff_max_s": seconds(0.001, 86_400, "a function that was mended should be tried again"),
     "retry_after_min_s": seconds(0, 3600, "nobody waits for longer"),
 }
-"""Of every number in the configuration of the mind."""
+"""Of every number in the configuration of the scheduler."""
 
 NODE_BOUNDS = {
     "drain_s": seconds(0, 3600, "0 answers nothing that is under way, and who stops a node wants it to end"),
@@ -46,7 +46,7 @@ NODE_BOUNDS = {
     "accounting_s": seconds(0.01, 86_400, "a look at every worker takes its time"),
     "zygotes_max": Bound(0, 4096, "zygotes", "each is a process; with 0 the base zygote forks all workers"),
     "zygote_timeout_s": seconds(0.5, 3600, "a fork takes its time where all are busy; one that hangs stops wakes"),
-    "rehearsal_timeout_s": seconds(0.1, 3600, "a program must be compiled and run, and others wait for it"),
+    "warm_up_timeout_s": seconds(0.1, 3600, "a program must be compiled and run, and others wait for it"),
     "verify_share": Bound(0, 1, "of a core", "it is a share", whole=False),
     "disk_free_min_bytes": Bound(0, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
     "tenant_disk_bytes": Bound(1, BYTES_MOST, "bytes", "no disk of a node has a PiB"),
@@ -75,21 +75,21 @@ REQUEST_BOUNDS = {
 """Of every number in what requests may take."""
 
 
-class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bounds inside which the mind decides, and its rules."""
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bounds inside which the scheduler decides, and its rules."""
 
     policy: str | Policy = "overwinter"
     cores: int | None = None
-    """For all bodies; None: what the machine has."""
+    """For all workers; None: what the machine has."""
     memory_bytes: int | None = None
-    """Private memory of all bodies together; None: on a node half of what is there at its start, else no bound."""
+    """Private memory of all workers together; None: on a node half of what is there at its start, else no bound."""
     host_bytes: int | None = None
     """Most bytes of all host stores together; None: what their tmpfs has."""
     host_keep_alive_s: float | None = None
     """A function that nobody used for so long leaves the host store for the disk; None: only when room is needed."""
-    bodies_max: int | None = None
+    workers_max: int | None = None
     """Worker processes alive at once on the node; None: as many as the system lets a node have."""
-    tenant_bodies_max: int | None = None
+    tenant_workers_max: int | None = None
     """Of these, what one tenant may have; None: all while no other tenant is here, and else all but a sixteenth."""
     runs_max: int | None = None
     """Runs that the workers alive may have at once, together; None: on a node as many as the system lets it have, else
@@ -103,12 +103,12 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     attempts_max: int = 2
     """Times a request may be tried: one retry after a crash."""
     start_timeout_s: float = 120.0
-    """Longest a body may take from its fork until it is ready."""
+    """Longest a worker may take from its fork until it is ready."""
     stop_timeout_s: float = 2.0
-    """Longest a body that was asked to stop may take."""
+    """Longest a worker that was asked to stop may take."""
     drain_timeout_s: float = 30.0
     """Longest that a run may go on when its function is removed or unloaded, or its worker is another tenant's turn."""
-    rehearsal_max_s: float = 0.5
+    warm_up_max_s: float = 0.5
     """Only programs that run within this are prepared in their tenant's zygote, which forks nothing meanwhile."""
     prepared_max: int = 256
     """Programs that a tenant's zygote holds prepared; the one used longest ago makes room."""
@@ -118,7 +118,7 @@ class MindConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         policy_named(self.policy)
-        check_bounds(self, MIND_BOUNDS)
+        check_bounds(self, SCHEDULER_BOUNDS)
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,13 +208,13 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Tenants that have a zygote of their own at once; one that nobody needs makes room."""
     zygote_timeout_s: float = 5.0
     """Longest a zygote may take to answer or to fork before it is killed and replaced."""
-    rehearsal_timeout_s: float = 10.0
+    warm_up_timeout_s: float = 10.0
     """Longest a tenant's zygote may take to prepare one program; one that takes longer is not prepared again."""
     imports: str = ""
     """Modules that the base zygote imports for handlers beside those of Overwinter's tasks, with commas between."""
     accounting_s: float = 10.0
-    """Time between two comparisons of the mind's bytes with the kernel's."""
-    mind: MindConfig = MindConfig()
+    """Time between two comparisons of the scheduler's bytes with the kernel's."""
+    scheduler: SchedulerConfig = SchedulerConfig()
     requests: RequestLimits = RequestLimits()
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""All that can happen to a node's mind. Frozen data: names, sizes and times, never tensors."""
+"""All that can happen to a node's scheduler. Frozen data: names, sizes and times, never tensors."""
 
 import msgspec
 
@@ -25,7 +25,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Deployed(_Event, frozen=True):
-    """A version exists. A new one is `on_trial` until a body of it has run; a restored one is not."""
+    """A version exists. A new one is `on_trial` until a worker of it has run; a restored one is not."""
 
     function: FunctionSpec
     on_trial: bool = False
@@ -80,38 +80,38 @@ class Cancelled(_Event, frozen=True):
     request: RequestId
 
 
-class Staged(_Event, frozen=True):
+class BlocksLoaded(_Event, frozen=True):
     """All blocks of a function lie in the host store; `added` bytes came from disk."""
 
     function: FunctionId
     operation: OperationId
-    """Of the Stage that this answers."""
+    """Of the LoadBlocks that this answers."""
     added: int
     addresses: tuple[Address, ...] = ()
-    """What was staged, so that it can be let go if nobody wants it any more; only told when bytes were added."""
+    """What was loaded, so that it can be let go if nobody wants it any more; only told when bytes were added."""
     store: StoreName = SHARED
 
 
-class StageFailed(_Event, frozen=True):
+class LoadFailed(_Event, frozen=True):
     """The host store could not take a function's blocks."""
 
     function: FunctionId
     operation: OperationId
-    """Of the Stage that this answers."""
+    """Of the LoadBlocks that this answers."""
     error: str
     message: str
     addresses: tuple[Address, ...] = ()
     store: StoreName = SHARED
 
 
-class BodyReady(_Event, frozen=True):
-    """A body has its program and its weights and waits for work."""
+class WorkerReady(_Event, frozen=True):
+    """A worker has its program and its weights and waits for work."""
 
     worker: WorkerId
 
 
 class Bound(_Event, frozen=True):
-    """A body has bound a further function."""
+    """A worker has bound a further function."""
 
     worker: WorkerId
     function: FunctionId
@@ -120,7 +120,7 @@ class Bound(_Event, frozen=True):
 
 
 class BindFailed(_Event, frozen=True):
-    """A body could not bind a further function, and has let go of what it had of it."""
+    """A worker could not bind a further function, and has let go of what it had of it."""
 
     worker: WorkerId
     function: FunctionId
@@ -141,14 +141,14 @@ class RunFailure(msgspec.Struct, frozen=True):
 
 
 class RunEnded(_Event, frozen=True):
-    """A body answered a run; outputs of those not in `failures` lie with the node."""
+    """A worker answered a run; outputs of those not in `failures` lie with the node."""
 
     worker: WorkerId
     run: RunId
     failures: tuple[RunFailure, ...] = ()
 
 
-class BodyExited(_Event, frozen=True):
+class WorkerExited(_Event, frozen=True):
     """A worker process is gone, asked for or not."""
 
     worker: WorkerId
@@ -159,7 +159,7 @@ class BodyExited(_Event, frozen=True):
 
 
 class Demoted(_Event, frozen=True):
-    """A body computed beyond what it was given: it computes only when nobody else wants the core, for good."""
+    """A worker computed beyond what it was given: it computes only when nobody else wants the core, for good."""
 
     worker: WorkerId
 
@@ -178,7 +178,7 @@ class Profiled(_Event, frozen=True):
     profile: Profile
 
 
-class Foretold(_Event, frozen=True):
+class RateForecast(_Event, frozen=True):
     """Somebody knows at what rate requests of a function will come."""
 
     function: FunctionId
@@ -186,7 +186,7 @@ class Foretold(_Event, frozen=True):
     """Requests per second."""
 
 
-class Pressed(_Event, frozen=True):
+class MemoryPressure(_Event, frozen=True):
     """The machine runs short of memory: so many bytes should be given back."""
 
     nbytes: int
@@ -199,7 +199,7 @@ class MemoryMeasured(_Event, frozen=True):
     """Bytes of each."""
 
 
-class RoomMeasured(_Event, frozen=True):
+class HostCapacityMeasured(_Event, frozen=True):
     """The tmpfs has become larger or smaller: all host stores together may hold so many bytes from now on."""
 
     nbytes: int
@@ -217,19 +217,19 @@ Event = (
     | UnloadAsked
     | Arrived
     | Cancelled
-    | Staged
-    | StageFailed
-    | BodyReady
+    | BlocksLoaded
+    | LoadFailed
+    | WorkerReady
     | Bound
     | BindFailed
     | RunEnded
-    | BodyExited
+    | WorkerExited
     | Demoted
     | ZygoteLost
     | Profiled
-    | Foretold
-    | Pressed
+    | RateForecast
+    | MemoryPressure
     | MemoryMeasured
-    | RoomMeasured
+    | HostCapacityMeasured
     | Alarm
 )

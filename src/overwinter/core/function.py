@@ -1,4 +1,4 @@
-"""What the mind knows of a function: names, sizes and promises, never tensors."""
+"""What the scheduler knows of a function: names, sizes and promises, never tensors."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ TIMES = {
 
 BOUNDS = TIMES | {
     "max_batch": Bound(1, 65_536, "requests", "a run has at least one, and its tensors must fit into memory"),
-    "max_bodies": Bound(1, 4096, "workers", "each is a process"),
+    "max_workers": Bound(1, 4096, "workers", "each is a process"),
     "queue_limit": Bound(1, 1_000_000, "requests", "each is kept in memory while it waits"),
     "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is for ever"),
     "threads": Bound(1, 256, "cores", "a worker needs one, and one run gains nothing from more"),
@@ -34,24 +34,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_batch: int = 1
     """Most requests in one run, for models whose requests were found to get from a shared run what they get alone. 1
     keeps every answer bit-equal to a run of its own."""
-    max_bodies: int = 8
-    """Most bodies at once; the node starts a second one only when the first cannot do what is waiting."""
+    max_workers: int = 8
+    """Most workers at once; the node starts a second one only when the first cannot do what is waiting."""
     queue_limit: int = 512
     keep_alive_s: float | None = None
     """Longest that a worker of it stays idle; None: as long as there is room, or as the node's policy says."""
     threads: int = 1
-    """Most cores of one body. How many sum up a number in parts may change its last bits."""
+    """Most cores of one worker. How many sum up a number in parts may change its last bits."""
     concurrency: int = 1
-    """Most runs at once in one body."""
+    """Most runs at once in one worker."""
     late: Literal["serve", "refuse"] = "serve"
-    """What becomes of a request that can no longer be answered within the promise: as soon as it can be, until its
+    """What becomes of a request that can no longer be answered within the SLO: as soon as it can be, until its
     timeout, or refused at once so that those behind it are in time."""
     pinned: bool = False
     """Never leaves the host store while it is deployed and loaded."""
     dedicated: bool = False
     """Keeps its blocks in its tenant's own host store, shared with that tenant's functions alone."""
     memory_mib: int = 4096
-    """Most private memory of one body: its own heap, not the shared weights."""
+    """Most private memory of one worker: its own heap, not the shared weights."""
     isolation: Literal["family", "function"] = "family"
     """Whether its workers may run its tenant's other functions of the same program and handler, too, or nobody else."""
 
@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class BlobSize(msgspec.Struct, frozen=True, array_like=True):
-    """One block that a function needs, as the mind sees it."""
+    """One block that a function needs, as the scheduler sees it."""
 
     address: Address
     nbytes: int
@@ -78,7 +78,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sandboxed: bool
     """Whether the function brings its own code."""
     blobs: tuple[BlobSize, ...]
-    """All that must lie in the host store before a body can run."""
+    """All that must lie in the host store before a worker can run."""
     profile: Profile | None = None
     """What is known of its speed on this machine."""
     family: FamilyId = FamilyId("")

@@ -24,7 +24,7 @@ RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)
 OperationId = NewType("OperationId", int)
-"""One staging, or one bind; never used again among its kind."""
+"""One loading, or one bind; never used again among its kind."""
 
 
 def function_id(name: FunctionName, version: int) -> FunctionId:

@@ -1,6 +1,6 @@
-"""The recorded steps of a mind: `(now, event, actions)`, in a bounded ring and, when asked, in a file.
+"""The recorded steps of a scheduler: `(now, event, actions)`, in a bounded ring and, when asked, in a file.
 
-A journal file is JSON, one value a line: first the mind's configuration, then one Entry a step. Whoever
+A journal file is JSON, one value a line: first the scheduler's configuration, then one Entry a step. Whoever
 feeds the events through a fresh mind of that configuration must get the same actions.
 """
 
@@ -11,13 +11,13 @@ from typing import IO
 import msgspec
 
 from overwinter.core.actions import Action
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Event
 from overwinter.core.ids import Seconds
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One step of a mind."""
+    """One step of a scheduler."""
 
     now: Seconds
     event: Event
@@ -29,7 +29,7 @@ class Journal:
 
     def __init__(
         self,
-        config: MindConfig,
+        config: SchedulerConfig,
         ring: int,
         file: IO[bytes] | None = None,
         lost: Callable[[OSError], None] | None = None,
@@ -59,8 +59,8 @@ class Journal:
                 self._lost(error)
 
 
-def read_journal(file: IO[bytes]) -> tuple[MindConfig, Iterator[Entry]]:
+def read_journal(file: IO[bytes]) -> tuple[SchedulerConfig, Iterator[Entry]]:
     """The configuration and the steps of a journal file; msgspec.ValidationError if it is none."""
-    config = msgspec.json.decode(file.readline(), type=MindConfig)
+    config = msgspec.json.decode(file.readline(), type=SchedulerConfig)
     decoder = msgspec.json.Decoder(Entry)
     return config, (decoder.decode(line) for line in file)

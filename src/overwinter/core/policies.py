@@ -1,4 +1,4 @@
-"""By which rules a mind decides, by name: Overwinter's own, the papers' algorithms, and their baselines."""
+"""By which rules a scheduler decides, by name: Overwinter's own, the papers' algorithms, and their baselines."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -34,11 +34,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One rule for each question."""
 
     scaling: Scaling = "overwinter"
-    """How many bodies, and of which shape."""
+    """How many workers, and of which shape."""
     rate: Rate = "window"
     """How many requests are expected."""
     batching: Batching = "overwinter"
-    """When waiting requests are handed to which body."""
+    """When waiting requests are handed to which worker."""
     keep_alive: KeepAlive = "room"
     """How long an idle worker stays: until others need its room, for a fixed time, or as its past says. Never longer
     than its function's settings say."""
@@ -51,19 +51,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     order: Order = "deadline"
     """Whose request gets the next core that is free; any: the kernel shares the cores among all."""
     eager: bool = True
-    """Whether requests that wait may start a body between two periods; the first body is always started so."""
+    """Whether requests that wait may start a worker between two periods; the first worker is always started so."""
     reserves: bool = False
-    """Whether a body keeps its cores while it is idle."""
+    """Whether a worker keeps its cores while it is idle."""
     shares: bool = True
-    """Whether the bodies that are modelled share their weights. Real ones always do."""
+    """Whether the workers that are modelled share their weights. Real ones always do."""
     period_s: float = 10.0
-    """Time between two looks at the number of bodies."""
+    """Time between two looks at the number of workers."""
     history: int = 6
     """Periods that are remembered for the expected rate."""
     alpha: float = 0.85
-    """More bodies when the rate is above so much of what they can do."""
+    """More workers when the rate is above so much of what they can do."""
     beta: float = 0.7
-    """Fewer when it is below so much. Both closer than AsyFunc's 0.8 and 0.6: a body that is missed comes in tens of
+    """Fewer when it is below so much. Both closer than AsyFunc's 0.8 and 0.6: a worker that is missed comes in tens of
     milliseconds (benchmarks/asyfunc)."""
     binds: bool = True
     """Whether functions of one family share workers."""
@@ -74,7 +74,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cores_max: int = 16
     batch_max: int = 64
     concurrency_max: int = 16
-    """Bounds of every body's shape, beside the function's own."""
+    """Bounds of every worker's shape, beside the function's own."""
 
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)

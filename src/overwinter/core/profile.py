@@ -26,7 +26,7 @@ POINT = {
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """How a body is made: the cores it may use, the requests of one run, the runs at once."""
+    """How a worker is made: the cores it may use, the requests of one run, the runs at once."""
 
     cores: int
     batch: int
@@ -38,7 +38,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
     cores: int
     memory_bytes: int
-    """Private memory of one body so made; its weights, which are shared, do not count."""
+    """Private memory of one worker so made; its weights, which are shared, do not count."""
     batch: int
     concurrency: int
     latency_s: float
@@ -56,7 +56,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def throughput(self) -> float:
-        """Requests per second of one body that is never idle: b·p/l."""
+        """Requests per second of one worker that is never idle: b·p/l."""
         return self.batch * self.concurrency / self.latency_s
 
 
@@ -82,7 +82,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...] = ()
     layers: tuple[LayerPoint, ...] = ()
     wake_s: float | None = None
-    """From the fork until a body is ready, its blocks being in the host store."""
+    """From the fork until a worker is ready, its blocks being in the host store."""
 
     def fault(self) -> str | None:
         """Why nobody should decide by it, or None: a damaged disk, or whoever writes to it, must not choose for us."""

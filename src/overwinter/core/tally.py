@@ -1,4 +1,4 @@
-"""What happened to one function? Counts that are kept while a mind's steps are read, live or simulated."""
+"""What happened to one function? Counts that are kept while a scheduler's steps are read, live or simulated."""
 
 from collections import Counter
 
@@ -16,14 +16,14 @@ class Tally:
         """Promised by the version that answers."""
         self.requests = self.answered = self.cancelled = 0
         self.within = 0
-        """Answered within the promise."""
+        """Answered within the SLO."""
         self.refused: Counter[str] = Counter()
         """By the error's name."""
         self.started: Counter[Start] = Counter()
         """Answered, by from where the function had to be woken."""
         self.retries = self.crashes = self.evictions = 0
         self.wakes: Counter[Start] = Counter()
-        """Bodies started, by where the blocks were."""
+        """Workers started, by where the blocks were."""
         self.woken: Counter[Start] = Counter()
         """Of these, those that became ready."""
         self.wake_s: dict[Start, float] = {"host": 0.0, "disk": 0.0}
@@ -32,7 +32,7 @@ class Tally:
         """In workers of its family, that ended, those that failed among them."""
         self.bind_s = 0.0
         """Their time."""
-        self.staged_bytes = 0
+        self.loaded_bytes = 0
         self.runs = self.batched = 0
         """Runs that ended, and its own requests in them."""
         self.shared_runs = self.shared_batched = 0
@@ -40,17 +40,17 @@ class Tally:
         self.shared_core_s = self.shared_whole_core_s = 0.0
         """What it paid of those, and what all in them paid together."""
         self.wait_s = 0.0
-        """From arrivals until a body had the request, the first time."""
+        """From arrivals until a worker had the request, the first time."""
         self.run_s = self.core_s = 0.0
         """Of runs: their time, and their time on each of their cores, of which functions that share a run pay by their
         requests."""
-        self.busy_s = self.body_s = 0.0
-        """Of bodies: with something to run, and alive."""
+        self.busy_s = self.worker_s = 0.0
+        """Of workers: with something to run, and alive."""
         self.idle_core_s = 0.0
-        """Cores of bodies that were alive and ran nothing."""
+        """Cores of workers that were alive and ran nothing."""
         self.private_byte_s = 0.0
-        """Private memory of bodies over their time."""
-        self.bodies = 0
+        """Private memory of workers over their time."""
+        self.workers = 0
         """Alive now."""
 
     def pay(self, count: int, core_s: float, share: float) -> None:
@@ -71,5 +71,5 @@ class Tally:
 
     @property
     def attainment(self) -> float | None:
-        """Share of the requests that ended that were answered within the promise; None: no promise, or no request."""
+        """Share of the requests that ended that were answered within the SLO; None: no SLO, or no request."""
         return self.within / self.ended if self.slo_s is not None and self.ended else None

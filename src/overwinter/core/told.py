@@ -2,12 +2,12 @@
 
 from typing import Generic, TypeVar
 
-from overwinter.core.actions import Decide, Refuse, Reply, StartBody
+from overwinter.core.actions import Explanation, Refuse, Reply, StartWorker
 from overwinter.core.events import Event, Profiled
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
 from overwinter.core.tally import Tally
-from overwinter.core.underway import LivingBody, OpenRun
+from overwinter.core.underway import LivingWorker, OpenRun
 
 T = TypeVar("T", bound=Tally)
 
@@ -15,8 +15,8 @@ T = TypeVar("T", bound=Tally)
 class Told(Generic[T]):
     """What a tracker calls while it reads (core/tracking.py)."""
 
-    def _body_bytes(self, spec: FunctionSpec, action: StartBody) -> float:
-        """Private memory that a body of the function is taken to have until it is weighed."""
+    def _body_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
+        """Private memory that a worker of the function is taken to have until it is weighed."""
         return 0.0
 
     def _answered(self, tally: T, action: Reply, seconds: float, now: Seconds) -> None:
@@ -26,19 +26,19 @@ class Told(Generic[T]):
         """A request got none."""
 
     def _handed(self, tally: T, seconds: float) -> None:
-        """A body has a request that waited so long."""
+        """A worker has a request that waited so long."""
 
     def _ran(self, run: OpenRun[T], seconds: float) -> None:
         """A run ended."""
 
-    def _began(self, body: LivingBody[T], now: Seconds) -> None:
-        """A body was asked for."""
+    def _began(self, worker: LivingWorker[T], now: Seconds) -> None:
+        """A worker was asked for."""
 
-    def _woken(self, body: LivingBody[T], seconds: float) -> None:
-        """A body is ready, so long after its wake began."""
+    def _woken(self, worker: LivingWorker[T], seconds: float) -> None:
+        """A worker is ready, so long after its wake began."""
 
-    def _gone(self, body: LivingBody[T], now: Seconds) -> None:
-        """A body is no more."""
+    def _gone(self, worker: LivingWorker[T], now: Seconds) -> None:
+        """A worker is no more."""
 
     def _came(self, spec: FunctionSpec, now: Seconds) -> None:
         """A version was deployed."""
@@ -47,7 +47,7 @@ class Told(Generic[T]):
         """A version is no more."""
 
     def _ended(self, tally: T) -> None:
-        """A function's last version is no more; bodies of it may still end."""
+        """A function's last version is no more; workers of it may still end."""
 
     def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
         """All blocks of the version lie in its host store and are held for it."""
@@ -55,7 +55,7 @@ class Told(Generic[T]):
     def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
         """They are held for it no more."""
 
-    def _decided(self, tally: T, action: Decide, now: Seconds) -> None:
+    def _decided(self, tally: T, action: Explanation, now: Seconds) -> None:
         """Why something was decided."""
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:

@@ -1,6 +1,6 @@
-"""What is under way after a mind's steps, and how did it end?
+"""What is under way after a scheduler's steps, and how did it end?
 
-One pass over `(now, event, actions)`, live or simulated: requests, runs, bodies and who keeps blocks in a host store,
+One pass over `(now, event, actions)`, live or simulated: requests, runs, workers and who keeps blocks in a host store,
 counted into one tally a function. Nothing but the steps is known, so any journal can be read.
 """
 
@@ -10,40 +10,40 @@ from typing import Any, TypeVar
 
 from overwinter.core.actions import (
     Action,
-    Announce,
     Bind,
-    Decide,
+    Explanation,
+    LoadBlocks,
+    LoadFinished,
     Refuse,
     Reply,
     Run,
-    Stage,
     Start,
-    StartBody,
-    StopBody,
+    StartWorker,
+    StopWorker,
     Unbind,
 )
 from overwinter.core.events import (
     Arrived,
     BindFailed,
-    BodyExited,
-    BodyReady,
+    BlocksLoaded,
     Bound,
     Cancelled,
     Deployed,
     Event,
+    LoadFailed,
     Profiled,
     Removed,
     RunEnded,
-    Staged,
-    StageFailed,
     TrafficSet,
     UnloadAsked,
+    WorkerExited,
+    WorkerReady,
 )
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.tally import Tally
 from overwinter.core.told import Told
-from overwinter.core.underway import LivingBody, OpenRequest, OpenRun
+from overwinter.core.underway import LivingWorker, OpenRequest, OpenRun
 from overwinter.core.versions import Versions
 
 T = TypeVar("T", bound=Tally)
@@ -60,25 +60,25 @@ class Tracker(Told[T]):
         self.own = tally(FunctionName(""))
         """Of the node itself: what workers cost that tried a version and have served nobody since."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
-        self.bodies: dict[WorkerId, LivingBody[T]] = {}
+        self.workers: dict[WorkerId, LivingWorker[T]] = {}
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
         self._proven: dict[FunctionName, Versions] = {}
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
         self._coming: dict[FunctionId, tuple[OperationId, Seconds]] = {}
-        """Functions whose blocks are on their way, by which staging, and since when."""
+        """Functions whose blocks are on their way, by which load, and since when."""
         self._from_disk: dict[FunctionId, Seconds] = {}
-        """Functions whose next body waited for the disk, and since when."""
+        """Functions whose next worker waited for the disk, and since when."""
         self._kept: set[FunctionId] = set()
         self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
             Arrived: self._arrived,
             RunEnded: self._run_ended,
-            BodyReady: self._ready,
+            WorkerReady: self._ready,
             Bound: self._bound,
             BindFailed: self._bind_failed,
-            BodyExited: self._exited,
-            Staged: self._staged,
-            StageFailed: self._stage_failed,
+            WorkerExited: self._exited,
+            BlocksLoaded: self._blocks_loaded,
+            LoadFailed: self._load_failed,
             Cancelled: self._cancelled,
             Deployed: self._deployed,
             Removed: self._removed,
@@ -90,13 +90,13 @@ class Tracker(Told[T]):
             Reply: self._reply,
             Run: self._run,
             Refuse: self._refuse,
-            StartBody: self._start,
-            StopBody: self._stop,
+            StartWorker: self._start,
+            StopWorker: self._stop,
             Bind: self._bind,
             Unbind: self._unbind,
-            Stage: self._stage,
-            Decide: self._decide,
-            Announce: self._announce,
+            LoadBlocks: self._load_blocks,
+            Explanation: self._decide,
+            LoadFinished: self._announce,
         }
 
     @property
@@ -139,15 +139,17 @@ class Tracker(Told[T]):
         self._answered(tally, action, seconds, now)
 
     def _run(self, action: Run, now: Seconds) -> None:
-        body = self.bodies[action.worker]
-        if not body.is_busy:
-            body.busy_since = now
+        worker = self.workers[action.worker]
+        if not worker.is_busy:
+            worker.busy_since = now
         if action.functions:
-            requests = dict(Counter(body.bound[function] for function in action.functions))
+            requests = dict(Counter(worker.bound[function] for function in action.functions))
         else:
-            requests = {body.tally if action.function is None else body.bound[action.function]: len(action.requests)}
-        body.serve(requests, now)
-        body.runs[action.run] = OpenRun(now, requests)
+            requests = {
+                worker.tally if action.function is None else worker.bound[action.function]: len(action.requests)
+            }
+        worker.serve(requests, now)
+        worker.runs[action.run] = OpenRun(now, requests)
         for id_ in action.requests:
             request = self._requests[id_]
             if request.ran:
@@ -159,100 +161,100 @@ class Tracker(Told[T]):
             self._handed(request.tally, waited)
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
-        body = self.bodies.get(event.worker)
-        if body is not None and event.run in body.runs:
-            self._end_run(body, event.run, now)
+        worker = self.workers.get(event.worker)
+        if worker is not None and event.run in worker.runs:
+            self._end_run(worker, event.run, now)
 
-    def _end_run(self, body: LivingBody[T], run: RunId, now: Seconds) -> None:
-        ended = body.runs.pop(run)
+    def _end_run(self, worker: LivingWorker[T], run: RunId, now: Seconds) -> None:
+        ended = worker.runs.pop(run)
         seconds = now - ended.begun
         # Of runs at once the last pays for the time in which others ran, too.
-        busy_s = 0.0 if body.is_busy else now - body.busy_since
-        body.busy_s += busy_s
-        core_s = seconds * body.run_cores
+        busy_s = 0.0 if worker.is_busy else now - worker.busy_since
+        worker.busy_s += busy_s
+        core_s = seconds * worker.run_cores
         for tally, count, share in ended.shares():
             tally.run_s += seconds
             tally.busy_s += busy_s * share
             tally.pay(count, core_s, share)
         self._ran(ended, seconds)
 
-    # Bodies
+    # Workers
 
-    def _start(self, action: StartBody, now: Seconds) -> None:
+    def _start(self, action: StartWorker, now: Seconds) -> None:
         spec = self.specs[action.function]
         tally = self.tallies[spec.name]
         asked = self._from_disk.pop(action.function, None)
         start: Start = "host" if asked is None else "disk"
         trial = self.own if action.function in self._trials else None
-        body = LivingBody(tally, action, start, now if asked is None else asked, now, trial)
-        body.nbytes = self._body_bytes(spec, action)
-        self.bodies[action.worker] = body
+        worker = LivingWorker(tally, action, start, now if asked is None else asked, now, trial)
+        worker.nbytes = self._body_bytes(spec, action)
+        self.workers[action.worker] = worker
         tally.wakes[start] += 1
-        tally.bodies += 1
-        self._began(body, now)
+        tally.workers += 1
+        self._began(worker, now)
 
-    def _stop(self, action: StopBody, now: Seconds) -> None:
-        body = self.bodies.get(action.worker)
-        if body is not None:
-            body.stopping = True
+    def _stop(self, action: StopWorker, now: Seconds) -> None:
+        worker = self.workers.get(action.worker)
+        if worker is not None:
+            worker.stopping = True
 
-    def _ready(self, event: BodyReady, now: Seconds) -> None:
-        body = self.bodies.get(event.worker)
-        if body is None:
+    def _ready(self, event: WorkerReady, now: Seconds) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None:
             return
-        seconds = now - body.asked
-        body.tally.woken[body.start] += 1
-        body.tally.wake_s[body.start] += seconds
-        self._woken(body, seconds)
+        seconds = now - worker.asked
+        worker.tally.woken[worker.start] += 1
+        worker.tally.wake_s[worker.start] += seconds
+        self._woken(worker, seconds)
 
-    def _exited(self, event: BodyExited, now: Seconds) -> None:
-        body = self.bodies.get(event.worker)
-        if body is None:
+    def _exited(self, event: WorkerExited, now: Seconds) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None:
             return
-        for run in list(body.runs):
-            self._end_run(body, run, now)
-        for function in list(body.binds):
-            body.end_bind(function, now)
-        if not body.stopping:
-            body.tally.crashes += 1
+        for run in list(worker.runs):
+            self._end_run(worker, run, now)
+        for function in list(worker.binds):
+            worker.end_bind(function, now)
+        if not worker.stopping:
+            worker.tally.crashes += 1
         if event.lost_blocks:
-            for function in body.bound:
+            for function in worker.bound:
                 self._let_go(function, now)
-        del self.bodies[event.worker]
-        self.weigh(body, 0.0, now)
-        body.tally.bodies -= 1
-        self._gone(body, now)
+        del self.workers[event.worker]
+        self.weigh(worker, 0.0, now)
+        worker.tally.workers -= 1
+        self._gone(worker, now)
 
-    def weigh(self, body: LivingBody[T], nbytes: float, now: Seconds) -> None:
-        """From now on the body has so much private memory."""
-        body.pay(now)
-        body.nbytes = nbytes
+    def weigh(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
+        """From now on the worker has so much private memory."""
+        worker.pay(now)
+        worker.nbytes = nbytes
 
     def _bind(self, action: Bind, now: Seconds) -> None:
         tally = self.tallies[self.specs[action.function].name]
-        self.bodies[action.worker].begin_bind(action.function, tally, now)
+        self.workers[action.worker].begin_bind(action.function, tally, now)
 
     def _bound(self, event: Bound, now: Seconds) -> None:
-        if event.worker in self.bodies:
-            self.bodies[event.worker].end_bind(event.function, now)
+        if event.worker in self.workers:
+            self.workers[event.worker].end_bind(event.function, now)
 
     def _bind_failed(self, event: BindFailed, now: Seconds) -> None:
         if event.lost_blocks:
             self._let_go(event.function, now)
-        body = self.bodies.get(event.worker)
-        if body is not None and event.function in body.binds:
-            body.end_bind(event.function, now)
-            body.unbind(event.function, now)
+        worker = self.workers.get(event.worker)
+        if worker is not None and event.function in worker.binds:
+            worker.end_bind(event.function, now)
+            worker.unbind(event.function, now)
 
     def _unbind(self, action: Unbind, now: Seconds) -> None:
-        self.bodies[action.worker].unbind(action.function, now)
+        self.workers[action.worker].unbind(action.function, now)
 
     # Blocks
 
-    def _stage(self, action: Stage, now: Seconds) -> None:
+    def _load_blocks(self, action: LoadBlocks, now: Seconds) -> None:
         self._coming[action.function] = action.operation, now
 
-    def _stage_failed(self, event: StageFailed, now: Seconds) -> None:
+    def _load_failed(self, event: LoadFailed, now: Seconds) -> None:
         if self._answers(event):
             self._let_go(event.function, now)
 
@@ -260,19 +262,19 @@ class Tracker(Told[T]):
         if event.function not in self._trials:
             self._let_go(event.function, now)
 
-    def _staged(self, event: Staged, now: Seconds) -> None:
+    def _blocks_loaded(self, event: BlocksLoaded, now: Seconds) -> None:
         if not self._answers(event):
-            # Let go while it came: the mind drops it in this very step.
+            # Let go while it came: the scheduler drops it in this very step.
             return
         _, began = self._coming.pop(event.function)
         spec = self.specs[event.function]
-        self.tallies[spec.name].staged_bytes += event.added
+        self.tallies[spec.name].loaded_bytes += event.added
         if event.added:
             self._from_disk[event.function] = began
         self._keep(spec, now)
 
-    def _answers(self, event: Staged | StageFailed) -> bool:
-        """Whether it tells of the staging that is waited for, and not of one given up."""
+    def _answers(self, event: BlocksLoaded | LoadFailed) -> bool:
+        """Whether it tells of the load that is waited for, and not of one given up."""
         operation, _ = self._coming.get(event.function, (None, None))
         return operation == event.operation
 
@@ -322,7 +324,7 @@ class Tracker(Told[T]):
             self._proven[event.name].split(event.shares)
             self._appoint(event.name)
 
-    def _announce(self, action: Announce, now: Seconds) -> None:
+    def _announce(self, action: LoadFinished, now: Seconds) -> None:
         if action.function not in self._trials:
             return
         if action.error is None:
@@ -352,7 +354,7 @@ class Tracker(Told[T]):
             del self._versions[spec.name], self._proven[spec.name]
             self._ended(self.tallies.pop(spec.name))
 
-    def _decide(self, action: Decide, now: Seconds) -> None:
+    def _decide(self, action: Explanation, now: Seconds) -> None:
         spec = self.specs.get(action.function)
         if spec is None:
             return

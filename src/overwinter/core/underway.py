@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterator
 from typing import Generic, TypeVar
 
-from overwinter.core.actions import Start, StartBody
+from overwinter.core.actions import Start, StartWorker
 from overwinter.core.ids import FunctionId, RunId, Seconds
 from overwinter.core.tally import Tally
 
@@ -43,8 +43,8 @@ class OpenRun(Generic[T]):
             yield tally, count, count / batch
 
 
-class LivingBody(Generic[T]):
-    """A body from the asking for it to its end."""
+class LivingWorker(Generic[T]):
+    """A worker from the asking for it to its end."""
 
     __slots__ = (
         "asked",
@@ -67,7 +67,7 @@ class LivingBody(Generic[T]):
     )
 
     def __init__(
-        self, tally: T, action: StartBody, start: Start, asked: Seconds, now: Seconds, trial: T | None = None
+        self, tally: T, action: StartWorker, start: Start, asked: Seconds, now: Seconds, trial: T | None = None
     ) -> None:
         self.tally = tally
         self.trial = trial
@@ -77,7 +77,7 @@ class LivingBody(Generic[T]):
         self.run_cores = max(1, action.cores // action.concurrency)
         self.start = start
         self.asked = asked
-        """When the wake began: with the staging, if there was one."""
+        """When the wake began: with the load, if there was one."""
         self.since = self.busy_since = self.weighed = now
         self.bound: dict[FunctionId, T] = {action.function: tally}
         """Which functions it has: they share what it costs while it runs nothing."""
@@ -148,6 +148,6 @@ class LivingBody(Generic[T]):
         idle, sharers = passed - (busy - self.busy_weighed), len(payers)
         for tally in payers:
             tally.private_byte_s += passed * self.nbytes / sharers
-            tally.body_s += passed / sharers
+            tally.worker_s += passed / sharers
             tally.idle_core_s += idle * self.cores / sharers
         self.weighed, self.busy_weighed = now, busy

@@ -1,1 +1,1 @@
-"""The hall: one task-owned loop that feeds the mind and carries out what it asks for."""
+"""The hall: one task-owned loop that feeds the scheduler and carries out what it asks for."""

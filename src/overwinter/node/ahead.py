@@ -1,7 +1,7 @@
-"""The node's side of bodies that are forked ahead: how they are forked, and how a function comes into one.
+"""The node's side of workers that are forked ahead: how they are forked, and how a function comes into one.
 
 They are forked by their tenant's zygote once it holds all that it was to prepare. Until one is taken over it has
-nothing of any function; then it is a body as any other, under the name of the worker that goes on in it. A start that
+nothing of any function; then it is a worker as any other, under the name of the worker that goes on in it. A start that
 finds its process gone, or too small, forks one as if there had been none.
 """
 
@@ -10,18 +10,18 @@ from typing import Protocol
 
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import TenantId, WorkerId
-from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.preparing import Preparing
 from overwinter.node.sparing import Sparing
 from overwinter.node.watching import Zygotes
+from overwinter.node.workers import WorkerProcess
 from overwinter.node.zygotes import Room, ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError
-from overwinter.worker.messages import Bind, ForkBody, Load, TakeOver
+from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
 
 UNASKABLE = (ChannelClosedError, OSError, OverflowError)
-"""What asking for a body fails with."""
+"""What asking for a worker fails with."""
 
 
 class Forker(Protocol):
@@ -29,20 +29,20 @@ class Forker(Protocol):
 
     zygotes: Zygotes
 
-    def ask(self, zygote: ZygoteProcess, body: BodyProcess, order: ForkBody) -> None:
-        """Ask a zygote for a body; UNASKABLE errors."""
+    def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
+        """Ask a zygote for a worker; UNASKABLE errors."""
         ...
 
-    def hear(self, body: BodyProcess) -> None:
-        """Hear a body from now on."""
+    def hear(self, process: WorkerProcess) -> None:
+        """Hear a worker from now on."""
         ...
 
-    def end(self, body: BodyProcess, ending: str) -> None:
-        """Tell a body's end, of which no zygote knows."""
+    def end(self, process: WorkerProcess, ending: str) -> None:
+        """Tell a worker's end, of which no zygote knows."""
         ...
 
-    def kill(self, body: BodyProcess) -> None:
-        """Kill a body, if it still lives."""
+    def kill(self, process: WorkerProcess) -> None:
+        """Kill a worker, if it still lives."""
         ...
 
 
@@ -54,7 +54,7 @@ class Ahead:
         self._preparing = preparing
         self._log = log
         self._sparing = Sparing(log)
-        self.bodies: dict[WorkerId, BodyProcess] = {}
+        self.workers: dict[WorkerId, WorkerProcess] = {}
         self._rooms: dict[WorkerId, Room | None] = {}
         """How large the zygote is that forked each; None: none was asked yet."""
 
@@ -66,17 +66,19 @@ class Ahead:
         if tenant not in self._forker.zygotes.tenants:
             raise WorkerError(f"{tenant} has no zygote")
         try:
-            body = BodyProcess(worker, function, function.load(bare=True), self._log)
+            process = WorkerProcess(worker, function, function.load(bare=True), self._log)
         except OSError as error:
-            raise WorkerError(f"a body could not be forked: {error}") from error
-        body.is_ahead = True
-        self.bodies[worker], self._rooms[worker] = body, None
-        self._forker.hear(body)
+            raise WorkerError(f"a worker could not be forked: {error}") from error
+        process.is_ahead = True
+        self.workers[worker], self._rooms[worker] = process, None
+        self._forker.hear(process)
         self.advance(tenant)
 
     def look(self) -> None:
         """Ask zygotes again that could not fork when they were to be asked."""
-        for tenant in {body.family.tenant for worker, body in self.bodies.items() if self._rooms[worker] is None}:
+        for tenant in {
+            process.family.tenant for worker, process in self.workers.items() if self._rooms[worker] is None
+        }:
             self.advance(tenant)
 
     def advance(self, tenant: TenantId) -> None:
@@ -84,61 +86,63 @@ class Ahead:
         starting: it does not wait for a zygote that is gone, or could not fork when it was asked last.
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
-        for body in self._unasked(tenant):
+        for process in self._unasked(tenant):
             if zygote is None or zygote.room is None or zygote.full:
-                self._forker.end(body, "its tenant's zygote is gone, or cannot fork")
+                self._forker.end(process, "its tenant's zygote is gone, or cannot fork")
             elif zygote.can_fork and not self._preparing.wants(tenant):
-                self._rooms[body.worker] = zygote.room
+                self._rooms[process.worker] = zygote.room
                 try:
-                    self._forker.ask(zygote, body, ForkBody(body.worker, None, *zygote.room, ahead=True))
+                    self._forker.ask(zygote, process, ForkWorker(process.worker, None, *zygote.room, ahead=True))
                 except UNASKABLE as error:
-                    self._forker.end(body, f"it could not be forked: {error}")
+                    self._forker.end(process, f"it could not be forked: {error}")
 
-    def _unasked(self, tenant: TenantId) -> list[BodyProcess]:
+    def _unasked(self, tenant: TenantId) -> list[WorkerProcess]:
         return [
-            body for worker, body in self.bodies.items() if self._rooms[worker] is None and body.family.tenant == tenant
+            process
+            for worker, process in self.workers.items()
+            if self._rooms[worker] is None and process.family.tenant == tenant
         ]
 
-    def is_unasked(self, body: BodyProcess) -> bool:
+    def is_unasked(self, process: WorkerProcess) -> bool:
         """Whether no zygote knows of it."""
-        return self._rooms.get(body.worker, body) is None
+        return self._rooms.get(process.worker, process) is None
 
-    def gone(self, body: BodyProcess) -> None:
+    def gone(self, process: WorkerProcess) -> None:
         """One has ended."""
-        if self.bodies.get(body.worker) is body:
-            del self.bodies[body.worker], self._rooms[body.worker]
+        if self.workers.get(process.worker) is process:
+            del self.workers[process.worker], self._rooms[process.worker]
 
-    def give_up(self, body: BodyProcess, why: str) -> None:
+    def give_up(self, process: WorkerProcess, why: str) -> None:
         """End one that does more than wait."""
-        tenant = body.family.tenant
+        tenant = process.family.tenant
         self._sparing.say(tenant, f"a process forked ahead for {tenant} is ended: {why}")
-        self._forker.kill(body)
+        self._forker.kill(process)
 
     def take_over(
         self,
         worker: WorkerId | None,
         function: DeployedFunction,
-        order: ForkBody,
+        order: ForkWorker,
         load: Load,
         bind: Bind | None,
         fds: Sequence[int],
-    ) -> BodyProcess | None:
-        """Let a worker go on in a body forked ahead; None where that cannot be, and it ends."""
-        body = None if worker is None else self.bodies.get(worker)
-        if worker is None or body is None:
+    ) -> WorkerProcess | None:
+        """Let a worker go on in a worker forked ahead; None where that cannot be, and it ends."""
+        process = None if worker is None else self.workers.get(worker)
+        if worker is None or process is None:
             return None
-        assert body.family.tenant == function.family.tenant, "it was forked by another tenant's zygote"
+        assert process.family.tenant == function.family.tenant, "it was forked by another tenant's zygote"
         room, shared = self._rooms[worker], 1 if load.source_bytes is None else 2
         try:
             if room is None or not room.holds(order) or load.concurrency > 1:
                 raise OverflowError
-            body.channel.send(TakeOver(order.memory_bytes, order.mapped_bytes))
-            body.channel.send(load, fds[:shared])
+            process.channel.send(TakeOver(order.memory_bytes, order.mapped_bytes))
+            process.channel.send(load, fds[:shared])
             if bind is not None:
-                body.channel.send(bind, fds[shared:])
+                process.channel.send(bind, fds[shared:])
         except UNASKABLE:
-            self._forker.kill(body)
+            self._forker.kill(process)
             return None
-        self.gone(body)
-        body.take_over(order.worker, function, load)
-        return body
+        self.gone(process)
+        process.take_over(order.worker, function, load)
+        return process

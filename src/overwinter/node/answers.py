@@ -1,6 +1,6 @@
 """Can what a worker answers be true? It may be in the hands of its function's code, and say anything.
 
-The tray is shared with it, and it may write there at any time: what is looked at is a copy.
+The buffer is shared with it, and it may write there at any time: what is looked at is a copy.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from overwinter.core.tensor import (
     TensorSpec,
     check_size,
 )
+from overwinter.worker.buffer import SharedBuffer, offsets
 from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
 from overwinter.worker.shortage import lacks_memory
-from overwinter.worker.tray import Tray, offsets
 
 KNOWN = frozenset((*ITEM_BYTES, BYTES))
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
@@ -34,7 +34,7 @@ class AnswerCheck:
     def __init__(self, outputs: Sequence[TensorSpec]) -> None:
         self._outputs = outputs
 
-    def outputs_of(self, answer: Answer, tray: Tray) -> list[list[Tensor] | Failure]:
+    def outputs_of(self, answer: Answer, buffer: SharedBuffer) -> list[list[Tensor] | Failure]:
         """A copy of each request's outputs, or its failure; ValueError if the answer cannot be true, OSError or
         MemoryError when this node has no memory for them.
         """
@@ -44,21 +44,21 @@ class AnswerCheck:
         *places, nbytes = offsets(
             meta for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas
         )
-        # A tray grows to twice what it must hold at most, and never shrinks.
-        most = max(tray.nbytes, 4 * ANSWER_BYTES_MAX * len(answer.outcomes))
-        if not nbytes <= answer.tray_bytes <= most:
-            raise ValueError(f"{nbytes} bytes of outputs lie in a tray of {answer.tray_bytes}")
+        # A buffer grows to twice what it must hold at most, and never shrinks.
+        most = max(buffer.nbytes, 4 * ANSWER_BYTES_MAX * len(answer.outcomes))
+        if not nbytes <= answer.buffer_bytes <= most:
+            raise ValueError(f"{nbytes} bytes of outputs lie in a buffer of {answer.buffer_bytes}")
         try:
-            tray.follow(answer.tray_bytes)
+            buffer.follow(answer.buffer_bytes)
         except OSError as error:
             if lacks_memory(error):
                 raise
-            raise ValueError(f"its tray cannot be mapped: {error}") from error
+            raise ValueError(f"its buffer cannot be mapped: {error}") from error
         at = iter(places)
         return [
             failed(outcome)
             if isinstance(outcome, Failure)
-            else [_taken(tray, meta, next(at)) for meta in outcome.metas]
+            else [_taken(buffer, meta, next(at)) for meta in outcome.metas]
             for outcome in answer.outcomes
         ]
 
@@ -101,8 +101,8 @@ def failed(failure: Failure | LoadFailed | BindFailed) -> Failure:
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:TOLD_MOST])
 
 
-def _taken(tray: Tray, meta: TensorMeta, at: int) -> Tensor:
-    tensor = Tensor(meta.name, meta.datatype, meta.shape, tray.take(at, meta.nbytes))
+def _taken(buffer: SharedBuffer, meta: TensorMeta, at: int) -> Tensor:
+    tensor = Tensor(meta.name, meta.datatype, meta.shape, buffer.take(at, meta.nbytes))
     try:
         check_size(tensor)
     except OverwinterError as error:

@@ -1,4 +1,4 @@
-"""Which functions was a body told to bind, and which blocks does it have for them?"""
+"""Which functions was a worker told to bind, and which blocks does it have for them?"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,9 +12,9 @@ Told = Callable[[Failure | None], None]
 
 
 class Bindings:
-    """What one body has.
+    """What one worker has.
 
-    A function's blocks count from the bind to the unbind, whether it can be bound or not: the body sees it so too.
+    A function's blocks count from the bind to the unbind, whether it can be bound or not: the worker sees it so too.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Bindings:
         self._asked[bind.function] = told
 
     def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
-        """It is told to bind the function that it is forked for. That it has is told by the body's being ready."""
+        """It is told to bind the function that it is forked for. That it has is told by the worker's being ready."""
         self.begin(function, bind, lambda failure: None)
 
     def answered(self, function: str) -> Told:

@@ -1,4 +1,4 @@
-"""How are large tensors laid into trays and taken out of them without keeping the loop?
+"""How are large tensors laid into buffers and taken out of them without keeping the loop?
 
 In a few threads, by calls of the system that let go of the interpreter's lock. What is small is copied in place: that
 takes less time than a thread to begin.
@@ -8,26 +8,26 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from overwinter.node.bodies import BodyProcess
 from overwinter.node.threads import Threads
-from overwinter.worker.tray import LARGE_BYTES
+from overwinter.node.workers import WorkerProcess
+from overwinter.worker.buffer import LARGE_BYTES
 
 THREADS = 2
 FAULTS = (OSError, MemoryError, ValueError, TypeError)
-"""What goes wrong by the fault of the system or of a body."""
+"""What goes wrong by the fault of the system or of a worker."""
 
 T = TypeVar("T")
 
 
 class Copies:
-    """All copies between the node and its bodies' trays. Belongs to the loop's thread."""
+    """All copies between the node and its workers' buffers. Belongs to the loop's thread."""
 
     def __init__(self) -> None:
         self._threads = Threads(THREADS, "copies")
 
     def make(
         self,
-        body: BodyProcess,
+        process: WorkerProcess,
         nbytes: int,
         work: Callable[[], T],
         done: Callable[[T], None],
@@ -36,7 +36,7 @@ class Copies:
         """Do `work`, which copies so many bytes, and tell what came of it; of a body that is over nothing is told, but
         for what is small.
         """
-        if nbytes <= LARGE_BYTES or body.over:
+        if nbytes <= LARGE_BYTES or process.over:
             try:
                 result = work()
             except FAULTS as error:
@@ -46,13 +46,13 @@ class Copies:
             return
 
         def tell(copied: asyncio.Future[T]) -> None:
-            body.copy_ended()
+            process.copy_ended()
             error = copied.exception()
             if isinstance(error, FAULTS):
-                if not body.over:
+                if not process.over:
                     failed(error)
-            elif not body.over:
+            elif not process.over:
                 done(copied.result())
 
-        body.copy_begins()
+        process.copy_begins()
         asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(tell)

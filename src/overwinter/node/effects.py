@@ -1,4 +1,4 @@
-"""Carries out what the mind asks for: one method per action. Whatever takes long comes back as an event."""
+"""Carries out what the scheduler asks for: one method per action. Whatever takes long comes back as an event."""
 
 import asyncio
 import itertools
@@ -9,31 +9,31 @@ from typing import Any, assert_never
 
 from overwinter.core.actions import (
     Action,
-    Announce,
     Bind,
-    Decide,
     Drop,
+    Explanation,
     ForkAhead,
+    LoadBlocks,
+    LoadFinished,
     Prepare,
     Refuse,
     Reply,
     Run,
     SetAlarm,
-    Stage,
-    StartBody,
-    StopBody,
+    StartWorker,
+    StopWorker,
     Unbind,
 )
 from overwinter.core.errors import OverwinterError, StoreError, WorkerError, error_named
 from overwinter.core.events import (
     Alarm,
-    BodyExited,
-    BodyReady,
+    BlocksLoaded,
     Event,
+    LoadFailed,
     RunEnded,
     RunFailure,
-    Staged,
-    StageFailed,
+    WorkerExited,
+    WorkerReady,
     ZygoteLost,
 )
 from overwinter.core.ids import (
@@ -49,7 +49,6 @@ from overwinter.core.ids import (
 from overwinter.core.tensor import Tensor
 from overwinter.node import clock, views
 from overwinter.node.answers import TOLD_MOST, said_bytes
-from overwinter.node.bodies import BodyProcess, Flight
 from overwinter.node.copying import Copies
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
@@ -58,6 +57,7 @@ from overwinter.node.placing import Placing
 from overwinter.node.processes import Processes
 from overwinter.node.sparing import Sparing
 from overwinter.node.threads import Threads
+from overwinter.node.workers import Flight, WorkerProcess
 from overwinter.node.zygotes import Room
 from overwinter.store.blocks import without_addresses
 from overwinter.store.host import HostStore
@@ -66,14 +66,14 @@ from overwinter.worker import messages
 from overwinter.worker.messages import Answer, Failure, Load, Measured, Ready, RunBatch
 from overwinter.worker.shortage import lacks_memory
 
-STAGE_THREADS = 4
+LOAD_THREADS = 4
 """For what a wake waits for: threads that deploys share wait for each other, and for the repository's lock."""
-TRAYS_IDLE_S = 1.0
-"""A body that had nothing to do for so long gives back the memory of large trays."""
+BUFFERS_IDLE_S = 1.0
+"""A worker that had nothing to do for so long gives back the memory of large buffers."""
 
 
 class Payload:
-    """A request's tensors while the mind thinks about its name."""
+    """A request's tensors while the scheduler thinks about its name."""
 
     def __init__(self, inputs: list[Tensor], reply: asyncio.Future[views.Reply]) -> None:
         self.inputs = inputs
@@ -82,7 +82,7 @@ class Payload:
 
 
 class NodeEffects:
-    """The hands of a node's mind."""
+    """The hands of a node's scheduler."""
 
     def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup, log: Log) -> None:
         self._hosts = hosts
@@ -90,12 +90,12 @@ class NodeEffects:
         self.log = log
         self._sparing = Sparing(log)
         self._loop = asyncio.get_running_loop()
-        self._threads = Threads(STAGE_THREADS, "stage")
+        self._threads = Threads(LOAD_THREADS, "load")
         self._copies = Copies()
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}
         self.payloads: dict[RequestId, Payload] = {}
-        self.announced: dict[FunctionId, list[asyncio.Future[None]]] = {}
+        self.told_load: dict[FunctionId, list[asyncio.Future[None]]] = {}
         # Both are set by the node before the first event.
         self.post: Callable[[Event], None] = _nobody
         self.processes: Processes
@@ -112,12 +112,12 @@ class NodeEffects:
                 self._refuse(action)
             case SetAlarm(at):
                 self._set_alarm(at)
-            case Stage(function, operation):
-                self._stage(self.functions[function], operation)
+            case LoadBlocks(function, operation):
+                self._load_blocks(self.functions[function], operation)
             case Drop(addresses, store):
                 self._hosts.store(store).drop(addresses)
-            case StartBody():
-                self.placing.start_body(action)
+            case StartWorker():
+                self.placing.start_worker(action)
             case ForkAhead(worker, function):
                 self.placing.fork_ahead(worker, self.functions.get(function))
             case Bind():
@@ -126,38 +126,38 @@ class NodeEffects:
                 self.placing.unbind(worker, function)
             case Prepare(function, forget):
                 self._prepare(function, forget)
-            case StopBody(worker, kill):
-                self.placing.stop_body(worker, kill)
-            case Announce():
+            case StopWorker(worker, kill):
+                self.placing.stop_worker(worker, kill)
+            case LoadFinished():
                 self._announce(action)
-            case Decide():
+            case Explanation():
                 self._decided(action)
             case _:
                 assert_never(action)
 
     # Blocks
 
-    def _stage(self, function: DeployedFunction, operation: OperationId) -> None:
+    def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)
         if all(host.holds(blob.address) for blob in function.blobs):
-            self.post(Staged(function.id, operation, 0, (), function.store))
+            self.post(BlocksLoaded(function.id, operation, 0, (), function.store))
         else:
             self._tasks.create_task(self._copy_blocks(function, operation, host))
 
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         addresses = tuple(blob.address for blob in function.blobs)
         try:
-            added = await self._loop.run_in_executor(self._threads, host.stage, function.blobs)
+            added = await self._loop.run_in_executor(self._threads, host.load, function.blobs)
         except MACHINE as error:
             name, told = type(error).__name__, self.told(function, error)
-            self.post(StageFailed(function.id, operation, name, told, addresses, function.store))
+            self.post(LoadFailed(function.id, operation, name, told, addresses, function.store))
         else:
-            self.post(Staged(function.id, operation, added, addresses, function.store))
+            self.post(BlocksLoaded(function.id, operation, added, addresses, function.store))
             # Nobody waits for this: it makes the next wakes cheaper.
             with suppress(*MACHINE):
                 await asyncio.to_thread(host.join_pages, function.blobs)
 
-    # Bodies
+    # Workers
 
     def told(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store; the log hears all of it."""
@@ -174,7 +174,7 @@ class NodeEffects:
         return {function.manifest.tenant for function in self.functions.values()}
 
     def room_of(self, tenant: TenantId) -> Room:
-        """What the tenant's largest body may have."""
+        """What the tenant's largest worker may have."""
         families: dict[Family, list[DeployedFunction]] = {}
         for function in self.functions.values():
             if function.manifest.tenant == tenant:
@@ -183,99 +183,99 @@ class NodeEffects:
         mapped = [mapped_bytes(its) for its in families.values()]
         return Room(max(Room().memory_bytes, *memory_bytes), max(Room().mapped_bytes, *mapped))
 
-    def rehearsal_of(self, id_: FunctionId) -> tuple[Load, messages.Bind, list[int]] | None:
+    def warm_up_of(self, id_: FunctionId) -> tuple[Load, messages.Bind, list[int]] | None:
         """A function's program and weights, and their descriptors; None when it is not to be prepared."""
         function = self.functions.get(id_)
-        if function is None or not function.rehearsals:
+        if function is None or not function.warm_ups:
             return None
         try:
             fds = self._hosts.store(function.store).open(function.files(bare=True))
             return function.load(bare=True), function.bind(bare=True), fds
         except StoreError:
-            # Its blocks left again; the next body of this program asks anew after a restart of the zygote.
+            # Its blocks left again; the next worker of this program asks anew after a restart of the zygote.
             return None
 
-    def body_ready(self, body: BodyProcess, ready: Ready) -> None:
-        """A body is loaded."""
-        function = self.functions.get(body.function)
+    def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
+        """A worker is loaded."""
+        function = self.functions.get(process.function)
         if function is not None and function.on_trial:
             function.doubts = ready.doubts[:TOLD_MOST]
-        self.post(BodyReady(body.worker))
+        self.post(WorkerReady(process.worker))
 
-    def body_waits(self, body: BodyProcess) -> None:
-        """A body that was forked ahead can be taken over."""
-        self.post(BodyReady(body.worker))
+    def worker_waits(self, process: WorkerProcess) -> None:
+        """A worker that was forked ahead can be taken over."""
+        self.post(WorkerReady(process.worker))
 
-    def body_measured(self, body: BodyProcess, measured: Measured) -> None:
-        """Bodies that serve are not asked how they are."""
-        raise ValueError(f"body {body.worker} was not asked to measure itself")
+    def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
+        """Workers that serve are not asked how they are."""
+        raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
-    def body_exited(self, body: BodyProcess, error: str, reason: str) -> None:
-        """A body is gone."""
-        self.post(BodyExited(body.worker, error, reason, lost_blocks=body.lost_blocks))
+    def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
+        """A worker is gone."""
+        self.post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
 
     def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
-        """What was prepared for a tenant is gone, with None for all; `culprit` was being rehearsed, for too long if it
+        """What was prepared for a tenant is gone, with None for all; `culprit` was being warmed up, for too long if it
         overran.
         """
-        rehearsed = None if culprit is None else self.functions.get(culprit)
-        if rehearsed is not None:
-            left = 0 if overran else max(0, rehearsed.rehearsals - 1)
+        warmed_up = None if culprit is None else self.functions.get(culprit)
+        if warmed_up is not None:
+            left = 0 if overran else max(0, warmed_up.warm_ups - 1)
             for function in self.functions.values():
-                if function.program_subject == rehearsed.program_subject:
-                    function.rehearsals = min(function.rehearsals, left)
+                if function.program_subject == warmed_up.program_subject:
+                    function.warm_ups = min(function.warm_ups, left)
         self.post(ZygoteLost(tenant))
 
     # Runs
 
     def _run(self, action: Run) -> None:
-        body = self.processes.body(action.worker)
-        if body is None:
+        process = self.processes.process(action.worker)
+        if process is None:
             # Its end is on the way to the scheduler.
             return
-        functions = action.functions or (action.function or body.function,) * len(action.requests)
-        self.run(body, functions, action.run, action.requests)
+        functions = action.functions or (action.function or process.function,) * len(action.requests)
+        self.run(process, functions, action.run, action.requests)
 
     def run(
-        self, body: BodyProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
+        self, process: WorkerProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
-        """Hand a body a run of requests, each of a function that it has bound."""
+        """Hand a worker a run of requests, each of a function that it has bound."""
         inputs = [self.payloads[request].inputs for request in requests]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
-        slot = body.begin(run, requests)
+        slot = process.begin(run, requests)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
-                self._end_run(body, run, body.take_back(run), error)
+                self._end_run(process, run, process.take_back(run), error)
             else:
-                self.processes.give_up(body, f"its tray cannot be made to hold what it is to run: {error}")
+                self.processes.give_up(process, f"its buffer cannot be made to hold what it is to run: {error}")
 
-        def begun(tray_bytes: int) -> None:
-            self.processes.send(body, RunBatch(run, functions, slot, metas, tray_bytes))
+        def begun(buffer_bytes: int) -> None:
+            self.processes.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
 
         nbytes = sum(len(tensor.data) for tensor in tensors)
-        self._copies.make(body, nbytes, partial(body.lay, slot, tensors), begun, failed)
+        self._copies.make(process, nbytes, partial(process.lay, slot, tensors), begun, failed)
 
-    def body_answered(self, body: BodyProcess, answer: Answer) -> None:
-        """Take the outputs out of the run's tray; ValueError if the answer cannot be true."""
-        flight = body.end(answer)
+    def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
+        """Take the outputs out of the run's buffer; ValueError if the answer cannot be true."""
+        flight = process.end(answer)
 
         def failed(error: Exception) -> None:
             if lacks_memory(error):
-                self._end_run(body, answer.run, flight, error)
-            elif body.over:
+                self._end_run(process, answer.run, flight, error)
+            elif process.over:
                 raise error
             else:
-                self.processes.give_up(body, f"it answered nonsense: {error}")
+                self.processes.give_up(process, f"it answered nonsense: {error}")
 
-        take = partial(body.answer_check.outputs_of, answer, body.slots[flight.slot].outputs)
-        self._copies.make(body, said_bytes(answer), take, partial(self._taken, body, answer, flight), failed)
+        take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
+        self._copies.make(process, said_bytes(answer), take, partial(self._taken, process, answer, flight), failed)
 
     def _taken(
-        self, body: BodyProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
+        self, process: WorkerProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
     ) -> None:
-        body.free(flight)
+        process.free(flight)
         failures: list[RunFailure] = []
         for request, outcome in zip(flight.requests, outcomes, strict=True):
             payload = self.payloads.get(request)
@@ -283,22 +283,22 @@ class NodeEffects:
                 failures.append(RunFailure(request, outcome.error, outcome.message))
             elif payload is not None:
                 payload.outputs = outcome
-        if body.is_idle_since(answer.run) and body.is_large():
-            self._loop.call_later(TRAYS_IDLE_S, self._give_back, body, answer.run, body.give_back())
-        self.post(RunEnded(body.worker, answer.run, tuple(failures)))
+        if process.is_idle_since(answer.run) and process.is_large():
+            self._loop.call_later(BUFFERS_IDLE_S, self._give_back, process, answer.run, process.give_back())
+        self.post(RunEnded(process.worker, answer.run, tuple(failures)))
 
-    def _end_run(self, body: BodyProcess, run: RunId, flight: Flight, error: Exception) -> None:
-        """The node has no memory to copy what a run takes or gives: its callers hear so, and its body serves on."""
-        body.free(flight)
-        told = f"this node has no memory for the tensors of {body.function} now ({error}): try again later"
+    def _end_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
+        """The node has no memory to copy what a run takes or gives: its callers hear so, and its worker serves on."""
+        process.free(flight)
+        told = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
         failures = tuple(RunFailure(request, "OverloadedError", told) for request in flight.requests)
-        self.post(RunEnded(body.worker, run, failures))
+        self.post(RunEnded(process.worker, run, failures))
 
-    def _give_back(self, body: BodyProcess, run: RunId, pieces: Iterator[None]) -> None:
+    def _give_back(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:
         """As long as nothing runs; others have their turn between two pieces."""
-        if body.is_idle_since(run):
+        if process.is_idle_since(run):
             for _ in pieces:
-                self._loop.call_soon(self._give_back, body, run, pieces)
+                self._loop.call_soon(self._give_back, process, run, pieces)
                 return
 
     # Answers
@@ -314,11 +314,11 @@ class NodeEffects:
         if payload is not None and not payload.reply.done():
             payload.reply.set_exception(error_named(action.error)(action.message, action.retry_after_s))
 
-    def _announce(self, action: Announce) -> None:
+    def _announce(self, action: LoadFinished) -> None:
         error: OverwinterError | None = None
         if action.error is not None:
             error = error_named(action.error)(action.reason)
-        for future in self.announced.pop(action.function, []):
+        for future in self.told_load.pop(action.function, []):
             if future.done():
                 continue
             if error is None:
@@ -326,7 +326,7 @@ class NodeEffects:
             else:
                 future.set_exception(error)
 
-    def _decided(self, action: Decide) -> None:
+    def _decided(self, action: Explanation) -> None:
         # The others are for the readers of the journal.
         if action.what == "stop":
             function = self.functions.get(action.function)
@@ -349,12 +349,12 @@ class NodeEffects:
         if self._alarm is not None:
             self._alarm.cancel()
         waiting: list[asyncio.Future[Any]] = [payload.reply for payload in self.payloads.values()]
-        waiting += itertools.chain.from_iterable(self.announced.values())
+        waiting += itertools.chain.from_iterable(self.told_load.values())
         for future in waiting:
             if not future.done():
                 future.set_exception(WorkerError("the node is stopping"))
         self.payloads.clear()
-        self.announced.clear()
+        self.told_load.clear()
 
 
 def _nobody(event: Event) -> None:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from overwinter.core.events import Event, MemoryMeasured
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
-from overwinter.node.bodies import BodyProcess
 from overwinter.node.faults import Faults
-from overwinter.node.insight.memory import anonymous_bytes
 from overwinter.node.processes import Processes
+from overwinter.node.telemetry.memory import anonymous_bytes
+from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.state import State
@@ -79,30 +79,32 @@ class Footprints:
     def look(self, now: Seconds) -> float:
         """Measure all, and tell what is new; seconds until the next look."""
         processes = self._processes()
-        every = [*processes.bodies(), *processes.ahead.bodies.values()]
-        bodies = [body for body in every if body.pid is not None]
-        self._seen = {body.worker: self._seen.get(body.worker, UNSEEN) for body in bodies}
-        for body, computed_s in self._to_measure(bodies):
-            nbytes = _measured(body)
+        every = [*processes.workers(), *processes.ahead.workers.values()]
+        workers = [process for process in every if process.pid is not None]
+        self._seen = {process.worker: self._seen.get(process.worker, UNSEEN) for process in workers}
+        for process, computed_s in self._to_measure(workers):
+            nbytes = _measured(process)
             if nbytes is not None:
-                self._seen[body.worker] = _Seen(computed_s, nbytes)
+                self._seen[process.worker] = _Seen(computed_s, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
         if total > self._most_bytes:
             served = self._state.workers
-            self._end_measuring([body for body in bodies if body.worker not in served and not body.is_ahead])
-        self._end_ahead([body for body in bodies if body.is_ahead])
+            self._end_measuring(
+                [process for process in workers if process.worker not in served and not process.is_ahead]
+            )
+        self._end_ahead([process for process in workers if process.is_ahead])
         self._tell()
         return self._pause(total, now)
 
-    def _to_measure(self, bodies: list[BodyProcess]) -> list[tuple[BodyProcess, float]]:
+    def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
         """Those that may take something else than before, with what they have computed."""
         found = []
-        for body in bodies:
-            assert body.pid is not None, "a body without a process takes nothing"
-            computed_s = clock.computed_s(body.pid)
-            # What the node lays into trays, or takes out of them, costs the body nothing.
-            if computed_s is not None and (computed_s != self._seen[body.worker].computed_s or body.is_large()):
-                found.append((body, computed_s))
+        for process in workers:
+            assert process.pid is not None, "a worker without a process takes nothing"
+            computed_s = clock.computed_s(process.pid)
+            # What the node lays into buffers, or takes out of them, costs the worker nothing.
+            if computed_s is not None and (computed_s != self._seen[process.worker].computed_s or process.is_large()):
+                found.append((process, computed_s))
         if len(found) <= MEASURED:
             return found
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].computed_s)
@@ -118,18 +120,18 @@ class Footprints:
         if news > NEWS * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 
-    def _end_measuring(self, beside: list[BodyProcess]) -> None:
+    def _end_measuring(self, beside: list[WorkerProcess]) -> None:
         """Workers that are only measured make room for those that serve."""
-        for body in beside:
-            mib = self._seen[body.worker].nbytes >> 20
-            self._processes().give_up(body, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
+        for process in beside:
+            mib = self._seen[process.worker].nbytes >> 20
+            self._processes().give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
-    def _end_ahead(self, ahead: list[BodyProcess]) -> None:
+    def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
         """One that waits for a function takes what all do: what it counts for in the ledger, about."""
-        for body in ahead:
-            nbytes = self._seen[body.worker].nbytes
+        for process in ahead:
+            nbytes = self._seen[process.worker].nbytes
             if nbytes > AHEAD_MOST:
-                self._processes().ahead.give_up(body, f"it took {nbytes >> 20} MiB")
+                self._processes().ahead.give_up(process, f"it took {nbytes >> 20} MiB")
 
     def _pause(self, total: int, now: Seconds) -> float:
         grown, passed_s = total - self._last_bytes, now - self._last_at
@@ -139,8 +141,8 @@ class Footprints:
         return min(CALM_S, max(HURRY_S, (self._most_bytes - total) * passed_s / grown / LOOKS))
 
 
-def _measured(body: BodyProcess) -> int | None:
-    """What a body takes; None: it ends, and its memory is not given back yet."""
-    assert body.pid is not None, "a body without a process takes nothing"
-    private = anonymous_bytes(body.pid)
-    return None if private is None else max(0, private - body.inherited_bytes) + body.tray_bytes()
+def _measured(process: WorkerProcess) -> int | None:
+    """What a worker takes; None: it ends, and its memory is not given back yet."""
+    assert process.pid is not None, "a worker without a process takes nothing"
+    private = anonymous_bytes(process.pid)
+    return None if private is None else max(0, private - process.inherited_bytes) + process.buffer_bytes()

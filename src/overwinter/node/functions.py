@@ -1,4 +1,4 @@
-"""What the node keeps of each deployed function: how to stage it, and what a body of it must be told."""
+"""What the node keeps of each deployed function: how to stage it, and what a worker of it must be told."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Bind, Load, Trial
 
 MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
-"""Of what a body is told when it starts; a zygote is told the same with a little around it."""
-TRAYS_BYTES = 512 << 20
-"""Address space for all trays of a body; larger tensors count as its own memory."""
+"""Of what a worker is told when it starts; a zygote is told the same with a little around it."""
+BUFFERS_BYTES = 512 << 20
+"""Address space for all buffers of a worker; larger tensors count as its own memory."""
 
-REHEARSALS_MAX = 3
-"""Zygotes that may die, of whatever, while they prepare a program; after that its bodies compile it themselves."""
+WARM_UPS_MAX = 3
+"""Zygotes that may die, of whatever, while they prepare a program; after that its workers compile it themselves."""
 
 
 class Family(NamedTuple):
@@ -65,8 +65,8 @@ class DeployedFunction:
         self.profile: Profile | None = None
         """What is known of its speed on this machine."""
         self.on_trial = False
-        """Whether its bodies have to answer requests before they are ready."""
-        self.rehearsals = REHEARSALS_MAX
+        """Whether its workers have to answer requests before they are ready."""
+        self.warm_ups = WARM_UPS_MAX
         """How often its program may still be prepared: no more once it did not end, or zygotes died of it."""
         total = total_bytes()
         self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)
@@ -80,7 +80,7 @@ class DeployedFunction:
 
     @property
     def memory_bytes(self) -> int:
-        """Most private memory of one body: what was asked for, as far as the machine and the node have it."""
+        """Most private memory of one worker: what was asked for, as far as the machine and the node have it."""
         return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
 
     def warning(self) -> str:
@@ -103,7 +103,7 @@ class DeployedFunction:
         return f"{self.manifest.tenant}/{self.manifest.program.address}"
 
     def spec(self) -> FunctionSpec:
-        """The function as the mind knows it."""
+        """The function as the scheduler knows it."""
         return FunctionSpec(
             id=self.id,
             name=self.deployment.name,
@@ -134,7 +134,7 @@ class DeployedFunction:
 
     def check_messages(self) -> None:
         """TooLargeError if a zygote or a worker could not be told all of it in one message."""
-        nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(rehearse=True))))
+        nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(warm_up=True))))
         if nbytes > MESSAGE_BYTES_MAX:
             raise TooLargeError(
                 f"what a worker of {self.manifest.name!r} must know of its weights, assets, outputs and samples takes "
@@ -156,8 +156,8 @@ class DeployedFunction:
             tried=self.on_trial and not bare,
         )
 
-    def bind(self, rehearse: bool = False, *, bare: bool = False) -> Bind:
-        """What a worker of its family must be told to run it, with all blocks handed over; `rehearse`: its program is
+    def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
+        """What a worker of its family must be told to run it, with all blocks handed over; `warm up`: its program is
         to be tried, too.
         """
         blocks = {block.address: block.nbytes for block in self.manifest.blocks}
@@ -172,14 +172,14 @@ class DeployedFunction:
         tried = self.on_trial and not bare
         given = self.manifest.samples if tried else ()
         samples = tuple(tuple(tensor.given().meta for tensor in sample) for sample in given)
-        trial = Trial(rehearse, tried and handler is not None and not samples, samples)
+        trial = Trial(warm_up, tried and handler is not None and not samples, samples)
         return Bind(
             function=self.id,
             blocks=tuple(blocks.items()),
             pieces=tuple(places[weight] for weight in range(len(places))),
             handed=tuple(range(len(blocks))),
             assets=tuple((name, blob.address, blob.nbytes) for name, blob in assets.items()),
-            trial=trial if rehearse or trial.made_up or samples else None,
+            trial=trial if warm_up or trial.made_up or samples else None,
         )
 
     def samples(self) -> list[Tensor]:
@@ -204,10 +204,10 @@ class DeployedFunction:
 
 def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
     """Address space that a worker which may bind any of these functions needs for what is not its own: blocks, with
-    room to align them, and trays.
+    room to align them, and buffers.
     """
     blocks = {block.address: block.nbytes for function in functions for block in function.manifest.blocks}
-    return sum(blocks.values()) + len(blocks) * HUGE_BYTES + TRAYS_BYTES
+    return sum(blocks.values()) + len(blocks) * HUGE_BYTES + BUFFERS_BYTES
 
 
 def by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:

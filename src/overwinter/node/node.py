@@ -1,4 +1,4 @@
-"""One machine's node: a mind, its loop and hands, a repository, a host store, and what callers may ask."""
+"""One machine's node: a scheduler, its loop and hands, a repository, a host store, and what callers may ask."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -27,7 +27,6 @@ from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction, by_store
-from overwinter.node.insight.insight import Insight
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.pipelines import Pipelines, PipelineView, Seen
@@ -36,6 +35,7 @@ from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.profiling.survey import Tell
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
+from overwinter.node.telemetry.telemetry import Telemetry
 from overwinter.node.threads import Threads
 from overwinter.node.traffic import Traffic, who_stays
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
@@ -69,7 +69,7 @@ class Node:
         self._loop: Loop
         self.processes: Processes
         self.profiler: Profiler
-        self.insight: Insight
+        self.telemetry: Telemetry
         self.journal: Journal
 
     # What callers ask
@@ -79,7 +79,7 @@ class Node:
         return not self._broken.done()
 
     def ready(self) -> bool:
-        """Whether bodies can be forked."""
+        """Whether workers can be forked."""
         return self.live() and self.processes.is_up()
 
     async def broken(self) -> None:
@@ -132,7 +132,7 @@ class Node:
             self._pipelines.protect(manifest.name, manifest)
         deployment = await self._register(manifest)
         try:
-            function = DeployedFunction(deployment, self.config.mind.memory_bytes)
+            function = DeployedFunction(deployment, self.config.scheduler.memory_bytes)
             function.profile = await asyncio.to_thread(self.profiler.stored, function)
             self._effects.functions[function.id] = function
             counted()
@@ -326,7 +326,7 @@ class Node:
     # What profiling needs
 
     def busy(self) -> bool:
-        """Whether any request is under way, or any body does something."""
+        """Whether any request is under way, or any worker does something."""
         return bool(self._effects.payloads) or not all(
             worker.is_idle for worker in self._scheduler.state.workers.values()
         )
@@ -350,17 +350,17 @@ class Node:
 
     async def _ask(self, id_: FunctionId, event: Event) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._effects.announced.setdefault(id_, []).append(future)
+        self._effects.told_load.setdefault(id_, []).append(future)
         self.post(event)
         await future
 
     def post(self, event: Event) -> None:
-        """Every event comes through here: a mind that fails ends the node rather than going on wrong."""
+        """Every event comes through here: a scheduler that fails ends the node rather than going on wrong."""
         if self._broken.done():
             raise OverwinterError("the node has failed and is stopping")
         try:
             self._loop.post(event)
-        except Exception as error:  # noqa: BLE001 - the border to the mind: nothing may go on after it failed
+        except Exception as error:  # noqa: BLE001 - the border to the scheduler: nothing may go on after it failed
             if self._scheduler.in_hand is not None:
                 self._quarantine.add(self._scheduler.in_hand, error)
             self.fail(error)
@@ -378,7 +378,7 @@ class Node:
     def _restore(self, log: Log) -> None:
         """Tell the mind of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
-        deployments, memory_bytes = self.repository.deployments(), self.config.mind.memory_bytes
+        deployments, memory_bytes = self.repository.deployments(), self.config.scheduler.memory_bytes
         functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
         self.hosts.sweep(by_store(functions))
         # A function that is there in part must be staged as a whole: what no whole one shares of it goes.

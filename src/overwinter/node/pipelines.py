@@ -16,8 +16,8 @@ from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import clock
-from overwinter.node.insight.statistics import SECONDS, Histogram
 from overwinter.node.stages import Functions, Passage
+from overwinter.node.telemetry.statistics import SECONDS, Histogram
 from overwinter.node.views import Availability, Reply
 from overwinter.store.repository import KeptPipeline
 
@@ -38,7 +38,7 @@ class Kept(Protocol):
         ...
 
 
-class Promise(msgspec.Struct, frozen=True):
+class Objective(msgspec.Struct, frozen=True):
     """What a pipeline's owner may choose."""
 
     slo_ms: float | None
@@ -51,7 +51,7 @@ class Tally(msgspec.Struct):
     running: int = 0
     answered: int = 0
     in_slo: int = 0
-    """Of the answered; without a promise, all."""
+    """Of the answered; without a SLO, all."""
     failed: int = 0
     """Refused, failed, or given up by the caller."""
 
@@ -77,7 +77,7 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    settings: Promise
+    settings: Objective
     stages: Mapping[str, Stage]
     sources: Mapping[str, str]
     """For each output, where it comes from."""
@@ -98,7 +98,7 @@ class PipelineView:
         self.name: FunctionName = kept.pipeline.name
         self.version: int = kept.version
         self.tenant: TenantId = kept.tenant
-        self.settings = Promise(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
+        self.settings = Objective(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
         self._signature = Signature((), ())
         self.fault: CallerError | None = None
         """Why its functions, as they are now, do not make a pipeline."""

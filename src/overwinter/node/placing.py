@@ -6,26 +6,26 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
-from overwinter.core.actions import Bind, StartBody
+from overwinter.core.actions import Bind, StartWorker
 from overwinter.core.errors import StoreError, WorkerError
-from overwinter.core.events import BindFailed, BodyExited, Bound, Event
+from overwinter.core.events import BindFailed, Bound, Event, WorkerExited
 from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
-from overwinter.node.bodies import laid
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
+from overwinter.node.workers import laid
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all
-from overwinter.worker.messages import Failure, ForkBody
+from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of
 
 HASHED_AT_ONCE = 2
 """Blocks of one function: others stage theirs meanwhile."""
 
 
-class Staff(Protocol):
+class Hearer(Protocol):
     """The effects: what else is at hand."""
 
     functions: dict[FunctionId, DeployedFunction]
@@ -39,20 +39,22 @@ class Staff(Protocol):
 
 
 class Placing:
-    """Forks bodies, and binds functions in them."""
+    """Forks workers, and binds functions in them."""
 
-    def __init__(self, staff: Staff, hosts: HostStores, threads: ThreadPoolExecutor, tasks: asyncio.TaskGroup) -> None:
-        self._staff = staff
+    def __init__(
+        self, hearer: Hearer, hosts: HostStores, threads: ThreadPoolExecutor, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._hearer = hearer
         self._hosts = hosts
         self._threads = threads
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._verified_for: dict[WorkerId, StartBody] = {}
-        """Starts of bodies that are forked as soon as their code is verified."""
+        self._verified_for: dict[WorkerId, StartWorker] = {}
+        """Starts of workers that are forked as soon as their code is verified."""
 
-    def start_body(self, action: StartBody) -> None:
-        """Fork a body for a function's family, and bind the function in it first."""
-        function = self._staff.functions[action.function]
+    def start_worker(self, action: StartWorker) -> None:
+        """Fork a worker for a function's family, and bind the function in it first."""
+        function = self._hearer.functions[action.function]
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
             self._verified_for[action.worker] = action
@@ -61,13 +63,13 @@ class Placing:
             self._fork(action, function, host)
 
     def fork_ahead(self, worker: WorkerId, function: DeployedFunction | None) -> None:
-        """Fork a body for the tenant of a function, which waits for a start to go on in it."""
+        """Fork a worker for the tenant of a function, which waits for a start to go on in it."""
         try:
             if function is None:
                 raise WorkerError("the function that it was forked for is gone")
-            self._staff.processes.ahead.fork(function, worker)
+            self._hearer.processes.ahead.fork(function, worker)
         except WorkerError as error:
-            self._staff.post(BodyExited(worker, "WorkerError", str(error)))
+            self._hearer.post(WorkerExited(worker, "WorkerError", str(error)))
 
     async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> None:
         """An earlier node left some of these in memory: they are hashed before they are used, the largest first."""
@@ -80,13 +82,13 @@ class Placing:
             try:
                 if not await self._loop.run_in_executor(self._threads, host.verify, address):
                     told = f"block {address} of {function.id} changed in memory, and is read from disk again"
-                    self._staff.log(told, function=function.id)
+                    self._hearer.log(told, function=function.id)
             except MACHINE:
                 # It left meanwhile, or cannot be read; whoever opens it will see.
                 continue
 
-    async def _verify_and_fork(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
-        """Fork a body that compiles what is compiled while the function's blocks are hashed; then hand it those."""
+    async def _verify_and_fork(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
+        """Fork a worker that compiles what is compiled while the function's blocks are hashed; then hand it those."""
         await self._verify(function, host, function.code())
         if action.worker in self._verified_for:
             del self._verified_for[action.worker]
@@ -94,83 +96,83 @@ class Placing:
             await self._verify(function, host, function.files())
             self._hand(action, function, host)
 
-    def stop_body(self, worker: WorkerId, kill: bool) -> None:
-        """End a body, be it forked or not yet."""
+    def stop_worker(self, worker: WorkerId, kill: bool) -> None:
+        """End a worker, be it forked or not yet."""
         action = self._verified_for.pop(worker, None)
         if action is not None:
             self._give_up(action, "WorkerError", "it was stopped before it was forked")
         else:
-            self._staff.processes.stop(worker, kill)
+            self._hearer.processes.stop(worker, kill)
 
-    def _give_up(self, action: StartBody, error: str, reason: str, lost_blocks: bool = False) -> None:
-        """A body never comes to be; nobody else knows of the process forked ahead in which it was to go on."""
+    def _give_up(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
+        """A worker never comes to be; nobody else knows of the process forked ahead in which it was to go on."""
         if action.ahead is not None:
-            self._staff.processes.stop(action.ahead, kill=True)
-        self._staff.post(BodyExited(action.worker, error, reason, lost_blocks))
+            self._hearer.processes.stop(action.ahead, kill=True)
+        self._hearer.post(WorkerExited(action.worker, error, reason, lost_blocks))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
-        """A block has left a host store because it had changed there: kill the bodies that may have mapped it."""
+        """A block has left a host store because it had changed there: kill the workers that may have mapped it."""
         lost = []
-        for body in self._staff.processes.bodies():
-            functions = body.bindings.functions()
-            if body.family.store == store and any(address in function.files() for function in functions):
-                body.lost_blocks = True
-                self._staff.processes.give_up(body, "a block of it had changed in memory")
-                lost.append(f"worker {body.worker} of {body.function}")
+        for process in self._hearer.processes.workers():
+            functions = process.bindings.functions()
+            if process.family.store == store and any(address in function.files() for function in functions):
+                process.lost_blocks = True
+                self._hearer.processes.give_up(process, "a block of it had changed in memory")
+                lost.append(f"worker {process.worker} of {process.function}")
         return lost
 
-    def _fork(self, action: StartBody, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:
+    def _fork(self, action: StartWorker, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:
         """With all of the function's files, or with its code alone: then `_hand` follows."""
         try:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
-            self._give_up(action, "StoreError", self._staff.told(function, error), _has_lost(function, host))
+            self._give_up(action, "StoreError", self._hearer.told(function, error), _has_lost(function, host))
             return
         try:
             room = mapped_bytes(self._family(function))
-            order = ForkBody(action.worker, uid_of(action.worker), function.memory_bytes, room)
+            order = ForkWorker(action.worker, uid_of(action.worker), function.memory_bytes, room)
             load = function.load(action.cores, action.concurrency)
             bind = None
             if whole:
                 bind = function.bind(action.on_trial)
                 fds += _samples(function)
-            self._staff.processes.fork(function, order, load, bind, fds, None, action.ahead)
+            self._hearer.processes.fork(function, order, load, bind, fds, None, action.ahead)
         except (WorkerError, OSError) as error:
             self._give_up(action, "WorkerError", str(error))
         finally:
             close_all(fds)
 
-    def _hand(self, action: StartBody, function: DeployedFunction, host: HostStore) -> None:
-        """Hand a body the files that it was forked without."""
-        body = self._staff.processes.body(action.worker)
-        if body is None or body.over:
+    def _hand(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
+        """Hand a worker the files that it was forked without."""
+        process = self._hearer.processes.process(action.worker)
+        if process is None or process.over:
             # Its end was told, or the node stops.
             return
         try:
             fds = host.open(function.files())
         except StoreError as error:
-            body.lost_blocks = _has_lost(function, host)
-            body.failure = Failure("StoreError", self._staff.told(function, error))
-            self._staff.processes.kill(body)
+            process.lost_blocks = _has_lost(function, host)
+            process.failure = Failure("StoreError", self._hearer.told(function, error))
+            self._hearer.processes.kill(process)
             return
         try:
             fds += _samples(function)
             bind = function.bind(action.on_trial)
-            body.bindings.begin_first(function, bind)
-            self._staff.processes.send(body, bind, fds[len(function.code()) :])
+            process.bindings.begin_first(function, bind)
+            self._hearer.processes.send(process, bind, fds[len(function.code()) :])
         except OSError as error:
-            self._staff.processes.give_up(body, f"what it is to bind could not be handed over: {error}")
+            self._hearer.processes.give_up(process, f"what it is to bind could not be handed over: {error}")
         finally:
             close_all(fds)
 
     def _family(self, function: DeployedFunction) -> list[DeployedFunction]:
         """All functions that a worker forked for this one may bind."""
-        return [each for each in self._staff.functions.values() if each.family == function.family] or [function]
+        return [each for each in self._hearer.functions.values() if each.family == function.family] or [function]
 
     def bind(self, action: Bind) -> None:
-        """Bind a further function in a body."""
-        function = self._staff.functions[action.function]
+        """Bind a further function in a worker."""
+        function = self._hearer.functions[action.function]
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
             self._tasks.create_task(self._verify_and_bind(action, function, host))
@@ -182,38 +184,38 @@ class Placing:
         self._bind_now(action, function, host)
 
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
-        body = self._staff.processes.body(action.worker)
-        if body is None:
+        process = self._hearer.processes.process(action.worker)
+        if process is None:
             # Its end is on the way to the scheduler.
             return
         message = function.bind()
-        lacking = [message.blocks[place][0] for place in body.bindings.lacking(message)]
+        lacking = [message.blocks[place][0] for place in process.bindings.lacking(message)]
         try:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:
             lost = _has_lost(function, host)
-            told = self._staff.told(function, error)
-            self._staff.post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
+            told = self._hearer.told(function, error)
+            self._hearer.post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
             return
         try:
-            self._staff.processes.bind(body, function, fds, partial(self._bind_ended, action))
+            self._hearer.processes.bind(process, function, fds, partial(self._bind_ended, action))
         finally:
             close_all(fds)
 
     def _bind_ended(self, action: Bind, failure: Failure | None) -> None:
         worker, function, operation = action.worker, action.function, action.operation
         if failure is None:
-            self._staff.post(Bound(worker, function, operation))
+            self._hearer.post(Bound(worker, function, operation))
         else:
             told = f"function {function} could not be bound in worker {worker}: {failure.message}"
-            self._staff.log(told, function=function)
-            self._staff.post(BindFailed(worker, function, operation, failure.error, failure.message))
+            self._hearer.log(told, function=function)
+            self._hearer.post(BindFailed(worker, function, operation, failure.error, failure.message))
 
     def unbind(self, worker: WorkerId, function: FunctionId) -> None:
-        """Let a body let go of a function; one that is gone has."""
-        body = self._staff.processes.body(worker)
-        if body is not None:
-            self._staff.processes.unbind(body, function)
+        """Let a worker let go of a function; one that is gone has."""
+        process = self._hearer.processes.process(worker)
+        if process is not None:
+            self._hearer.processes.unbind(process, function)
 
 
 def _has_lost(function: DeployedFunction, host: HostStore) -> bool:

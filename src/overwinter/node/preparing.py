@@ -1,7 +1,7 @@
 """Which program does each tenant's zygote make ready next? One at a time, and only those that are short.
 
-A zygote that rehearses forks nothing, so the node knows what it works on, and lets the base fork meanwhile. A tenant
-without a zygote waits until there is room for one more; its bodies compile for themselves.
+A zygote that warms up forks nothing, so the node knows what it works on, and lets the base fork meanwhile. A tenant
+without a zygote waits until there is room for one more; its workers compile for themselves.
 """
 
 from typing import Protocol, TypeVar
@@ -23,10 +23,10 @@ class Source(Protocol):
         ...
 
     def room_of(self, tenant: TenantId) -> Room:
-        """What the tenant's largest body may have."""
+        """What the tenant's largest worker may have."""
         ...
 
-    def rehearsal_of(self, function: FunctionId) -> tuple[Load, Bind, list[int]] | None:
+    def warm_up_of(self, function: FunctionId) -> tuple[Load, Bind, list[int]] | None:
         """The function's program and weights, without a handler, and their descriptors; None when it is not to be."""
         ...
 
@@ -84,7 +84,7 @@ class Preparing:
         while zygote is not None and zygote.can_fork and self._wanted.get(tenant):
             function = next(iter(self._wanted[tenant]))
             del self._wanted[tenant][function]
-            found = self._source.rehearsal_of(function)
+            found = self._source.warm_up_of(function)
             if found is not None:
                 load, bind, fds = found
                 self._under_way[tenant] = function
@@ -95,7 +95,7 @@ class Preparing:
         """Tell the tenant's zygote what it need not hold any more, as soon as it listens."""
         zygote = self._zygotes.tenants.get(tenant)
         unneeded = self._unneeded.get(tenant, {})
-        # While it rehearses it hears nothing, and may have no room for more than so much.
+        # While it warms up it hears nothing, and may have no room for more than so much.
         while zygote is not None and zygote.can_fork and unneeded:
             program = next(iter(unneeded))
             try:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from overwinter.core.events import Event, Pressed
+from overwinter.core.events import Event, MemoryPressure
 from overwinter.node.cgroups import number_in
 from overwinter.node.faults import Faults
 
@@ -48,10 +48,10 @@ async def watch_memory(
     faults: Faults,
     available: Callable[[], int | None] = available_bytes,
 ) -> None:
-    """Ask the mind, for ever, for what is lacking whenever less than `least_bytes` could be had."""
+    """Ask the scheduler, for ever, for what is lacking whenever less than `least_bytes` could be had."""
     while True:
         with faults.contained("free memory"):
             free = available()
             if free is not None and free < least_bytes:
-                post(Pressed(least_bytes - free))
+                post(MemoryPressure(least_bytes - free))
         await asyncio.sleep(EVERY_S)

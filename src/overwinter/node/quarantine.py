@@ -33,7 +33,7 @@ class Quarantine:
         return self._known.get(function, "")
 
     def add(self, function: FunctionId, error: Exception) -> None:
-        """The mind failed on it. What the machine lacked is no fault of a function's."""
+        """The scheduler failed on it. What the machine lacked is no fault of a function's."""
         if not isinstance(error, OSError | MemoryError) and len(self._known) < RECORDS_MAX:
             self._known[function] = f"{type(error).__name__}: {error}"[:REASON_MAX]
             self._write()

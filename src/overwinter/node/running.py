@@ -12,14 +12,13 @@ from typing import IO
 
 import msgspec
 
-from overwinter.core.config import MindConfig, NodeConfig
+from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.journal import Journal
 from overwinter.node import limits
 from overwinter.node.effects import NodeEffects
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
-from overwinter.node.insight.insight import Insight
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
@@ -28,6 +27,7 @@ from overwinter.node.processes import Processes
 from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
 from overwinter.node.shares import CoreShares
+from overwinter.node.telemetry.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
@@ -55,11 +55,11 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
         hosts = HostStores(place, repository)
         if not config.keep_warm:
             stack.callback(hosts.close)
-        host_bytes = config.mind.host_bytes
-        config = msgspec.structs.replace(config, mind=_bounded(config, hosts, log))
+        host_bytes = config.scheduler.host_bytes
+        config = msgspec.structs.replace(config, scheduler=_bounded(config, hosts, log))
         file = stack.enter_context(_journal_file(config.journal, log))
-        node = Node(config, repository, hosts, Scheduler(config.mind))
-        node.journal = Journal(config.mind, config.journal_ring, file, partial(_journal_lost, log))
+        node = Node(config, repository, hosts, Scheduler(config.scheduler))
+        node.journal = Journal(config.scheduler, config.journal_ring, file, partial(_journal_lost, log))
         faults = Faults(log)
         async with asyncio.TaskGroup() as tasks:
             node._effects = NodeEffects(hosts, tasks, log)
@@ -67,35 +67,37 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
             node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
             node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             with repository.reserve.spent():
-                node.insight = Insight(node, node._scheduler, node._deployed, faults, log)
-            readers = (node.profiler.observer.observe, node.insight.statistics.observe)
+                node.telemetry = Telemetry(node, node._scheduler, node._deployed, faults, log)
+            readers = (node.profiler.observer.observe, node.telemetry.statistics.observe)
             node._loop = Loop(node._scheduler, node.journal, node._effects, readers, node.fail)
             node._effects.post = node.post
             node.processes.start()
             calm, lose = partial(is_calm, node._scheduler.cycle), node._effects.placing.lose
             verifier = Verifier(hosts, config.verify_share, calm, lose, log)
-            assert config.mind.memory_bytes is not None
-            footprints = Footprints(node._scheduler.state, lambda: node.processes, config.mind.memory_bytes, node.post)
+            assert config.scheduler.memory_bytes is not None
+            footprints = Footprints(
+                node._scheduler.state, lambda: node.processes, config.scheduler.memory_bytes, node.post
+            )
             upkeep = [
                 footprints.run(faults),
                 CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(faults),
                 watch_memory(config.memory_free_min_bytes, node.post, faults),
-                watch_room(hosts, host_bytes, config.mind.host_bytes, node.post, faults),
+                watch_room(hosts, host_bytes, config.scheduler.host_bytes, node.post, faults),
                 collect_unneeded(repository, config.unneeded_keep_s, faults),
                 verifier.run(faults),
             ]
             watches = [tasks.create_task(watch) for watch in upkeep]
             try:
                 node._restore(log)
-                node.insight.begin(tasks)
+                node.telemetry.begin(tasks)
                 yield node
             finally:
                 _cancel(watches)
-                node.insight.stop()
+                node.telemetry.stop()
                 await node.profiler.close()
                 node._effects.close()
                 await node.processes.close()
-                await node.insight.close()
+                await node.telemetry.close()
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -104,7 +106,7 @@ def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:
-    """Unbuffered, so that a crash loses no step. A file is one mind's life: the one before gets a number."""
+    """Unbuffered, so that a crash loses no step. A file is one scheduler's life: the one before gets a number."""
     if path is None:
         return nullcontext()
     try:
@@ -123,31 +125,33 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
     log(f"the journal's file ends here, the node goes on: {error}")
 
 
-def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> MindConfig:
-    """The mind's configuration with what this machine has: its cores, its memory, places for processes, and room on the
-    tmpfs.
+def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
+    """The scheduler's configuration with what this machine has: its cores, its memory, places for processes, and room
+    on the tmpfs.
     """
     there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
-    mind, most = config.mind, limits.workers_most(log)
-    memory_bytes = mind.memory_bytes or limits.memory_bytes(log)
-    if mind.bodies_max is not None and mind.bodies_max > most:
-        log(f"{mind.bodies_max} workers may not be had: processes and descriptors (ulimit -Hn) are for {most}")
+    scheduler, most = config.scheduler, limits.workers_most(log)
+    memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log)
+    if scheduler.workers_max is not None and scheduler.workers_max > most:
+        log(f"{scheduler.workers_max} workers may not be had: processes and descriptors (ulimit -Hn) are for {most}")
     return msgspec.structs.replace(
-        mind,
-        cores=mind.cores or len(os.sched_getaffinity(0)),
+        scheduler,
+        cores=scheduler.cores or len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes,
-        workers_ahead=limits.workers_ahead(memory_bytes) if mind.workers_ahead is None else mind.workers_ahead,
-        bodies_max=mind.bodies_max or most,
-        runs_max=mind.runs_max or most,
-        host_bytes=room if mind.host_bytes is None else min(room, mind.host_bytes),
+        workers_ahead=limits.workers_ahead(memory_bytes)
+        if scheduler.workers_ahead is None
+        else scheduler.workers_ahead,
+        workers_max=scheduler.workers_max or most,
+        runs_max=scheduler.runs_max or most,
+        host_bytes=room if scheduler.host_bytes is None else min(room, scheduler.host_bytes),
     )
 
 
 def _bounds(config: NodeConfig) -> Bounds:
     """What the zygotes may take."""
-    timeout_s, rehearsal_s = config.zygote_timeout_s, config.rehearsal_timeout_s
-    return Bounds(config.zygotes_max, timeout_s, rehearsal_s, config.mind.start_timeout_s, config.imports)
+    timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
+    return Bounds(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:

@@ -73,8 +73,8 @@ class CoreShares:
         """Seconds of a core that the processes of each tenant computed since the last look."""
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
-        bodies = [*processes.bodies(), *processes.ahead.bodies.values()]
-        pids = [(body.family.tenant, body.pid) for body in bodies]
+        workers = [*processes.workers(), *processes.ahead.workers.values()]
+        pids = [(worker.family.tenant, worker.pid) for worker in workers]
         pids += [(tenant, zygote.pid) for tenant, zygote in processes.zygotes.tenants.items()]
         for tenant, pid in pids:
             computed_s = None if pid is None else clock.computed_s(pid)
@@ -87,9 +87,9 @@ class CoreShares:
         """The same of workers while nothing ran in them."""
         last, self._alone = self._alone, {}
         spent: dict[TenantId, float] = defaultdict(float)
-        for body in processes.bodies():
-            self._alone[body.worker] = body.computed_alone_s()
-            spent[body.family.tenant] += self._alone[body.worker] - last.get(body.worker, 0.0)
+        for worker in processes.workers():
+            self._alone[worker.worker] = worker.computed_alone_s()
+            spent[worker.family.tenant] += self._alone[worker.worker] - last.get(worker.worker, 0.0)
         return spent
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from overwinter.core.events import Event, RoomMeasured
+from overwinter.core.events import Event, HostCapacityMeasured
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.store.hosts import HostStores
@@ -29,7 +29,7 @@ async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults
 async def watch_room(
     hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None], faults: Faults
 ) -> None:
-    """Tell the mind, for ever, whenever the host stores may hold another number of bytes than is known.
+    """Tell the scheduler, for ever, whenever the host stores may hold another number of bytes than is known.
 
     A tmpfs may be full when the node starts, and others may take of it or give back at any time. `most_bytes` is what
     they may hold however large it is.
@@ -46,4 +46,4 @@ async def watch_room(
         bound = bound if most_bytes is None else min(bound, most_bytes)
         if abs(bound - known) > ROOM_STEP * max(bound, known):
             known = bound
-            post(RoomMeasured(bound))
+            post(HostCapacityMeasured(bound))

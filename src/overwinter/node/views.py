@@ -81,8 +81,6 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     agreement: Agreement | None
     handler: bool
     life: str
-    bodies: int
-    """Workers that have it."""
     workers: tuple[WorkerId, ...]
     """Which ones: functions of a family share them."""
     family: FunctionId
@@ -155,7 +153,6 @@ class FunctionView:
             agreement=deployment.manifest.agreement,
             handler=deployment.manifest.handler is not None,
             life=self.life,
-            bodies=0 if state is None else len(state.workers),
             workers=() if state is None else tuple(state.workers),
             family=self._function.id if state is None else family_name(state.family),
             members=1 if state is None else len(state.family.members),

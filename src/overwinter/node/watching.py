@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.cgroups import Groups
 from overwinter.node.log import Log
+from overwinter.node.output import Output
 from overwinter.node.proofs import child_of, is_smaps_of
-from overwinter.node.words import Words
 from overwinter.node.zygotes import SLOW, Debt, Room, ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
@@ -52,28 +52,28 @@ class Bounds(NamedTuple):
 
     zygotes_max: int = 32
     zygote_timeout_s: float = 5.0
-    rehearsal_timeout_s: float = 10.0
+    warm_up_timeout_s: float = 10.0
     start_timeout_s: float = 120.0
     imports: str = ""
 
 
 class Keeper(Protocol):
-    """Who has the bodies."""
+    """Who has the workers."""
 
-    def body_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A body that was asked for lives; without a descriptor it has ended already."""
+    def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
+        """A worker that was asked for lives; without a descriptor it has ended already."""
         ...
 
-    def body_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
-        """A body is gone, or never was."""
+    def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
+        """A worker is gone, or never was."""
         ...
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
         """A zygote has come up, or has prepared what it was to."""
         ...
 
-    def zygote_lost(self, zygote: ZygoteProcess, in_rehearsal: bool) -> None:
-        """The zygote is gone, and what it held; its bodies are dead, and are still to be told of."""
+    def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
+        """The zygote is gone, and what it held; its workers are dead, and are still to be told of."""
         ...
 
     def looked(self) -> None:
@@ -85,11 +85,11 @@ class Zygotes:
     """Starts, watches and ends them."""
 
     def __init__(self, keeper: Keeper, environment: Mapping[str, str], log: Log, bounds: Bounds) -> None:
-        """`environment` is all that zygotes and bodies see of it."""
+        """`environment` is all that zygotes and workers see of it."""
         self._keeper = keeper
         self._environment = dict(environment)
         self._log = log
-        self._words = Words("zygote", log)
+        self._words = Output("zygote", log)
         self.groups = Groups()
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class Zygotes:
         return [zygote for zygote in (self.base, *self.tenants.values()) if zygote is not None]
 
     def is_up(self) -> bool:
-        """Whether bodies can be forked, as far as is known."""
+        """Whether workers can be forked, as far as is known."""
         return self.base is not None and self.base.can_fork
 
     # Start
@@ -194,7 +194,7 @@ class Zygotes:
         self._look_later()
         for zygote in self.every():
             for debt in zygote.owed:
-                # What waits behind a rehearsal is not late.
+                # What waits behind a warm-up is not late.
                 if debt in SLOW or not zygote.owed.keys() & SLOW:
                     zygote.owed[debt] += 1
             zygote.unused_looks = zygote.unused_looks + 1 if zygote.is_idle else 0
@@ -210,7 +210,7 @@ class Zygotes:
         """How often it may be looked at in vain."""
         allowed = self._bounds.zygote_timeout_s
         if debt == "program":
-            allowed = self._bounds.rehearsal_timeout_s
+            allowed = self._bounds.warm_up_timeout_s
         elif debt == "up" and zygote is self.base:
             # It imports.
             allowed = self._bounds.start_timeout_s
@@ -274,18 +274,18 @@ class Zygotes:
                 self._settle(zygote, worker)
                 pid = zygote.channel.sender
                 pidfd = child_of(zygote.pid or 0, pid)
-                self._keeper.body_forked(zygote, message, pidfd, _taken(fds, pid))
+                self._keeper.worker_forked(zygote, message, pidfd, _taken(fds, pid))
             case Unforked(worker, reason):
                 self._settle(zygote, worker)
                 zygote.full = zygote.tenant is not None
-                self._keeper.body_ended(zygote, worker, None, reason)
+                self._keeper.worker_ended(zygote, worker, None, reason)
             case Exited(worker, status):
                 zygote.owed.pop(worker, None)
                 zygote.full = False
-                if worker not in zygote.bodies.keys() | zygote.unheard:
-                    raise ValueError(f"body {worker} is none of its own")
+                if worker not in zygote.workers.keys() | zygote.unheard:
+                    raise ValueError(f"worker {worker} is none of its own")
                 zygote.unheard.discard(worker)
-                self._keeper.body_ended(zygote, worker, status)
+                self._keeper.worker_ended(zygote, worker, status)
 
     def _settle(self, zygote: ZygoteProcess, debt: Debt) -> None:
         if zygote.owed.pop(debt, None) is None:
@@ -311,17 +311,17 @@ class Zygotes:
     def _tell_lacks(self, lacks: Iterable[str]) -> None:
         for lack in set(lacks) - self._told:
             self._told.add(lack)
-            self._log(f"bodies are not fully contained here: {lack}")
+            self._log(f"workers are not fully contained here: {lack}")
 
     # End
 
     def end(self, zygote: ZygoteProcess) -> None:
         """A tenant's zygote is needed no longer."""
         self._drop(zygote)
-        self._keeper.zygote_lost(zygote, in_rehearsal=False)
+        self._keeper.zygote_lost(zygote, in_warm_up=False)
 
     def lose(self, zygote: ZygoteProcess, why: str) -> None:
-        """A zygote is gone or goes now, and its bodies with it; the base takes all others along."""
+        """A zygote is gone or goes now, and its workers with it; the base takes all others along."""
         if zygote not in self.every():
             return
         whose = "the base zygote" if zygote is self.base else f"the zygote of {zygote.tenant}"
@@ -333,9 +333,9 @@ class Zygotes:
             self._failures += "up" in zygote.owed
             # Before anybody hears of it, so that there is one to ask for what has to be forked anew.
             self._restart()
-        self._keeper.zygote_lost(zygote, in_rehearsal="program" in zygote.owed)
+        self._keeper.zygote_lost(zygote, in_warm_up="program" in zygote.owed)
         for other in others:
-            self._keeper.zygote_lost(other, in_rehearsal=False)
+            self._keeper.zygote_lost(other, in_warm_up=False)
 
     def _drop(self, zygote: ZygoteProcess) -> None:
         self._loop.remove_reader(zygote.channel.fileno())
@@ -353,7 +353,7 @@ class Zygotes:
         zygote.close()
 
     def _restart(self) -> None:
-        """At once, so that bodies can be asked for without a gap; later and later if it fails to come up."""
+        """At once, so that workers can be asked for without a gap; later and later if it fails to come up."""
         if self._failures == 0:
             self._start_again()
         else:

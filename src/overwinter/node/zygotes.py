@@ -5,19 +5,19 @@ import subprocess
 from typing import Literal, NamedTuple
 
 from overwinter.core.ids import TenantId, WorkerId
-from overwinter.node.bodies import BodyProcess
 from overwinter.node.proofs import kill
+from overwinter.node.workers import WorkerProcess
 from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import ForkBody, FromZygote
+from overwinter.worker.messages import ForkWorker, FromZygote
 
 Debt = WorkerId | Literal["up", "pong", "program"]
-"""What a zygote was asked for and did not give yet: a body, that it is there, an answer, a prepared program."""
+"""What a zygote was asked for and did not give yet: a worker, that it is there, an answer, a prepared program."""
 SLOW: frozenset[Debt] = frozenset(("up", "program"))
 """What it may take longer for. It does nothing else meanwhile."""
 
 
 class Room(NamedTuple):
-    """Private memory and address space of the largest body that a zygote may fork.
+    """Private memory and address space of the largest worker that a zygote may fork.
 
     At least as much as most functions need, so that a larger one that is deployed later seldom needs another zygote.
     """
@@ -25,13 +25,13 @@ class Room(NamedTuple):
     memory_bytes: int = 4 << 30
     mapped_bytes: int = 8 << 30
 
-    def holds(self, order: ForkBody) -> bool:
-        """Whether the body is no larger."""
+    def holds(self, order: ForkWorker) -> bool:
+        """Whether the worker is no larger."""
         return order.memory_bytes <= self.memory_bytes and order.mapped_bytes <= self.mapped_bytes
 
 
 class ZygoteProcess:
-    """What the node holds of one zygote: its channel, its bodies, what it owes."""
+    """What the node holds of one zygote: its channel, its workers, what it owes."""
 
     def __init__(self, tenant: TenantId | None, room: Room | None) -> None:
         """The base has neither. OSError when the system has no descriptors left."""
@@ -44,19 +44,19 @@ class ZygoteProcess:
         self.pid: int | None = None
         self.pidfd: int | None = None
         self.smaps: int | None = None
-        self.bodies: dict[WorkerId, BodyProcess] = {}
+        self.workers: dict[WorkerId, WorkerProcess] = {}
         self.unheard: set[WorkerId] = set()
-        """Bodies whose end the kernel told: the zygote is to tell it too."""
+        """Workers whose end the kernel told: the zygote is to tell it too."""
         self.owed: dict[Debt, int] = {}
         """How many looks ago it was asked."""
         self.unused_looks = 0
         """Looks since it had something to do."""
         self.small = False
-        """Whether a body that it was to fork needed more room."""
+        """Whether a worker that it was to fork needed more room."""
         self.overran = False
-        """Whether a rehearsal did not end in time."""
+        """Whether a warm-up did not end in time."""
         self.full = False
-        """Whether it could not fork when it was asked last, and none of its bodies ended since."""
+        """Whether it could not fork when it was asked last, and none of its workers ended since."""
         here, self.there = pair()
         here.setblocking(False)
         self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
@@ -70,14 +70,14 @@ class ZygoteProcess:
     @property
     def is_idle(self) -> bool:
         """Whether nobody would miss it, and what it forked ahead, but for their speed."""
-        return all(each.is_ahead for each in self.bodies.values()) and not self.owed.keys() - {"pong"}
+        return all(each.is_ahead for each in self.workers.values()) and not self.owed.keys() - {"pong"}
 
     def kill(self) -> None:
-        """End it and its bodies."""
+        """End it and its workers."""
         if self.pidfd is not None:
             kill(self.pidfd)
-        for body in self.bodies.values():
-            body.kill()
+        for process in self.workers.values():
+            process.kill()
 
     def close(self) -> None:
         """Close what the node holds of it."""

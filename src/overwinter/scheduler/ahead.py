@@ -7,8 +7,8 @@ operation: they are forked while cores are idle, some time after the last start,
 needs a place or memory.
 """
 
-from overwinter.core.actions import ForkAhead, StopBody
-from overwinter.core.events import BodyExited
+from overwinter.core.actions import ForkAhead, StopWorker
+from overwinter.core.events import WorkerExited
 from overwinter.core.ids import Seconds, TenantId, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler.answers import forget_tenant
@@ -198,7 +198,7 @@ def ready(cycle: Cycle, id_: WorkerId) -> None:
         cycle.ahead_due = True
 
 
-def exited(cycle: Cycle, event: BodyExited) -> bool:
+def exited(cycle: Cycle, event: WorkerExited) -> bool:
     """It is gone, and no function is to blame; False: it is none of these."""
     found = cycle.state.ahead.pop(event.worker, None)
     if found is None:
@@ -242,7 +242,7 @@ def _stop(cycle: Cycle, found: ForkedAhead) -> None:
     cycle.places_changed = True
     cycle.timers.disarm(found.id)
     cycle.timers.arm(found.id, cycle.now + cycle.config.stop_timeout_s)
-    cycle.actions.append(StopBody(found.id, kill=True))
+    cycle.actions.append(StopWorker(found.id, kill=True))
 
 
 # Who needs their room

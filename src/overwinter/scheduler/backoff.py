@@ -1,15 +1,15 @@
 """What follows a death: how long its function is not started again, and which requests are tried once more."""
 
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.scheduler.request import Request
 
 
-def backoff_s(failures: int, config: MindConfig) -> float:
+def backoff_s(failures: int, config: SchedulerConfig) -> float:
     """Seconds before the next start: doubles with each death in a row, up to a bound."""
     doubled = config.backoff_first_s * float(1 << min(max(failures - 1, 0), 30))
     return min(doubled, config.backoff_max_s)
 
 
-def may_retry(request: Request, config: MindConfig) -> bool:
+def may_retry(request: Request, config: SchedulerConfig) -> bool:
     """Whether a request that a worker died under is tried once more."""
     return request.failures < config.attempts_max

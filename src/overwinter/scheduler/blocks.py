@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from overwinter.core.actions import Drop, Stage
+from overwinter.core.actions import Drop, LoadBlocks
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.resources import store_owner
@@ -20,7 +20,7 @@ def begin_load(cycle: Cycle, function: Function) -> None:
     """Bring what is missing."""
     function.loading = OperationId(next(cycle.load_ids))
     hold(cycle, function)
-    cycle.actions.append(Stage(function.spec.id, function.loading))
+    cycle.actions.append(LoadBlocks(function.spec.id, function.loading))
 
 
 def hold(cycle: Cycle, function: Function) -> None:

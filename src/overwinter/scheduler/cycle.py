@@ -6,8 +6,8 @@ their first argument.
 
 from itertools import count
 
-from overwinter.core.actions import Action, Decide, Decision
-from overwinter.core.config import WORKERS_MOST, MindConfig
+from overwinter.core.actions import Action, Decision, Explanation
+from overwinter.core.config import WORKERS_MOST, SchedulerConfig
 from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.ledger import Ledger
@@ -23,7 +23,7 @@ from overwinter.scheduler.timers import Timers
 class Cycle:
     """Data for the functions of this package; nothing here decides."""
 
-    def __init__(self, config: MindConfig) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.policy = policy_named(config.policy)
         if self.policy.scaling == "exact":
@@ -32,7 +32,7 @@ class Cycle:
         self.predict = None if self.policy.rate == "oracle" else PREDICTORS[self.policy.rate]
         self.batching = batching.RULES[self.policy.batching]
         self.cores = config.cores or 1
-        self.workers_most = config.bodies_max or WORKERS_MOST
+        self.workers_most = config.workers_max or WORKERS_MOST
         self.orders_cores = self.policy.order == "deadline" and config.cores is not None
         """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
         self.state = State()
@@ -75,4 +75,4 @@ class Cycle:
 
     def decide(self, function: Function, what: Decision, why: str) -> None:
         """Tell people why something was decided."""
-        self.actions.append(Decide(function.spec.id, what, why))
+        self.actions.append(Explanation(function.spec.id, what, why))

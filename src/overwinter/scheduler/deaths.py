@@ -5,7 +5,7 @@ left alone for a while, for one of them may be at fault; if it did nothing, all 
 workers die, or hang, twice within some runs shares workers with nobody from then on.
 """
 
-from overwinter.core.events import BodyExited
+from overwinter.core.events import WorkerExited
 from overwinter.scheduler import families, functions
 from overwinter.scheduler.answers import refuse, refuse_unloaded
 from overwinter.scheduler.backoff import may_retry
@@ -18,7 +18,7 @@ from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.state import Function, Worker
 
 
-def worker_exited(cycle: Cycle, event: BodyExited) -> None:
+def worker_exited(cycle: Cycle, event: WorkerExited) -> None:
     """A process is gone, asked for or not."""
     worker = cycle.state.workers.get(event.worker)
     if worker is None:
@@ -45,7 +45,7 @@ def _refuse_removed(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _lose(
-    cycle: Cycle, function: Function, worker: Worker, event: BodyExited, was_starting: bool, may_be_why: bool
+    cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_starting: bool, may_be_why: bool
 ) -> None:
     """A function has a worker less."""
     if event.lost_blocks and function.loaded:
@@ -77,7 +77,7 @@ def quarantine(cycle: Cycle, function: Function) -> None:
     families.isolate(cycle, function)
 
 
-def _retry(cycle: Cycle, function: Function, worker: Worker, event: BodyExited, hopeless: bool) -> None:
+def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, hopeless: bool) -> None:
     """Requests that a worker died under get one more try or a clear error; so does all that waits, if it is `hopeless`:
     the worker never started, and there is no other.
     """

@@ -6,7 +6,7 @@ A timer only says at what to look. What is due follows from the tables, and so d
 from math import inf
 from typing import get_args
 
-from overwinter.core.actions import StopBody
+from overwinter.core.actions import StopWorker
 from overwinter.core.ids import FunctionId, WorkerId
 from overwinter.scheduler import ahead, deaths, families, functions, mates
 from overwinter.scheduler.admission import scale_out
@@ -98,7 +98,7 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
     if now < at:
         cycle.timers.arm(worker.id, at)
     elif worker.stopping:
-        cycle.actions.append(StopBody(worker.id, kill=True))
+        cycle.actions.append(StopWorker(worker.id, kill=True))
     elif worker.drain is not None and worker.drain.until is not None and worker.drain.until <= now:
         _overran(cycle, worker)
     else:

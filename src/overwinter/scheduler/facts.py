@@ -14,26 +14,26 @@ from overwinter.core.events import (
     Alarm,
     Arrived,
     BindFailed,
-    BodyExited,
-    BodyReady,
+    BlocksLoaded,
     Bound,
     Cancelled,
     Demoted,
     Deployed,
     Event,
-    Foretold,
+    HostCapacityMeasured,
     LoadAsked,
+    LoadFailed,
     MemoryMeasured,
-    Pressed,
+    MemoryPressure,
     Profiled,
+    RateForecast,
     Removed,
-    RoomMeasured,
     RunEnded,
     RunFailure,
-    Staged,
-    StageFailed,
     TrafficSet,
     UnloadAsked,
+    WorkerExited,
+    WorkerReady,
     ZygoteLost,
 )
 from overwinter.core.ids import RequestId, Seconds, TenantId, WorkerId, function_id
@@ -69,21 +69,21 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
         case Alarm():
             # What is due is seen by due.py.
             pass
-        case BodyReady(worker):
+        case WorkerReady(worker):
             ahead.ready(cycle, worker)
             _worker_ready(cycle, worker)
         case Bound():
             _bound(cycle, event)
         case BindFailed():
             _bind_failed(cycle, event)
-        case BodyExited():
+        case WorkerExited():
             if not ahead.exited(cycle, event):
                 deaths.worker_exited(cycle, event)
         case Cancelled(request):
             _cancelled(cycle, request)
-        case Staged():
+        case BlocksLoaded():
             _loaded(cycle, event)
-        case StageFailed():
+        case LoadFailed():
             _load_failed(cycle, event)
         case Deployed():
             cycle.in_hand = event.function.id
@@ -103,14 +103,14 @@ def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
             _zygote_lost(cycle, tenant)
         case Profiled():
             _profiled(cycle, event)
-        case Foretold(id_, rate):
+        case RateForecast(id_, rate):
             if id_ in cycle.state.functions:
                 cycle.state.functions[id_].forecast = rate
-        case Pressed(nbytes):
+        case MemoryPressure(nbytes):
             memory.give_back(cycle, nbytes)
         case MemoryMeasured():
             memory.measured(cycle, event)
-        case RoomMeasured(nbytes):
+        case HostCapacityMeasured(nbytes):
             cycle.resources.host.capacity, cycle.bytes_changed = nbytes, True
         case _:
             assert_never(event)
@@ -213,7 +213,7 @@ def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
     """Let the tenant's zygote warm up a program that has run, unless that would take it long."""
     spec, config = function.spec, cycle.config
     prepared = cycle.state.prepared.get(spec.tenant, {})
-    if spec.program in prepared or spent_s > config.rehearsal_max_s:
+    if spec.program in prepared or spent_s > config.warm_up_max_s:
         return
     cycle.state.prepared[spec.tenant] = prepared
     forget = next(iter(prepared)) if len(prepared) >= config.prepared_max else None
@@ -326,7 +326,7 @@ def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:
 # Blocks
 
 
-def _loaded(cycle: Cycle, event: Staged) -> None:
+def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
     function = cycle.state.functions.get(event.function)
     if function is None or function.loading != event.operation:
         # It was removed or unloaded meanwhile, and its blocks came after they had been let go.
@@ -340,7 +340,7 @@ def _loaded(cycle: Cycle, event: Staged) -> None:
     cycle.mark(function)
 
 
-def _load_failed(cycle: Cycle, event: StageFailed) -> None:
+def _load_failed(cycle: Cycle, event: LoadFailed) -> None:
     function = cycle.state.functions.get(event.function)
     if function is None or function.loading != event.operation:
         drop_unshared(cycle, event.addresses, event.store)

@@ -138,7 +138,7 @@ def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | Non
     settings = [each.spec.settings for each in family.members.values()]
     before, slos = family.slo_ms, [each.slo_ms for each in settings if each.slo_ms is not None]
     family.slo_ms = min(slos, default=None)
-    family.max_bodies = sum(each.max_bodies for each in settings)
+    family.max_workers = sum(each.max_workers for each in settings)
     had_points = bool(family.latency.points)
     if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
         pace = family.latency.pace

@@ -1,6 +1,6 @@
 """How does a function live, as its owner sees it: deployed, loaded, unloaded, removed, failed, put out of service?"""
 
-from overwinter.core.actions import Announce
+from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
@@ -38,14 +38,14 @@ def prove(cycle: Cycle, function: Function) -> None:
     if function.on_trial:
         _publish(cycle, function)
     function.on_trial = function.announce = False
-    cycle.actions.append(Announce(function.spec.id))
+    cycle.actions.append(LoadFinished(function.spec.id))
 
 
 def load(cycle: Cycle, id_: FunctionId) -> None:
     """Somebody wants it awake, and to hear when it is."""
     function = cycle.state.functions.get(id_)
     if function is None:
-        cycle.actions.append(Announce(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
+        cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
         return
     if function.unloaded:
         function.unloaded = False
@@ -60,7 +60,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
             families.remodel(cycle, function.family, function.spec, forget=True)
         families.mark(cycle, function.family)
     if function.is_ready:
-        cycle.actions.append(Announce(id_))
+        cycle.actions.append(LoadFinished(id_))
     else:
         function.announce = True
     cycle.mark(function)
@@ -85,7 +85,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
     id_, spec, state = function.spec.id, function.spec, cycle.state
     message = f"function {id_} is gone: {reason}"
     if function.wants_wake:
-        cycle.actions.append(Announce(id_, "NotFoundError", message))
+        cycle.actions.append(LoadFinished(id_, "NotFoundError", message))
     refuse_queue(cycle, function, "NotFoundError", message)
     _let_go(cycle, function, REMOVED)
     cycle.changed.pop(id_, None)
@@ -110,7 +110,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
 def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
     """The function could not start or lost a worker: it is left alone for a while; a version on trial is forgotten."""
     if function.wants_wake:
-        cycle.actions.append(Announce(function.spec.id, error, reason))
+        cycle.actions.append(LoadFinished(function.spec.id, error, reason))
         function.announce = False
     if function.on_trial:
         function.on_trial = False
@@ -153,7 +153,7 @@ def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None
     refuse_unloaded(cycle, function)
     if function.announce:
         function.announce = False
-        cycle.actions.append(Announce(function.spec.id, error, reason))
+        cycle.actions.append(LoadFinished(function.spec.id, error, reason))
     function.unloaded = True
     _let_go(cycle, function, UNLOADED)
     watch(cycle, function)

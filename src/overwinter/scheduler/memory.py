@@ -15,7 +15,7 @@ goes before one that runs something. Where nobody takes far more, nobody is at f
 from collections import Counter
 from collections.abc import Iterable
 
-from overwinter.core.actions import StopBody
+from overwinter.core.actions import StopWorker
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.scheduler import ahead, functions, idle
@@ -46,7 +46,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
         return
     stopping = [worker for worker in workers.values() if worker.stopping]
     # One that was asked to stop may go on to grow.
-    cycle.actions += [StopBody(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
+    cycle.actions += [StopWorker(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
     over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
     over -= ahead.leaving_bytes(cycle)
     over -= ahead.give_back(cycle, over)

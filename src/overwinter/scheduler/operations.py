@@ -6,7 +6,7 @@ that answers an operation which is over finds nothing here, and changes nothing.
 
 from math import inf
 
-from overwinter.core.actions import Run, StartBody, StopBody
+from overwinter.core.actions import Run, StartWorker, StopWorker
 from overwinter.core.ids import RunId, Seconds, WorkerId
 from overwinter.core.profile import Point
 from overwinter.scheduler import families
@@ -63,8 +63,8 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
         del prepared[spec.program]
         prepared[spec.program] = None
     # Zeros through a program that has run before tell nothing new; what others have run is not told.
-    rehearse = function.on_trial and not state.proven[spec.tenant, spec.program]
-    cycle.actions.append(StartBody(id_, spec.id, rehearse, point.cores, point.concurrency, ahead))
+    warm_up = function.on_trial and not state.proven[spec.tenant, spec.program]
+    cycle.actions.append(StartWorker(id_, spec.id, warm_up, point.cores, point.concurrency, ahead))
 
 
 def end_start(cycle: Cycle, worker: Worker) -> None:
@@ -195,7 +195,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     cycle.timers.arm(worker.id, cycle.now + cycle.config.stop_timeout_s)
     watch_deadlines(cycle, worker)
     mark_all(cycle, worker)
-    cycle.actions.append(StopBody(worker.id, kill))
+    cycle.actions.append(StopWorker(worker.id, kill))
 
 
 def end_worker(cycle: Cycle, worker: Worker) -> None:

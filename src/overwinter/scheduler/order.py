@@ -225,7 +225,7 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
 
 def workers_max(cycle: Cycle) -> int:
     """How many workers one tenant may have. While others have functions here, a part is kept for who has none."""
-    most, own = cycle.workers_most, cycle.config.tenant_bodies_max
+    most, own = cycle.workers_most, cycle.config.tenant_workers_max
     if own is not None:
         return min(own, most)
     return most - (0 if len(cycle.state.tenants) <= 1 else most // TENANT_PART)

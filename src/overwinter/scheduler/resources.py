@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from overwinter.core.config import WORKERS_MOST, MindConfig
+from overwinter.core.config import WORKERS_MOST, SchedulerConfig
 from overwinter.core.ids import OperationId, RequestId, RunId, StoreName, WorkerId
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point
@@ -14,7 +14,7 @@ Owner = tuple[str, int]
 class Resources:
     """All that is scarce on one node."""
 
-    def __init__(self, config: MindConfig, policy: Policy) -> None:
+    def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
         cores = config.cores or 1
         self.requests = Resource("requests", config.requests_max)
         """Without an answer."""
@@ -23,7 +23,7 @@ class Resources:
         the machine has it to itself."""
         self.load = Resource("load")
         """Cores of all runs and starts under way. Never scarce, but looked at."""
-        self.workers = Resource("workers", config.bodies_max or WORKERS_MOST)
+        self.workers = Resource("workers", config.workers_max or WORKERS_MOST)
         self.memory = Resource("memory", config.memory_bytes)
         """Private bytes of all workers together."""
         self.runs = Resource("runs at once", config.runs_max, alone=True)

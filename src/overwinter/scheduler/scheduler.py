@@ -7,7 +7,7 @@ state was reached.
 """
 
 from overwinter.core.actions import Action, SetAlarm
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm, Event
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.scheduler import ahead, due, facts
@@ -21,7 +21,7 @@ from overwinter.scheduler.state import State
 class Scheduler:
     """Decides for one node. Deterministic: the same events at the same times give the same actions."""
 
-    def __init__(self, config: MindConfig) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self.cycle = Cycle(config)
 
     @property

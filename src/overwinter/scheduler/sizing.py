@@ -135,9 +135,9 @@ def _first(cycle: Cycle, function: Function) -> Shape:
     if latency.first is None:
         demand = msgspec.structs.replace(
             _demand(cycle, function, LOW_RATE),
-            bodies=(),
+            workers=(),
             free_cores=cycle.cores,
-            free_bodies=min(function.family.max_bodies, cycle.workers_most),
+            free_workers=min(function.family.max_workers, cycle.workers_most),
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
         )
         scaled = cycle.scaler(demand)
@@ -198,9 +198,9 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
         rate=rate,
         slo_s=None if family.slo_ms is None else family.slo_ms / 1000,
         points=latency.points,
-        bodies=standing,
+        workers=standing,
         free_cores=max(0, free_cores),
-        free_bodies=max(0, min(family.max_bodies, cycle.workers_most) - len(family.workers)),
+        free_workers=max(0, min(family.max_workers, cycle.workers_most) - len(family.workers)),
         free_bytes=resources.memory.free,
         weight_bytes=latency.weight_bytes,
         missing_bytes=missing_bytes(cycle, function),

@@ -80,7 +80,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
         families=len(state.families),
         waiting={
             "core": len(state.cores.hopeful.keys() | state.cores.late.keys()),
-            "body": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
+            "worker": sum(len(each.first_workers) + len(each.more_workers) for each in state.waiting.values()),
             "store": len(state.bytes),
         },
         stores={name: residents.nbytes for name, residents in state.stores.items()},

@@ -285,7 +285,7 @@ class Family(msgspec.Struct, eq=False):
     """Members that are to be awake, without a request."""
     slo_ms: float | None = None
     """The shortest of its members'."""
-    max_bodies: int = 0
+    max_workers: int = 0
     """As many as its members may have together."""
     trunks: Trunks = msgspec.field(default_factory=Trunks)
     bind_s: float = BIND_S

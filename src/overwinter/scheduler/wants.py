@@ -96,7 +96,7 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     """
     settings, latency, family = function.spec.settings, function.latency, function.family
     workers = function.usable()
-    if len(workers) >= family.max_bodies or function.is_starting or any(_comes(each) for each in workers):
+    if len(workers) >= family.max_workers or function.is_starting or any(_comes(each) for each in workers):
         return False
     ready = [worker for worker in workers if worker.is_ready and not _is_lost(cycle, worker)]
     if not ready:

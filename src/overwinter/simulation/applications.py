@@ -27,7 +27,7 @@ class ApplicationFigures(msgspec.Struct, frozen=True, kw_only=True):
     """By the error's name of the first stage that was refused."""
     lost: int
     attainment: float | None
-    """Share of the requests whose last stage was answered within the promise of the whole."""
+    """Share of the requests whose last stage was answered within the SLO of the whole."""
     p50_ms: float | None
     p99_ms: float | None
 
@@ -48,14 +48,14 @@ class Tally:
 
     def figures(self) -> ApplicationFigures:
         """The counts as data."""
-        promised = self.application.slo_ms is not None and self.requests
+        with_slo = self.application.slo_ms is not None and self.requests
         p50, p99 = self.latencies.quantile(0.5), self.latencies.quantile(0.99)
         return ApplicationFigures(
             requests=self.requests,
             answered=self.answered,
             refused=dict(sorted(self.refused.items())),
             lost=self.requests - self.answered - self.refused.total(),
-            attainment=self.within / self.requests if promised else None,
+            attainment=self.within / self.requests if with_slo else None,
             p50_ms=None if p50 is None else p50 * 1000,
             p99_ms=None if p99 is None else p99 * 1000,
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler.latency import joint_s, own_part, sizes_of
-from overwinter.simulation.machine import ModelledBody
+from overwinter.simulation.machine import ModelledWorker
 from overwinter.simulation.scenario import Simulated
 
 
@@ -17,25 +17,25 @@ class Durations:
         self._run_s: dict[tuple[str, int, int, int], float] = {}
         self._own: dict[str, float] = {}
 
-    def run_s(self, body: ModelledBody, batch: int, functions: Sequence[FunctionId]) -> float:
-        """Of a run of so many requests, beside those that the body has under way. `functions`: whose each is, in
+    def run_s(self, worker: ModelledWorker, batch: int, functions: Sequence[FunctionId]) -> float:
+        """Of a run of so many requests, beside those that the worker has under way. `functions`: whose each is, in
         a run of several.
         """
-        together = self._one_s(body, batch)
+        together = self._one_s(worker, batch)
         if not functions:
             return together
-        counts, model = Counter(functions), body.function.model.name
+        counts, model = Counter(functions), worker.function.model.name
         if model not in self._own:
             self._own[model] = own_part(*(sizes_of(self._functions[id_].spec.blobs) for id_ in counts))
-        return joint_s(together, sum(self._one_s(body, count) for count in counts.values()), self._own[model])
+        return joint_s(together, sum(self._one_s(worker, count) for count in counts.values()), self._own[model])
 
-    def _one_s(self, body: ModelledBody, batch: int) -> float:
+    def _one_s(self, worker: ModelledWorker, batch: int) -> float:
         """Of a run of one function."""
-        name, cores, runs = body.function.model.name, body.cores, len(body.jobs) + 1
+        name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
         seconds = self._run_s.get((name, cores, runs, batch))
         if seconds is None:
-            profile = body.function.spec.profile
-            measured = range(runs, body.concurrency + 1)
+            profile = worker.function.spec.profile
+            measured = range(runs, worker.concurrency + 1)
             known = [] if profile is None else [profile.latency_s(cores, batch, at) for at in measured]
             seconds = next(each for each in known if each is not None)
             self._run_s[name, cores, runs, batch] = seconds

@@ -13,11 +13,11 @@ class Chance:
         self._rng = rng
 
     def run_crash(self) -> float | None:
-        """The share of its time after which a run ends with its body's death; None: it ends well."""
+        """The share of its time after which a run ends with its worker's death; None: it ends well."""
         return self._within(self._faults.run_crash_share)
 
     def start_crash(self) -> float | None:
-        """The share of its time after which a start ends with its body's death; None: it ends well."""
+        """The share of its time after which a start ends with its worker's death; None: it ends well."""
         return self._within(self._faults.start_crash_share)
 
     def slowness(self) -> float:
@@ -25,9 +25,9 @@ class Chance:
         share = self._faults.slow_load_share
         return self._faults.slow_load_factor if share > 0 and self._rng.random() < share else 1.0
 
-    def body_life_s(self) -> float | None:
-        """Seconds that a new body lives at most; None: for ever."""
-        return self._life(self._faults.body_life_s)
+    def worker_life_s(self) -> float | None:
+        """Seconds that a new worker lives at most; None: for ever."""
+        return self._life(self._faults.worker_life_s)
 
     def zygote_life_s(self) -> float | None:
         """Seconds that a new zygote lives at most; None: for ever."""

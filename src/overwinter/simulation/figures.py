@@ -65,12 +65,14 @@ def _memory(report: Report, figure: Figure) -> None:
     axes = figure.add_subplot()
     times = [sample.at_s for sample in report.samples]
     blocks = [sample.blocks_bytes / MIB for sample in report.samples]
-    bodies = [sample.bodies_bytes / MIB for sample in report.samples]
-    axes.stackplot(times, blocks, bodies, labels=["blocks, each once", "bodies"], alpha=0.7)
-    axes.set(xlabel="time, s", ylabel="MiB", title="Memory and bodies")
+    workers = [sample.workers_bytes / MIB for sample in report.samples]
+    axes.stackplot(times, blocks, workers, labels=["blocks, each once", "workers"], alpha=0.7)
+    axes.set(xlabel="time, s", ylabel="MiB", title="Memory and workers")
     count = axes.twinx()
-    count.plot(times, [sample.bodies for sample in report.samples], color="black", linewidth=0.8, label="bodies alive")
-    count.set(ylabel="bodies")
+    count.plot(
+        times, [sample.workers for sample in report.samples], color="black", linewidth=0.8, label="workers alive"
+    )
+    count.set(ylabel="workers")
     count.set_ylim(bottom=0)
     count.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure)
@@ -78,17 +80,17 @@ def _memory(report: Report, figure: Figure) -> None:
 
 def _attainment(report: Report, figure: Figure, target: float) -> None:
     axes = figure.add_subplot()
-    promised = [
+    with_slo = [
         (figures.attainment, name) for name, figures in report.functions.items() if figures.attainment is not None
     ]
-    worst = sorted(promised)[:BARS]
+    worst = sorted(with_slo)[:BARS]
     lowest = min([target, *(share for share, _ in worst)])
     # A bar as low as the axis begins would not be seen.
     least = max(0.0, (floor(lowest / STEP) - 1) * STEP)
     axes.bar([name for _, name in worst], [share - least for share, _ in worst], bottom=least, label="attainment")
     axes.axhline(target, color="tab:red", linewidth=1, linestyle="--", label=f"target, {target:.4g}")
     axes.tick_params(axis="x", labelrotation=90)
-    named = "" if len(worst) == len(promised) else f", the worst {len(worst)} of {len(promised)} functions"
+    named = "" if len(worst) == len(with_slo) else f", the worst {len(worst)} of {len(with_slo)} functions"
     top = 1 + (1 - least) / 100
     axes.set(ylabel="requests within the SLO", title=f"SLO attainment{named}", ylim=(least, top))
     axes.grid(alpha=0.3, axis="y")

@@ -1,4 +1,4 @@
-"""How long does a run take, and how much memory a body, in every shape, when only one shape was measured?
+"""How long does a run take, and how much memory a worker, in every shape, when only one shape was measured?
 
 For models whose profile is reckoned from few facts: the time of one request on one core, and three measured effects.
 """
@@ -6,7 +6,7 @@ For models whose profile is reckoned from few facts: the time of one request on 
 import msgspec
 
 Row = tuple[int, int, int, float, float]
-"""Cores, batch, concurrency, latency in ms, private MiB of a body so made."""
+"""Cores, batch, concurrency, latency in ms, private MiB of a worker so made."""
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

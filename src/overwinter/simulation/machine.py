@@ -1,10 +1,10 @@
-"""What holds work up on a modelled node: cores, bodies, the disk, the zygote, the host store's size."""
+"""What holds work up on a modelled node: cores, workers, the disk, the zygote, the host store's size."""
 
 from collections.abc import Iterable
 from functools import partial
 from heapq import heappop, heappush
 
-from overwinter.core.actions import StartBody
+from overwinter.core.actions import StartWorker
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
 from overwinter.simulation.scenario import Simulated
@@ -93,12 +93,12 @@ class Cores:
             job.done()
 
 
-class ModelledBody:
+class ModelledWorker:
     """A worker process that is none: whose it is, how it is made, and what keeps it busy."""
 
     __slots__ = ("concurrency", "cores", "function", "jobs", "worker")
 
-    def __init__(self, action: StartBody, function: Simulated) -> None:
+    def __init__(self, action: StartWorker, function: Simulated) -> None:
         self.worker = action.worker
         self.function = function
         self.cores = action.cores

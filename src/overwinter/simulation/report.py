@@ -1,6 +1,6 @@
-"""What came of it? A reader of a mind's steps, simulated or live, and the figures it ends with.
+"""What came of it? A reader of a scheduler's steps, simulated or live, and the figures it ends with.
 
-The reader knows nothing of the world: events and actions are enough, and what one body of each function takes.
+The reader knows nothing of the world: events and actions are enough, and what one worker of each function takes.
 """
 
 from collections import Counter
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartBody
-from overwinter.core.events import Arrived, BodyExited, Cancelled, Deployed, Event, RunEnded, Staged
+from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartWorker
+from overwinter.core.events import Arrived, BlocksLoaded, Cancelled, Deployed, Event, RunEnded, WorkerExited
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, StoreName, WorkerId
 from overwinter.simulation.applications import ApplicationFigures
@@ -32,7 +32,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """Neither answered nor refused nor cancelled."""
     attainment: float | None
-    """Share of the requests, of functions with a latency promise, that were answered within it; None: no promise."""
+    """Share of the requests, of functions with a SLO, that were answered within it; None: no SLO."""
     slo_ms: float | None = None
     """Of one function."""
     p50_ms: float | None
@@ -40,14 +40,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     started: dict[str, int]
     """Requests answered, by what their function was woken from when they came."""
     wakes: dict[str, int]
-    """Bodies started, by where the function's blocks were."""
-    staged_bytes: int
-    body_seconds: float
+    """Workers started, by where the function's blocks were."""
+    loaded_bytes: int
+    worker_seconds: float
     busy_seconds: float
-    body_core_s: float
-    """Cores of its bodies by their time alive."""
+    worker_core_s: float
+    """Cores of its workers by their time alive."""
     busy_core_s: float
-    """Of these, while they ran; busy_core_s / body_core_s is AsyFunc's CPU utility."""
+    """Of these, while they ran; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +55,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     blocks_mean: float
     blocks_peak: int
-    bodies_mean: float
-    bodies_peak: float
+    workers_mean: float
+    workers_peak: float
     mean: float
     peak: float
 
@@ -65,11 +65,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     """A point of the curves over time."""
 
     at_s: float
-    bodies: int
+    workers: int
     blocks_bytes: int
-    bodies_bytes: float
-    body_cores: int
-    """Of the bodies alive."""
+    workers_bytes: float
+    worker_cores: int
+    """Of the workers alive."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +90,13 @@ class Tally:
 
     def __init__(self, slo_s: float | None) -> None:
         self.slo_s = slo_s
-        self.requests = self.answered = self.cancelled = self.within = self.staged_bytes = 0
+        self.requests = self.answered = self.cancelled = self.within = self.loaded_bytes = 0
         self.refused: Counter[str] = Counter()
         self.started: Counter[str] = Counter()
         self.wakes: Counter[str] = Counter()
         self.latencies = Latencies()
-        self.body_seconds = self.busy_seconds = 0.0
-        self.body_core_s = self.busy_core_s = 0.0
+        self.worker_seconds = self.busy_seconds = 0.0
+        self.worker_core_s = self.busy_core_s = 0.0
         self.from_disk = False
 
     def figures(self) -> Figures:
@@ -113,20 +113,20 @@ class Tally:
             p99_ms=_ms(self.latencies.quantile(0.99)),
             started=dict(sorted(self.started.items())),
             wakes=dict(sorted(self.wakes.items())),
-            staged_bytes=self.staged_bytes,
-            body_seconds=self.body_seconds,
+            loaded_bytes=self.loaded_bytes,
+            worker_seconds=self.worker_seconds,
             busy_seconds=self.busy_seconds,
-            body_core_s=self.body_core_s,
+            worker_core_s=self.worker_core_s,
             busy_core_s=self.busy_core_s,
         )
 
 
-class LivingBody:
-    """A body while the steps are read."""
+class LivingWorker:
+    """A worker while the steps are read."""
 
     __slots__ = ("batch", "cores", "nbytes", "needs", "run_cores", "runs", "since", "tally")
 
-    def __init__(self, tally: Tally, action: StartBody, needs: dict[int, int], since: float) -> None:
+    def __init__(self, tally: Tally, action: StartWorker, needs: dict[int, int], since: float) -> None:
         self.tally = tally
         self.needs = needs
         self.batch, self.nbytes = next(iter(needs.items()))
@@ -145,7 +145,7 @@ class OpenRequest(NamedTuple):
 
 
 class StepReader:
-    """Reads `(now, event, actions)` one after another. Memory of a body is what its function's profile says of
+    """Reads `(now, event, actions)` one after another. Memory of a worker is what its function's profile says of
     the largest batch it has run; if they do not share, each has its weights to itself and there is no host store.
     """
 
@@ -154,14 +154,14 @@ class StepReader:
         self._tallies: dict[FunctionName, Tally] = {}
         self._specs: dict[FunctionId, FunctionSpec] = {}
         self._open: dict[RequestId, OpenRequest] = {}
-        self._bodies: dict[WorkerId, LivingBody] = {}
+        self._workers: dict[WorkerId, LivingWorker] = {}
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._usage = Usage(duration_s / SAMPLES)
         self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
             Arrived: self._arrived,
             RunEnded: self._ended,
-            BodyExited: self._exited,
-            Staged: self._staged,
+            WorkerExited: self._exited,
+            BlocksLoaded: self._blocks_loaded,
             Cancelled: self._cancelled,
             Deployed: self._deployed,
         }
@@ -169,7 +169,7 @@ class StepReader:
             Run: self._ran,
             Reply: self._replied,
             Refuse: self._refused,
-            StartBody: self._starts,
+            StartWorker: self._starts,
             Drop: self._dropped,
         }
 
@@ -205,15 +205,15 @@ class StepReader:
             self._hold(spec, now)
 
     def _ran(self, action: Run, now: Seconds) -> None:
-        body = self._bodies[action.worker]
+        worker = self._workers[action.worker]
         if action.functions:
             whose = dict(Counter(self._tally(self._specs[function].name) for function in action.functions))
         else:
-            tally = body.tally if action.function is None else self._tally(self._specs[action.function].name)
+            tally = worker.tally if action.function is None else self._tally(self._specs[action.function].name)
             whose = {tally: len(action.requests)}
-        body.runs[action.run] = now, whose
-        if len(action.requests) > body.batch:
-            self._grow(body, len(action.requests), now)
+        worker.runs[action.run] = now, whose
+        if len(action.requests) > worker.batch:
+            self._grow(worker, len(action.requests), now)
 
     def _refused(self, action: Refuse, now: Seconds) -> None:
         self._open.pop(action.request).tally.refused[action.error] += 1
@@ -239,50 +239,50 @@ class StepReader:
         if tally.slo_s is not None and seconds <= tally.slo_s:
             tally.within += 1
 
-    def _starts(self, action: StartBody, now: Seconds) -> None:
+    def _starts(self, action: StartWorker, now: Seconds) -> None:
         spec = self._specs[action.function]
         tally = self._tally(spec.name)
         tally.wakes["disk" if tally.from_disk else "host"] += 1
         tally.from_disk = False
         needs = _body_bytes(spec, action, self._shared)
-        body = self._bodies[action.worker] = LivingBody(tally, action, needs, now)
+        worker = self._workers[action.worker] = LivingWorker(tally, action, needs, now)
         self._usage.turn(now)
-        self._usage.bodies += 1
-        self._usage.body_cores += body.cores
-        self._usage.bodies_bytes += body.nbytes
+        self._usage.workers += 1
+        self._usage.worker_cores += worker.cores
+        self._usage.workers_bytes += worker.nbytes
 
-    def _grow(self, body: LivingBody, batch: int, now: Seconds) -> None:
-        """A body runs more requests at once than before."""
-        body.batch, needed = next((each for each in body.needs.items() if each[0] >= batch), (batch, body.nbytes))
+    def _grow(self, worker: LivingWorker, batch: int, now: Seconds) -> None:
+        """A worker runs more requests at once than before."""
+        worker.batch, needed = next((each for each in worker.needs.items() if each[0] >= batch), (batch, worker.nbytes))
         self._usage.turn(now)
-        self._usage.bodies_bytes += needed - body.nbytes
-        body.nbytes = needed
+        self._usage.workers_bytes += needed - worker.nbytes
+        worker.nbytes = needed
 
     def _ended(self, event: RunEnded, now: Seconds) -> None:
-        body = self._bodies.get(event.worker)
-        run = None if body is None else body.runs.pop(event.run, None)
-        if body is not None and run is not None:
+        worker = self._workers.get(event.worker)
+        run = None if worker is None else worker.runs.pop(event.run, None)
+        if worker is not None and run is not None:
             since, whose = run
             batch = sum(whose.values())
             for tally, count in whose.items():
                 share = count / batch
                 tally.busy_seconds += (now - since) * share
-                tally.busy_core_s += (now - since) * share * body.run_cores
+                tally.busy_core_s += (now - since) * share * worker.run_cores
 
-    def _exited(self, event: BodyExited, now: Seconds) -> None:
-        body = self._bodies.pop(event.worker, None)
-        if body is None:
+    def _exited(self, event: WorkerExited, now: Seconds) -> None:
+        worker = self._workers.pop(event.worker, None)
+        if worker is None:
             return
-        _count_life(body, now)
+        _count_life(worker, now)
         self._usage.turn(now)
-        self._usage.bodies -= 1
-        self._usage.body_cores -= body.cores
-        self._usage.bodies_bytes -= body.nbytes
+        self._usage.workers -= 1
+        self._usage.worker_cores -= worker.cores
+        self._usage.workers_bytes -= worker.nbytes
 
-    def _staged(self, event: Staged, now: Seconds) -> None:
+    def _blocks_loaded(self, event: BlocksLoaded, now: Seconds) -> None:
         spec = self._specs[event.function]
         tally = self._tally(spec.name)
-        tally.staged_bytes += event.added
+        tally.loaded_bytes += event.added
         tally.from_disk = event.added > 0
         self._hold(spec, now)
 
@@ -299,8 +299,8 @@ class StepReader:
     def report(self, now: Seconds) -> Report:
         """The figures at `now`, the end."""
         self._usage.turn(now)
-        for body in self._bodies.values():
-            _count_life(body, now)
+        for worker in self._workers.values():
+            _count_life(worker, now)
         return Report(
             duration_s=now,
             total=self._total(),
@@ -312,52 +312,52 @@ class StepReader:
 
     def _total(self) -> Figures:
         total = Tally(None)
-        promised = Tally(0.0)
+        with_slo = Tally(0.0)
         for tally in self._tallies.values():
             total.requests += tally.requests
             total.answered += tally.answered
             total.cancelled += tally.cancelled
-            total.staged_bytes += tally.staged_bytes
-            total.body_seconds += tally.body_seconds
+            total.loaded_bytes += tally.loaded_bytes
+            total.worker_seconds += tally.worker_seconds
             total.busy_seconds += tally.busy_seconds
-            total.body_core_s += tally.body_core_s
+            total.worker_core_s += tally.worker_core_s
             total.busy_core_s += tally.busy_core_s
             total.refused.update(tally.refused)
             total.started.update(tally.started)
             total.wakes.update(tally.wakes)
             if tally.slo_s is not None:
-                promised.requests += tally.requests
-                promised.within += tally.within
+                with_slo.requests += tally.requests
+                with_slo.within += tally.within
         total.latencies.merge(tally.latencies for tally in self._tallies.values())
-        return msgspec.structs.replace(total.figures(), attainment=promised.figures().attainment)
+        return msgspec.structs.replace(total.figures(), attainment=with_slo.figures().attainment)
 
 
 class Usage:
     """Memory over time: its sum, its peak, and a curve of bounded length."""
 
     def __init__(self, every_s: float) -> None:
-        self.bodies = self.body_cores = self.blocks_bytes = 0
-        self.bodies_bytes = 0.0
+        self.workers = self.worker_cores = self.blocks_bytes = 0
+        self.workers_bytes = 0.0
         self.samples: list[Sample] = []
         self._every_s = every_s
         self._turned = 0.0
-        self._blocks_s = self._bodies_s = 0.0
+        self._blocks_s = self._workers_s = 0.0
         self._blocks_peak = 0
-        self._bodies_peak = self._peak = 0.0
+        self._workers_peak = self._peak = 0.0
 
     def turn(self, now: float) -> None:
         """Account for the time up to now; to be called before each change."""
         spent = now - self._turned
         if spent > 0:
             self._blocks_s += spent * self.blocks_bytes
-            self._bodies_s += spent * self.bodies_bytes
+            self._workers_s += spent * self.workers_bytes
             self._blocks_peak = max(self._blocks_peak, self.blocks_bytes)
-            self._bodies_peak = max(self._bodies_peak, self.bodies_bytes)
-            self._peak = max(self._peak, self.blocks_bytes + self.bodies_bytes)
+            self._workers_peak = max(self._workers_peak, self.workers_bytes)
+            self._peak = max(self._peak, self.blocks_bytes + self.workers_bytes)
             self._turned = now
         while len(self.samples) * self._every_s <= now:
             at = len(self.samples) * self._every_s
-            self.samples.append(Sample(at, self.bodies, self.blocks_bytes, self.bodies_bytes, self.body_cores))
+            self.samples.append(Sample(at, self.workers, self.blocks_bytes, self.workers_bytes, self.worker_cores))
 
     def memory(self, now: float) -> Memory:
         """The figures up to `now`."""
@@ -365,21 +365,21 @@ class Usage:
         return Memory(
             blocks_mean=self._blocks_s / seconds,
             blocks_peak=self._blocks_peak,
-            bodies_mean=self._bodies_s / seconds,
-            bodies_peak=self._bodies_peak,
-            mean=(self._blocks_s + self._bodies_s) / seconds,
+            workers_mean=self._workers_s / seconds,
+            workers_peak=self._workers_peak,
+            mean=(self._blocks_s + self._workers_s) / seconds,
             peak=self._peak,
         )
 
 
-def _count_life(body: LivingBody, now: float) -> None:
-    body.tally.body_seconds += now - body.since
-    body.tally.body_core_s += (now - body.since) * body.cores
-    body.since = now
+def _count_life(worker: LivingWorker, now: float) -> None:
+    worker.tally.worker_seconds += now - worker.since
+    worker.tally.worker_core_s += (now - worker.since) * worker.cores
+    worker.since = now
 
 
-def _body_bytes(spec: FunctionSpec, action: StartBody, shared: bool) -> dict[int, int]:
-    """By the batches that were measured in a body so made, ascending."""
+def _body_bytes(spec: FunctionSpec, action: StartWorker, shared: bool) -> dict[int, int]:
+    """By the batches that were measured in a worker so made, ascending."""
     if spec.profile is None:
         return {1: 0}
     shape = (action.cores, action.concurrency)

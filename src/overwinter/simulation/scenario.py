@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from overwinter.core.bounds import check_bounds
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import CallerError
 from overwinter.core.function import TIMES, BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FamilyId, FunctionName, TenantId, function_id
@@ -46,12 +46,12 @@ class Machine(_Part, frozen=True, kw_only=True):
     fork_s: float = 0.005
     """Time of the zygote for each fork: forks wait for each other."""
     contain_s: float = 0.002
-    """Of the start of a body: what one that was forked ahead has done before."""
+    """Of the start of a worker: what one that was forked ahead has done before."""
     stop_s: float = 0.002
-    """From the wish that a body ends until it is gone."""
+    """From the wish that a worker ends until it is gone."""
     zygote_start_s: float = 3.0
     load_mib_per_s: float = 600.0
-    """Speed at which a body that shares nothing reads its own copy of the weights from the page cache."""
+    """Speed at which a worker that shares nothing reads its own copy of the weights from the page cache."""
 
     def __post_init__(self) -> None:
         self.check_above("cores", "host_mib", "disk_mib_per_s", "load_mib_per_s")
@@ -79,24 +79,24 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
     latency_ms: dict[int, float] = {}
     """Of one run, by its batch; between the batches given it is linear, and beyond them."""
     profile: tuple[Row, ...] = ()
-    """In place of it: rows of cores, batch, concurrency, latency in ms, and private MiB of a body so made."""
+    """In place of it: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker so made."""
     law: Law | None = None
     """In place of both: by which these rows are reckoned."""
     serial: float | None = None
-    """With it latency_ms is of one core, and a body may have any number of cores up to its threads and be made for any
-    batch: this share of a run is not shortened by more cores, by Amdahl's law."""
+    """With it latency_ms is of one core, and a worker may have any number of cores up to its threads and be made for
+    any batch: this share of a run is not shortened by more cores, by Amdahl's law."""
     gmacs: float = 1.0
     """Billions of multiply-adds of one request."""
     jitter: float = 0.0
     """Standard deviation of a run's time, as a share of it."""
     start_s: float = 0.02
-    """From the fork until the body is ready, on a core, when the zygote has prepared the program."""
+    """From the fork until the worker is ready, on a core, when the zygote has prepared the program."""
     prepare_s: float = 0.03
     """What the first start of a program takes longer, and what it takes the zygote to prepare it."""
     bind_s: float = 0.002
-    """What binding a sibling in a body that has another takes, on a core."""
-    body_mib: float = 20.0
-    """Private memory of one body."""
+    """What binding a sibling in a worker that has another takes, on a core."""
+    worker_mib: float = 20.0
+    """Private memory of one worker."""
     sandboxed: bool = False
     tenant: TenantId = TenantId("simulated")
     """Whose it is: with `dedicated` in its settings its blocks are shared with that tenant's functions alone."""
@@ -111,7 +111,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
         return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
 
     def measured(self) -> Profile:
-        """What the mind is told of its speed."""
+        """What the scheduler is told of its speed."""
         points = (Point(c, int(mib * MIB), b, p, latency / 1000) for c, b, p, latency, mib in self._rows())
         return Profile(
             weight_bytes=int(sum(part.mib * part.count for part in self.blocks) * MIB),
@@ -125,15 +125,15 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
             return self.profile if self.law is None else self.law.rows()
         threads, known = self.settings.threads, sorted(self.latency_ms.items())
         if self.serial is None:
-            return tuple((threads, batch, 1, latency, self.body_mib) for batch, latency in known)
+            return tuple((threads, batch, 1, latency, self.worker_mib) for batch, latency in known)
         return tuple(
-            (cores, batch, 1, between(known, batch) * (self.serial + (1 - self.serial) / cores), self.body_mib)
+            (cores, batch, 1, between(known, batch) * (self.serial + (1 - self.serial) / cores), self.worker_mib)
             for cores in range(1, threads + 1)
             for batch in range(1, self.settings.max_batch + 1)
         )
 
     def __post_init__(self) -> None:
-        self.check_above("variants", "body_mib", "gmacs")
+        self.check_above("variants", "worker_mib", "gmacs")
         self.check_above("jitter", "start_s", "prepare_s", "bind_s", "serial", least=0)
         if self.serial is not None and (self.serial > 1 or not self.latency_ms):
             raise ValueError(f"serial is a share of latency_ms, from 0 to 1, got {self.serial}")
@@ -186,16 +186,16 @@ class Faults(_Part, frozen=True, kw_only=True):
     """What goes wrong, and how often. None or 0: never."""
 
     run_crash_share: float = 0.0
-    """Of the runs: the body dies in the middle of it."""
+    """Of the runs: the worker dies in the middle of it."""
     start_crash_share: float = 0.0
-    """Of the starts: the body dies before it is ready."""
+    """Of the starts: the worker dies before it is ready."""
     slow_load_share: float = 0.0
     slow_load_factor: float = 10.0
     """Of the starts and stages: so many take so much longer."""
-    body_life_s: float | None = None
-    """Mean time after which a body dies whatever it does."""
+    worker_life_s: float | None = None
+    """Mean time after which a worker dies whatever it does."""
     zygote_life_s: float | None = None
-    """Mean time after which the zygote dies, and its bodies with it."""
+    """Mean time after which the zygote dies, and its workers with it."""
     store_full: tuple[Window, ...] = ()
     """Spans in which the host store takes nothing."""
 
@@ -204,11 +204,11 @@ class Faults(_Part, frozen=True, kw_only=True):
         for share in (self.run_crash_share, self.start_crash_share, self.slow_load_share):
             if share > 1:
                 raise ValueError(f"a share is at most 1, got {share}")
-        self.check_above("slow_load_factor", "body_life_s", "zygote_life_s")
+        self.check_above("slow_load_factor", "worker_life_s", "zygote_life_s")
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """One sibling: what the mind is told of it, and what the world knows."""
+    """One sibling: what the scheduler is told of it, and what the world knows."""
 
     spec: FunctionSpec
     model: FunctionModel
@@ -224,7 +224,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
     settle_s: float = 0.0
     """Of the beginning: served like the rest, but what comes of it is in no figure of applications."""
     node: Machine = Machine()
-    mind: MindConfig = MindConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
     faults: Faults = Faults()
     functions: tuple[FunctionModel, ...]
     applications: tuple[Application, ...] = ()
@@ -253,11 +253,13 @@ class Scenario(_Part, frozen=True, kw_only=True):
         if silent:
             raise ValueError(f"nobody calls {', '.join(sorted(silent))}: give a workload, or a stage of an application")
 
-    def bounded_mind(self) -> MindConfig:
-        """The mind's configuration with what the machine has."""
+    def bounded_scheduler(self) -> SchedulerConfig:
+        """The scheduler's configuration with what the machine has."""
         host_bytes = None if self.node.host_mib is None else int(self.node.host_mib * MIB)
         return msgspec.structs.replace(
-            self.mind, cores=self.mind.cores or self.node.cores, host_bytes=self.mind.host_bytes or host_bytes
+            self.scheduler,
+            cores=self.scheduler.cores or self.node.cores,
+            host_bytes=self.scheduler.host_bytes or host_bytes,
         )
 
     def times(self, copies: int) -> "Scenario":

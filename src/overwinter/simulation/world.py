@@ -1,4 +1,4 @@
-"""How does the node's own mind fare in a modelled world?
+"""How does the node's own scheduler fare in a modelled world?
 
 The world feeds `scheduler.Scheduler` as a node does, one event after another, and carries its actions out on a modelled
 machine: each takes its time on the timeline and comes back as an event. No decision is made here. All chance comes
@@ -18,34 +18,34 @@ import msgspec
 
 from overwinter.core.actions import (
     Action,
-    Announce,
     Bind,
-    Decide,
     Drop,
+    Explanation,
     ForkAhead,
+    LoadBlocks,
+    LoadFinished,
     Prepare,
     Refuse,
     Reply,
     Run,
     SetAlarm,
-    Stage,
-    StartBody,
-    StopBody,
+    StartWorker,
+    StopWorker,
     Unbind,
 )
 from overwinter.core.events import (
     Alarm,
     Arrived,
     BindFailed,
-    BodyExited,
-    BodyReady,
+    BlocksLoaded,
     Bound,
     Deployed,
     Event,
-    Foretold,
+    LoadFailed,
+    RateForecast,
     RunEnded,
-    Staged,
-    StageFailed,
+    WorkerExited,
+    WorkerReady,
     ZygoteLost,
 )
 from overwinter.core.ids import (
@@ -65,8 +65,8 @@ from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.durations import Durations
 from overwinter.simulation.faults import Chance
-from overwinter.simulation.foresight import rates_ahead
-from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledBody, Queue
+from overwinter.simulation.forecasts import rates_ahead
+from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, Queue
 from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.scenario import MIB, Scenario, Simulated
 from overwinter.simulation.timeline import Timeline
@@ -78,14 +78,14 @@ DRAIN_TIMEOUTS = 10
 """How many of the longest timeouts the world goes on after the last arrival, at most, while requests are open."""
 PROGRESS_EVERY = 1024
 CHECK_EVERY = 32
-"""Steps between two checks of the mind's tables, when they are checked."""
+"""Steps between two checks of the scheduler's tables, when they are checked."""
 
 
 class World:
     """One simulation of a scenario.
 
     `base` is where the paths of recorded traces begin. Every step is written to `journal`, if it is given. `checked`
-    holds the mind's tables to each other, now and then, which is slow.
+    holds the scheduler's tables to each other, now and then, which is slow.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class World:
         self._host = HostBlocks(None if self._machine.host_mib is None else self._machine.host_mib * MIB)
         self._disk, self._zygote = Queue(), Queue()
         self._prepared: set[tuple[TenantId, Address]] = set()
-        self._bodies: dict[WorkerId, ModelledBody] = {}
+        self._workers: dict[WorkerId, ModelledWorker] = {}
         self._alarm_at = inf
         self._chance = Chance(scenario.faults, self._stream("faults"))
         self._jitter = self._stream("jitter")
-        config = scenario.bounded_mind()
+        config = scenario.bounded_scheduler()
         self._policy = policy_named(config.policy)
         self._scheduler = Scheduler(config)
         self._journal = None if journal is None else Journal(config, RING, journal)
@@ -116,7 +116,7 @@ class World:
         slos = {each.spec.name: each.spec.settings.slo_ms for each in self._functions}
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
         self._requests = merge(*self._streams(base))
-        self._foretold = {
+        self._rate_forecast = {
             each.spec.id: rates_ahead((at for at, _ in self._own_arrivals(each, base)), self._policy.period_s)
             for each in self._functions
             if self._policy.rate == "oracle" and each.model.workload is not None
@@ -170,15 +170,15 @@ class World:
     def _begin(self) -> None:
         for each in self._functions:
             self._turn(Deployed(each.spec))
-        for function in self._foretold:
+        for function in self._rate_forecast:
             self._foretell(function)
         self._await_zygote_death()
 
     def _foretell(self, function: FunctionId) -> None:
-        """Tell the mind the rate of the period ahead; again after a tenth of it."""
-        at, rate = next(self._foretold[function])
+        """Tell the scheduler the rate of the period ahead; again after a tenth of it."""
+        at, rate = next(self._rate_forecast[function])
         if at < self._scenario.duration_s:
-            self._timeline.at(at, partial(self._turn, Foretold(function, rate)))
+            self._timeline.at(at, partial(self._turn, RateForecast(function, rate)))
             self._timeline.at(at, partial(self._foretell, function))
 
     def _drain(self) -> None:
@@ -219,21 +219,21 @@ class World:
             case SetAlarm(at):
                 self._alarm_at = at
                 self._timeline.at(at, partial(self._ring, at))
-            case StartBody():
+            case StartWorker():
                 self._start(action)
             case ForkAhead(worker, id_):
                 self._fork_ahead(worker, self._by_id[id_])
             case Bind():
                 self._bind(action)
-            case StopBody(worker):
+            case StopWorker(worker):
                 self._exit(worker, "WorkerError", "stopped", self._machine.stop_s)
-            case Stage(function, operation):
-                self._stage(self._by_id[function], operation)
+            case LoadBlocks(function, operation):
+                self._load_blocks(self._by_id[function], operation)
             case Drop(addresses, store):
                 self._host.drop(addresses, store)
             case Prepare():
                 self._prepare(action)
-            case Announce() | Decide() | Unbind():
+            case LoadFinished() | Explanation() | Unbind():
                 # To unbind takes no time that is worth modelling.
                 pass
             case _:
@@ -262,66 +262,66 @@ class World:
 
     # Blocks
 
-    def _stage(self, function: Simulated, operation: OperationId) -> None:
+    def _load_blocks(self, function: Simulated, operation: OperationId) -> None:
         now, spec = self._timeline.now, function.spec
         missing = self._host.missing(spec)
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
         if missing and (self._chance.store_full(now) or not self._host.has_room(missing)):
             message = f"the host store has no room for {added} bytes of function {spec.id}"
-            self._post(0.0, StageFailed(spec.id, operation, "NoSpaceError", message, addresses, spec.store))
+            self._post(0.0, LoadFailed(spec.id, operation, "NoSpaceError", message, addresses, spec.store))
             return
         if missing:
             seconds = added / (self._machine.disk_mib_per_s * MIB) * self._chance.slowness()
             self._host.add(missing, spec.store, self._disk.take(now, seconds))
-        staged = Staged(spec.id, operation, added, addresses, spec.store)
-        self._timeline.at(self._host.ready_at(spec, now), partial(self._turn, staged))
+        loaded = BlocksLoaded(spec.id, operation, added, addresses, spec.store)
+        self._timeline.at(self._host.ready_at(spec, now), partial(self._turn, loaded))
 
-    # Bodies
+    # Workers
 
-    def _start(self, action: StartBody) -> None:
+    def _start(self, action: StartWorker) -> None:
         function = self._by_id[action.function]
-        body = self._bodies[action.worker] = ModelledBody(action, function)
-        ahead = None if action.ahead is None else self._bodies.pop(action.ahead, None)
+        process = self._workers[action.worker] = ModelledWorker(action, function)
+        ahead = None if action.ahead is None else self._workers.pop(action.ahead, None)
         if not self._host.holds(function.spec, self._timeline.now):
-            self._exit(body.worker, "StoreError", "a block is not in the host store", lost_blocks=True)
+            self._exit(process.worker, "StoreError", "a block is not in the host store", lost_blocks=True)
             return
-        life = self._chance.body_life_s()
+        life = self._chance.worker_life_s()
         if life is not None:
-            self._timeline.after(life, partial(self._exit, body.worker, "WorkerError", "killed by a fault"))
+            self._timeline.after(life, partial(self._exit, process.worker, "WorkerError", "killed by a fault"))
         if ahead is not None:
-            self._load(body, self._machine.contain_s)
+            self._load(process, self._machine.contain_s)
             return
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
-        self._timeline.at(forked, partial(self._load, body))
+        self._timeline.at(forked, partial(self._load, process))
 
     def _fork_ahead(self, worker: WorkerId, function: Simulated) -> None:
-        """A body that waits for a start to take it over; what it does meanwhile is nothing."""
-        body = self._bodies[worker] = ModelledBody(StartBody(worker, function.spec.id), function)
-        life = self._chance.body_life_s()
+        """A worker that waits for a start to take it over; what it does meanwhile is nothing."""
+        process = self._workers[worker] = ModelledWorker(StartWorker(worker, function.spec.id), function)
+        life = self._chance.worker_life_s()
         if life is not None:
             self._timeline.after(life, partial(self._exit, worker, "WorkerError", "killed by a fault"))
         forked = self._zygote.take(self._timeline.now, self._machine.fork_s)
         seconds, crash = self._machine.contain_s * self._chance.slowness(), self._chance.start_crash()
-        self._timeline.at(forked, partial(self._contain, body, seconds, crash))
+        self._timeline.at(forked, partial(self._contain, process, seconds, crash))
 
-    def _contain(self, body: ModelledBody, seconds: float, crash: float | None) -> None:
-        if body.worker in self._bodies:
-            self._work(body, 1, seconds, crash, BodyReady(body.worker))
+    def _contain(self, process: ModelledWorker, seconds: float, crash: float | None) -> None:
+        if process.worker in self._workers:
+            self._work(process, 1, seconds, crash, WorkerReady(process.worker))
 
-    def _load(self, body: ModelledBody, done_s: float = 0.0) -> None:
-        if body.worker not in self._bodies:
+    def _load(self, process: ModelledWorker, done_s: float = 0.0) -> None:
+        if process.worker not in self._workers:
             return
-        model, spec = body.function.model, body.function.spec
+        model, spec = process.function.model, process.function.spec
         seconds = model.start_s + (0.0 if (spec.tenant, spec.program) in self._prepared else model.prepare_s)
         if not self._policy.shares and spec.profile is not None:
             seconds += spec.profile.weight_bytes / (self._machine.load_mib_per_s * MIB)
         seconds = max(0.0, seconds - done_s) * self._chance.slowness()
-        self._work(body, 1, seconds, self._chance.start_crash(), BodyReady(body.worker))
+        self._work(process, 1, seconds, self._chance.start_crash(), WorkerReady(process.worker))
 
     def _bind(self, action: Bind) -> None:
-        body, function = self._bodies.get(action.worker), self._by_id[action.function]
-        if body is None:
+        process, function = self._workers.get(action.worker), self._by_id[action.function]
+        if process is None:
             # Its end is on the way to the scheduler.
             return
         worker, id_, operation = action.worker, action.function, action.operation
@@ -330,42 +330,42 @@ class World:
             self._post(0.0, BindFailed(worker, id_, operation, "StoreError", told, lost_blocks=True))
             return
         seconds = function.model.bind_s * self._chance.slowness()
-        self._work(body, 1, seconds, self._chance.start_crash(), Bound(worker, id_, operation))
+        self._work(process, 1, seconds, self._chance.start_crash(), Bound(worker, id_, operation))
 
     def _run(self, action: Run) -> None:
-        body = self._bodies.get(action.worker)
-        if body is None:
+        process = self._workers.get(action.worker)
+        if process is None:
             # Its end is on the way to the scheduler.
             return
-        model = body.function.model
-        seconds = self._durations.run_s(body, len(action.requests), action.functions)
+        model = process.function.model
+        seconds = self._durations.run_s(process, len(action.requests), action.functions)
         if model.jitter:
             seconds *= max(0.1, self._jitter.gauss(1.0, model.jitter))
-        cores = max(1, body.cores // body.concurrency)
-        self._work(body, cores, seconds, self._chance.run_crash(), RunEnded(body.worker, action.run))
+        cores = max(1, process.cores // process.concurrency)
+        self._work(process, cores, seconds, self._chance.run_crash(), RunEnded(process.worker, action.run))
 
-    def _work(self, body: ModelledBody, cores: int, seconds: float, crash: float | None, event: Event) -> None:
-        """Keep cores busy; `event` follows, or the body's death after the share `crash` of the time."""
+    def _work(self, process: ModelledWorker, cores: int, seconds: float, crash: float | None, event: Event) -> None:
+        """Keep cores busy; `event` follows, or the worker's death after the share `crash` of the time."""
         if crash is not None:
             seconds *= crash
-        job = Job(cores, seconds, partial(self._done, body, event, crash is not None))
-        body.jobs = [*(each for each in body.jobs if not each.gone), job]
+        job = Job(cores, seconds, partial(self._done, process, event, crash is not None))
+        process.jobs = [*(each for each in process.jobs if not each.gone), job]
         self._cores.submit(job)
 
-    def _done(self, body: ModelledBody, event: Event, crashed: bool) -> None:
-        body.jobs = [job for job in body.jobs if not job.gone]
+    def _done(self, process: ModelledWorker, event: Event, crashed: bool) -> None:
+        process.jobs = [job for job in process.jobs if not job.gone]
         if crashed:
-            self._exit(body.worker, "WorkerError", "crashed by a fault")
+            self._exit(process.worker, "WorkerError", "crashed by a fault")
         else:
             self._turn(event)
 
     def _exit(self, worker: WorkerId, error: str, reason: str, seconds: float = 0.0, lost_blocks: bool = False) -> None:
-        """A body's process ends, and the mind hears of it; one that has ended already does not end again."""
-        body = self._bodies.pop(worker, None)
-        if body is None:
+        """A worker's process ends, and the scheduler hears of it; one that has ended already does not end again."""
+        process = self._workers.pop(worker, None)
+        if process is None:
             return
-        self._post(seconds, BodyExited(worker, error, reason, lost_blocks))
-        for job in body.jobs:
+        self._post(seconds, WorkerExited(worker, error, reason, lost_blocks))
+        for job in process.jobs:
             self._cores.cancel(job)
 
     # Zygotes
@@ -378,7 +378,7 @@ class World:
     def _zygote_dies(self) -> None:
         self._prepared.clear()
         self._zygote.closed_until(self._timeline.now + self._machine.zygote_start_s)
-        for worker in list(self._bodies):
+        for worker in list(self._workers):
             self._exit(worker, "WorkerError", "its zygote died")
         self._turn(ZygoteLost())
         self._await_zygote_death()

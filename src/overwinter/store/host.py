@@ -4,7 +4,7 @@ One file per block in a directory of a tmpfs, this user's alone. A block is copi
 hashed on the way, sealed read-only and renamed to its address: a reader never sees a half-written block. Readers get
 read-only file descriptors and map those; they need no right to the directory.
 
-    absent ──stage: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open maps keep their bytes)
+    absent ──load: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open maps keep their bytes)
                                   └──any error──▶ absent
 
 What lies under an address was complete before it got that name, so the start of a node only removes drafts and what
@@ -55,7 +55,7 @@ class Health(msgspec.Struct):
     damaged_memory: int = 0
     """Blocks that no longer were what their name says, and were dropped."""
     damaged_disk: int = 0
-    """Blocks that were found so when they were staged, and set aside."""
+    """Blocks that were found so when they were loaded, and set aside."""
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -111,12 +111,12 @@ class HostStore:
         """Memory of the resident blocks, in whole pages: the unit of the budget."""
         return sum(map(page_bytes, self.resident().values()))
 
-    def stage(self, blobs: Iterable[Sized]) -> int:
+    def load(self, blobs: Iterable[Sized]) -> int:
         """Make all `blobs` resident and return the bytes this call added; blocks until they are.
 
         NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile; StoreError
         when a block is damaged or not in the repository. After an error the blocks copied so far stay resident and
-        accounted for, the one in hand leaves nothing, and staging again goes on from there.
+        accounted for, the one in hand leaves nothing, and loading again goes on from there.
         """
         wanted = distinct(blobs)
         added = 0
@@ -131,7 +131,7 @@ class HostStore:
     def open(self, addresses: Iterable[Address]) -> list[int]:
         """Read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
 
-        StoreError when one is not resident or has lost its size, which is dropped, so that it can be staged again; and
+        StoreError when one is not resident or has lost its size, which is dropped, so that it can be loaded again; and
         when one was left by an earlier owner and could not be hashed.
         """
         descriptors: list[int] = []
@@ -144,7 +144,7 @@ class HostStore:
                 descriptors.append(descriptor)
                 if os.fstat(descriptor).st_size != self._resident.get(address):
                     self.drop([address])
-                    raise StoreError(f"block {address} in {self.root} was cut or is not resident: stage it again")
+                    raise StoreError(f"block {address} in {self.root} was cut or is not resident: load it again")
             undo.pop_all()
         return descriptors
 
@@ -249,7 +249,7 @@ class HostStore:
             return os.open(f"{self.root}/{check_address(address)}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self.drop([address])
-            raise StoreError(f"block {address} is not in the host store {self.root}: stage it first") from None
+            raise StoreError(f"block {address} is not in the host store {self.root}: load it first") from None
         except OSError as error:
             raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
 
@@ -270,11 +270,11 @@ class HostStore:
 
     def _admit(self, mine: dict[Address, int]) -> None:
         needed = sum(map(page_bytes, mine.values()))
-        promised = sum(map(page_bytes, self._claimed.values()))
-        free = free_bytes(self.root) - promised
+        with_slo = sum(map(page_bytes, self._claimed.values()))
+        free = free_bytes(self.root) - with_slo
         bound = "on the tmpfs"
         if self.budget_bytes is not None:
-            within = self.budget_bytes - promised - sum(map(page_bytes, self._resident.values()))
+            within = self.budget_bytes - with_slo - sum(map(page_bytes, self._resident.values()))
             if within < free:
                 free, bound = within, f"of its budget of {self.budget_bytes}"
         if needed > free:

@@ -16,7 +16,9 @@ PREFIX = "tenant."
 
 
 class HostStores:
-    """All host stores of a node, made when they are first asked for. Who keeps their sizes in bounds is the mind."""
+    """All host stores of a node, made when they are first asked for. Who keeps their sizes in bounds is the
+    scheduler.
+    """
 
     def __init__(self, root: Path, repository: Source) -> None:
         self.root = root

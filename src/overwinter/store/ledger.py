@@ -20,7 +20,7 @@ class Amounts(msgspec.Struct, frozen=True):
     core_s: float = 0.0
     """Run time on each of a run's cores."""
     idle_core_s: float = 0.0
-    """Cores of bodies that were alive and ran nothing."""
+    """Cores of workers that were alive and ran nothing."""
     disk_byte_s: float = 0.0
     host_byte_s: float = 0.0
     private_byte_s: float = 0.0

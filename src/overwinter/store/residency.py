@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Sized(Protocol):
-    """Anything with an address and a size: a blob, a block, what the mind knows of one."""
+    """Anything with an address and a size: a blob, a block, what the scheduler knows of one."""
 
     @property
     def address(self) -> Address:

@@ -1,1 +1,1 @@
-"""Worker processes: the zygote that forks them, what a body does, and how the node speaks with both."""
+"""Worker processes: the zygote that forks them, what a worker does, and how the node speaks with both."""

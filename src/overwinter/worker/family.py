@@ -11,11 +11,11 @@ from functools import partial
 
 from overwinter.core.errors import StoreError
 from overwinter.core.ids import Address
+from overwinter.worker.buffer import SharedBuffer
 from overwinter.worker.channel import close_all
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.runner import Prepared, Runner
-from overwinter.worker.tray import Tray
 from overwinter.worker.trial import doubts, prove
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
@@ -73,10 +73,10 @@ class Family:
         return Handler(code, assets, lambda name, make: self._assets.read(name, addresses[name], make))
 
     def _try(self, runner: Runner, trial: Trial, fds: Sequence[int]) -> str:
-        if trial.rehearse:
-            runner.rehearse()
+        if trial.warm_up:
+            runner.warm_up()
         if trial.samples:
-            prove(runner, read_requests(Tray.open(fds[-1]), trial.samples))
+            prove(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
         return doubts(runner, self._load.inputs) if trial.made_up else ""
 
     def drop(self, function: str) -> None:

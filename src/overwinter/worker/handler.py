@@ -1,4 +1,4 @@
-"""A function's own code: executed in the body's sandbox, nowhere else."""
+"""A function's own code: executed in the worker's sandbox, nowhere else."""
 
 import inspect
 import linecache
@@ -18,7 +18,7 @@ from overwinter.worker.values import Value, plain
 Step = Callable[..., Any]
 FILENAME = "handler.py"
 FAILURES = (Exception, SystemExit)
-"""What the author's code may fail with. One that asks to exit has failed too, and its body lives on."""
+"""What the author's code may fail with. One that asks to exit has failed too, and its worker lives on."""
 
 
 class Code:

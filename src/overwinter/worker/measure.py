@@ -1,4 +1,4 @@
-"""What does a body find out about itself when it is measured: its private memory, and how long each layer takes?
+"""What does a worker find out about itself when it is measured: its private memory, and how long each layer takes?
 
 How long whole runs take is measured from outside, by the node, through the very path that requests go.
 """
@@ -19,7 +19,7 @@ KIB = 1024
 
 
 class Gauge:
-    """A body's view of itself. Made before the body is contained, after which it could open nothing
+    """A worker's view of itself. Made before the worker is contained, after which it could open nothing
     of the kind.
     """
 
@@ -63,7 +63,7 @@ def kibibytes(smaps: Iterable[str]) -> tuple[int, int]:
     """KiB of private memory and of all resident memory in the lines of /proc/self/smaps.
 
     Only private mappings that can be written to count as private. The kernel calls a shared page private as long as
-    one process alone maps it, and so would count weights, trays and the code of libraries.
+    one process alone maps it, and so would count weights, buffers and the code of libraries.
     """
     private = resident = 0
     own = False

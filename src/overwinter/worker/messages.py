@@ -1,4 +1,4 @@
-"""What the node, the zygotes and the bodies tell each other. Tensors lie in trays, never in here."""
+"""What the node, the zygotes and the workers tell each other. Tensors lie in buffers, never in here."""
 
 import msgspec
 
@@ -13,9 +13,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # node -> zygotes
 
 
-class ForkBody(_Message, frozen=True):
-    """Fork a body; descriptors: its end of a channel, where it prints, then for each run it may have at once a tray for
-    inputs and one for outputs; if it is `grouped`, last the file by which it enters its tenant's control group.
+class ForkWorker(_Message, frozen=True):
+    """Fork a worker; descriptors: its end of a channel, where it prints, then for each run it may have at once a
+    buffer for inputs and one for outputs; if it is `grouped`, last the file by which it enters its tenant's control
+    group.
     """
 
     worker: WorkerId
@@ -24,7 +25,7 @@ class ForkBody(_Message, frozen=True):
     memory_bytes: int
     """Most private memory, beside the stacks of the threads that runs at once need."""
     mapped_bytes: int
-    """Address space that it needs beside that, for blocks and trays."""
+    """Address space that it needs beside that, for blocks and buffers."""
     measured_cores: int | None = None
     """It is to be measured, bound to so many cores; None: it serves."""
     grouped: bool = False
@@ -48,9 +49,9 @@ class ForkZygote(_Message, frozen=True):
     number: int
     """Of this fork."""
     uid: int | None
-    """The user it and its bodies become; None: it stays who it is."""
+    """The user it and its workers become; None: it stays who it is."""
     memory_bytes: int
-    """As of the largest body that it may fork."""
+    """As of the largest worker that it may fork."""
     mapped_bytes: int
 
 
@@ -86,17 +87,17 @@ class Load(_Message, frozen=True):
 class Trial(msgspec.Struct, frozen=True, array_like=True):
     """What a function has to do before it is bound."""
 
-    rehearse: bool
+    warm_up: bool
     """Run the program once on zeros."""
     made_up: bool = False
     """Answer a request that is made up; what fails then is told, and refuses nothing."""
     samples: tuple[tuple[TensorMeta, ...], ...] = ()
-    """Answer these requests, which lie in a tray in this order."""
+    """Answer these requests, which lie in a buffer in this order."""
 
 
 class Bind(_Message, frozen=True):
     """One function of the family: its weights and its assets. Descriptors: the blocks that are handed over, then the
-    assets, then the tray of the trial's samples if there are any.
+    assets, then the buffer of the trial's samples if there are any.
     """
 
     function: str
@@ -132,8 +133,8 @@ class Forget(_Message, frozen=True):
     program: Address
 
 
-ToBase = ForkBody | ForkZygote | KillZygote | Ping
-ToZygote = ForkBody | Prepare | Forget | Ping
+ToBase = ForkWorker | ForkZygote | KillZygote | Ping
+ToZygote = ForkWorker | Prepare | Forget | Ping
 
 # zygotes -> node. Who sent what is told by the kernel; a tenant's zygote and its children are believed nothing else.
 
@@ -147,7 +148,7 @@ class Up(_Message, frozen=True):
 
 
 class Forked(_Message, frozen=True):
-    """A body lives, as it says itself before anything of its function is there; descriptor: its own smaps."""
+    """A worker lives, as it says itself before anything of its function is there; descriptor: its own smaps."""
 
     worker: WorkerId
 
@@ -160,7 +161,7 @@ class Unforked(_Message, frozen=True):
 
 
 class Exited(_Message, frozen=True):
-    """A body is gone; `status` as waitpid gives it, turned into an exit code."""
+    """A worker is gone; `status` as waitpid gives it, turned into an exit code."""
 
     worker: WorkerId
     status: int
@@ -176,7 +177,7 @@ class Pong(_Message, frozen=True):
 
 FromZygote = Up | Forked | Unforked | Exited | ProgramReady | Pong
 
-# node -> body
+# node -> worker
 
 
 class Unbind(_Message, frozen=True):
@@ -186,7 +187,7 @@ class Unbind(_Message, frozen=True):
 
 
 class RunBatch(_Message, frozen=True):
-    """Run these requests; their inputs lie in the slot's first tray in this order."""
+    """Run these requests; their inputs lie in the slot's first buffer in this order."""
 
     run: RunId
     functions: tuple[str, ...]
@@ -194,11 +195,11 @@ class RunBatch(_Message, frozen=True):
     slot: int
     """Free of every other run until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
-    tray_bytes: int
+    buffer_bytes: int
 
 
 class Measure(_Message, frozen=True):
-    """Say how much memory is private; only a body that was made to be measured can."""
+    """Say how much memory is private; only a worker that was made to be measured can."""
 
     function: str
     batch: int | None = None
@@ -210,19 +211,19 @@ class Stop(_Message, frozen=True):
 
 
 class TakeOver(_Message, frozen=True):
-    """A body that was forked ahead is to serve: it may have no more than this, as in `ForkBody`. A load follows."""
+    """A worker that was forked ahead is to serve: it may have no more than this, as in `ForkWorker`. A load follows."""
 
     memory_bytes: int
     mapped_bytes: int
 
 
-ToBody = Load | Bind | Unbind | RunBatch | Measure | Stop
+ToWorker = Load | Bind | Unbind | RunBatch | Measure | Stop
 
-# body -> node
+# worker -> node
 
 
 class Waiting(_Message, frozen=True):
-    """A body that was forked ahead is contained, and waits."""
+    """A worker that was forked ahead is contained, and waits."""
 
 
 class Trying(_Message, frozen=True):
@@ -239,7 +240,7 @@ class Ready(_Message, frozen=True):
 
 
 class LoadFailed(_Message, frozen=True):
-    """The family cannot be loaded or its first function not bound; the body exits."""
+    """The family cannot be loaded or its first function not bound; the worker exits."""
 
     error: str
     message: str
@@ -267,7 +268,7 @@ class Failure(_Message, frozen=True):
 
 
 class Outputs(_Message, frozen=True):
-    """A request's outputs, which lie in the tray in this order after those of the requests before it."""
+    """A request's outputs, which lie in the buffer in this order after those of the requests before it."""
 
     metas: tuple[TensorMeta, ...]
 
@@ -277,7 +278,7 @@ class Answer(_Message, frozen=True):
 
     run: RunId
     outcomes: tuple[Outputs | Failure, ...]
-    tray_bytes: int
+    buffer_bytes: int
 
 
 class Measured(_Message, frozen=True):
@@ -287,4 +288,4 @@ class Measured(_Message, frozen=True):
     layers_s: tuple[float, ...] = ()
 
 
-FromBody = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured
+FromWorker = Waiting | Trying | Ready | LoadFailed | Bound | BindFailed | Answer | Measured

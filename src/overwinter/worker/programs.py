@@ -1,6 +1,6 @@
 """Which programs does a tenant's zygote hold ready? Compiled, and run once on zeros for the primitives.
 
-A handler is never among them: its author's code runs in bodies alone.
+A handler is never among them: its author's code runs in workers alone.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from overwinter.worker.runner import Prepared
 
 _libc = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-REHEARSED_BYTES = 128 << 10
-"""From here on what a rehearsal allocates lies outside of the heap."""
+WARM_UP_BYTES = 128 << 10
+"""From here on what a warm-up allocates lies outside of the heap."""
 HEAP_BYTES = 32 << 20
-"""From here on what a body allocates does, as glibc itself would come to do at most."""
+"""From here on what a worker allocates does, as glibc itself would come to do at most."""
 
 
 class Programs(Mapping[Address, Prepared]):
@@ -40,25 +40,25 @@ class Programs(Mapping[Address, Prepared]):
         return len(self._ready)
 
     def prepare(self, wanted: Prepare, fds: list[int]) -> None:
-        """Make the program of `wanted` ready; what fails is said, and is compiled by each body for itself."""
+        """Make the program of `wanted` ready; what fails is said, and is compiled by each worker for itself."""
         try:
             with _heap_unused():
-                self._ready[wanted.load.program] = self._rehearsed(wanted, fds)
+                self._ready[wanted.load.program] = self._warmed_up(wanted, fds)
         except OverwinterError as error:
             _say(f"{wanted.bind.function} is not prepared: {error}")
         except Exception as error:  # noqa: BLE001 - the border to a program: it has run before, on other sizes
-            _say(f"{wanted.bind.function} was not rehearsed: {type(error).__name__}: {error}")
+            _say(f"{wanted.bind.function} was not warmed up: {type(error).__name__}: {error}")
         # What the forks share must not be written to by their collectors.
         gc.collect()
         gc.freeze()
         give_back_heap()
 
-    def _rehearsed(self, wanted: Prepare, fds: list[int]) -> Prepared:
+    def _warmed_up(self, wanted: Prepare, fds: list[int]) -> Prepared:
         family = Family(wanted.load, fds[:1], self)
         family.take(wanted.bind, fds[1:])()
         runner = family.runner(wanted.bind.function)
         assert runner is not None, "it was bound just now"
-        runner.rehearse()
+        runner.warm_up()
         return family.prepared
 
     def forget(self, program: Address) -> None:
@@ -71,11 +71,11 @@ def _heap_unused() -> Iterator[None]:
     """Keep tensors out of the heap. They would leave it free in small pieces, of which each fork would make every page
     anew, one fault each; at the end of the heap it gets huge pages.
     """
-    _libc.mallopt(_MMAP_THRESHOLD, REHEARSED_BYTES)
+    _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_BYTES)
     try:
         yield
     finally:
-        # Nothing is learned any more once a threshold was set: a body would map each of its large tensors anew.
+        # Nothing is learned any more once a threshold was set: a worker would map each of its large tensors anew.
         _libc.mallopt(_MMAP_THRESHOLD, HEAP_BYTES)
         _libc.mallopt(_TRIM_THRESHOLD, 2 * HEAP_BYTES)
 

@@ -32,8 +32,8 @@ _NETWORK_ABI, _SCOPE_ABI = 4, 6
 PROC = "/proc"
 """A tenant's zygote may open files here whose names it knows: its workers read of themselves what the node may see."""
 FIRST_UID = 0x70000000
-"""Bodies and tenants' zygotes of a node that runs as root get users from here on, known to nobody: each its own, but
-for bodies that a tenant's zygote forks, which share its user."""
+"""Workers and tenants' zygotes of a node that runs as root get users from here on, known to nobody: each its own, but
+for workers that a tenant's zygote forks, which share its user."""
 UIDS = 1 << 20
 THREADS_MAX = 1024
 """Of a worker that has a user of its own."""
@@ -46,12 +46,12 @@ _PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
 
 
 def uid_of(worker: int) -> int | None:
-    """The user that a body becomes, or None where the node may not choose."""
+    """The user that a worker becomes, or None where the node may not choose."""
     return FIRST_UID + worker % UIDS if os.geteuid() == 0 else None
 
 
 def zygote_uid_of(number: int) -> int | None:
-    """The same for a tenant's zygote; no body has it by `uid_of`."""
+    """The same for a tenant's zygote; no worker has it by `uid_of`."""
     return FIRST_UID + UIDS + number % UIDS if os.geteuid() == 0 else None
 
 
@@ -63,18 +63,20 @@ def die_with_parent(parent: int) -> None:
 
 
 class Limits(NamedTuple):
-    """What a body may have: private memory, address space for what it maps, and bytes of one tray."""
+    """What a worker may have: private memory, address space for what it maps, and bytes of one buffer."""
 
     memory_bytes: int
     mapped_bytes: int
-    tray_bytes: int
+    buffer_bytes: int
 
 
 class Shelter:
-    """What every body of a zygote needs to be contained, made once: its children inherit it."""
+    """What every worker of a zygote needs to be contained, made once: its children inherit it."""
 
     def __init__(self, threads_max: int | None = None) -> None:
-        """`threads_max` bounds the threads of all bodies together that get no user of their own; None: nothing does."""
+        """`threads_max` bounds the threads of all workers together that get no user of their own; None: nothing
+        does.
+        """
         self._python = reach_python()
         places = [*python_places(), *_PROCESSOR]
         self._rulesets: dict[Stage, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
@@ -125,7 +127,7 @@ class Shelter:
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
     def try_out(self) -> list[str]:
-        """Contain a child that does nothing, to tell at start what a body will lack here."""
+        """Contain a child that does nothing, to tell at start what a worker will lack here."""
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -136,7 +138,7 @@ class Shelter:
         with open(here) as said:
             missing = [line for line in said.read().split("\n") if line]
         _, status = os.waitpid(pid, 0)
-        return missing if status == 0 else ["bodies cannot be contained at all: the trial failed"]
+        return missing if status == 0 else ["workers cannot be contained at all: the trial failed"]
 
     def _become(self, stage: Stage, uid: int | None) -> list[str]:
         """Somebody who may nothing."""
@@ -157,11 +159,11 @@ class Shelter:
         return ["no user of its own: the node does not run as root"] if uid is None else []
 
     def _limit(self, limits: Limits, held: "_Held") -> None:
-        # What a zygote holds ready is not its body's doing.
+        # What a zygote holds ready is not its worker's doing.
         memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_NOFILE, DESCRIPTORS_MAX)
-        _limit(resource.RLIMIT_FSIZE, limits.tray_bytes)
+        _limit(resource.RLIMIT_FSIZE, limits.buffer_bytes)
         _limit(resource.RLIMIT_DATA, memory_bytes)
         # Memory that was written and is not writable any more is no data; what the zygote had mapped is not its doing.
         _limit(resource.RLIMIT_AS, held.mapped + memory_bytes + limits.mapped_bytes)

@@ -1,4 +1,4 @@
-"""Does a new version answer? It is tried before it may, in the body that would.
+"""Does a new version answer? It is tried before it may, in the worker that would.
 
 On the requests that its author gave with it, whatever fails refuses it. Without any, a function with a handler is tried
 on one that is made up: of the sizes that its program was exported with, zeros for numbers and a few words for BYTES. A
@@ -55,7 +55,7 @@ def _failure(runner: Runner, request: Named) -> Failure | None:
     [outcome] = runner.answer([request])
     if isinstance(outcome, Failure):
         return outcome
-    # All that a body does with an answer but for the tray.
+    # All that a worker does with an answer but for the buffer.
     for parcel in parcels(outcome):
         parcel.write(bytearray(parcel.meta.nbytes), 0)
     return None

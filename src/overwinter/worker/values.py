@@ -1,4 +1,4 @@
-"""Between the bytes of a tray and the tensors of a program."""
+"""Between the bytes of a buffer and the tensors of a program."""
 
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 from overwinter.core.errors import HandlerError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, pack_bytes, unpack_bytes
 from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
-from overwinter.worker.tray import Tray, offsets
+from overwinter.worker.buffer import SharedBuffer, offsets
 
 Value = torch.Tensor | list[bytes] | list[list[bytes]]
 """A tensor; a BYTES tensor of rank 1 or 2 as a list of its elements or of its rows."""
@@ -18,22 +18,22 @@ DTYPES: dict[str, torch.dtype] = {datatype: getattr(torch, name) for name, datat
 DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
-def read(tray: Tray, meta: TensorMeta, offset: int) -> Value:
+def read(buffer: SharedBuffer, meta: TensorMeta, offset: int) -> Value:
     """The tensor at `offset`, without a copy; a BYTES tensor as a list of its elements, row-major."""
     if meta.datatype == BYTES:
-        return unpack_bytes(tray.view[offset : offset + meta.nbytes], prod(meta.shape))
+        return unpack_bytes(buffer.view[offset : offset + meta.nbytes], prod(meta.shape))
     dtype = DTYPES[meta.datatype]
     count = prod(meta.shape)
     if count == 0:
         return torch.empty(meta.shape, dtype=dtype)
-    return torch.frombuffer(tray.map, dtype=dtype, count=count, offset=offset).view(meta.shape)
+    return torch.frombuffer(buffer.map, dtype=dtype, count=count, offset=offset).view(meta.shape)
 
 
-def read_requests(tray: Tray, requests: Iterable[Sequence[TensorMeta]]) -> list[dict[str, Value]]:
-    """The inputs of requests that lie in a tray in this order."""
+def read_requests(buffer: SharedBuffer, requests: Iterable[Sequence[TensorMeta]]) -> list[dict[str, Value]]:
+    """The inputs of requests that lie in a buffer in this order."""
     requests = list(requests)
     places = offsets(meta for metas in requests for meta in metas)
-    return [{meta.name: read(tray, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
+    return [{meta.name: read(buffer, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
 
 
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ _KINDS: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
 
 
 class Parcel:
-    """A tensor on its way into a tray: its description and where its bytes come from."""
+    """A tensor on its way into a buffer: its description and where its bytes come from."""
 
     def __init__(self, name: str, value: Value) -> None:
         self._bytes: bytes | None = None

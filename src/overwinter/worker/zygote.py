@@ -1,9 +1,9 @@
 """How are processes forked in milliseconds? A zygote imports PyTorch once, stays single-threaded, and forks.
 
-There is one base zygote. It holds nothing of any tenant's: it imports (`libraries.py`), and forks bodies and tenants'
-zygotes. A tenant's zygote is contained as that tenant's bodies are; it holds its programs ready (`programs.py`) and
-forks its bodies. No zygote ever runs a function's own code, and none but the base has rights that a body lacks, but to
-fork.
+There is one base zygote. It holds nothing of any tenant's: it imports (`libraries.py`), and forks workers and tenants'
+zygotes. A tenant's zygote is contained as that tenant's workers are; it holds its programs ready (`programs.py`) and
+forks its workers. No zygote ever runs a function's own code, and none but the base has rights that a worker lacks, but
+to fork.
 
 The base is started by launch.py.
 """
@@ -26,7 +26,7 @@ import torch
 
 from overwinter.core.ids import Address, WorkerId
 from overwinter.worker import namespaces, sandbox
-from overwinter.worker.body import STACK_BYTES, Body
+from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.heap import give_back_code, give_back_heap
 from overwinter.worker.libraries import import_ahead
@@ -34,8 +34,8 @@ from overwinter.worker.measure import Gauge
 from overwinter.worker.messages import (
     Exited,
     Forget,
-    ForkBody,
     Forked,
+    ForkWorker,
     ForkZygote,
     KillZygote,
     Ping,
@@ -50,16 +50,16 @@ from overwinter.worker.messages import (
     Waiting,
 )
 from overwinter.worker.places import python_places
+from overwinter.worker.process import STACK_BYTES, Worker
 from overwinter.worker.programs import Programs
 from overwinter.worker.runner import Prepared
-from overwinter.worker.tray import Slot, Tray
 
 THREADS_MAX = 1 << 13
-"""Of all bodies together, where they are one user."""
-TRAY_BYTES_MAX = 2 << 30
-"""Most bytes of the answers that a body may give at once."""
+"""Of all workers together, where they are one user."""
+BUFFER_BYTES_MAX = 2 << 30
+"""Most bytes of the answers that a worker may give at once."""
 PROGRAMS_BYTES = 1 << 30
-"""Memory that a tenant's zygote may have for programs beside what one of its bodies may have."""
+"""Memory that a tenant's zygote may have for programs beside what one of its workers may have."""
 
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -87,7 +87,7 @@ class Zygote:
         self._means = means
         self._channel = means.channel
         self._children: dict[int, WorkerId | None] = {}
-        """Each child, and which body it is; None: a tenant's zygote."""
+        """Each child, and which worker it is; None: a tenant's zygote."""
         self._zygotes: dict[int, int] = {}
         """The tenants', by the numbers of their orders."""
         self._become: Becoming | None = None
@@ -111,8 +111,8 @@ class Zygote:
 
     def _obey(self, message: Order, fds: list[int]) -> None:
         match message:
-            case ForkBody():
-                self._fork_body(message, fds)
+            case ForkWorker():
+                self._fork_worker(message, fds)
             case ForkZygote():
                 self._fork_zygote(message, fds)
             case KillZygote(number):
@@ -129,7 +129,7 @@ class Zygote:
             case Ping():
                 self._tell(Pong())
 
-    def _fork_body(self, message: ForkBody, fds: list[int]) -> None:
+    def _fork_worker(self, message: ForkWorker, fds: list[int]) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -138,7 +138,7 @@ class Zygote:
             self._tell(Unforked(message.worker, f"{error}"))
             return
         if pid == 0:
-            self._become = lambda: _be_body(message, fds, parent, self._means)
+            self._become = lambda: _be_worker(message, fds, parent, self._means)
             return
         close_all(fds)
         self._children[pid] = message.worker
@@ -229,8 +229,8 @@ def _call_itself(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> None:
-    """Never returns: contained, the process serves as a body and exits."""
+def _be_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -> None:
+    """Never returns: contained, the process serves as a worker and exits."""
     status = 1
     try:
         # Its user may change, which forgets this, and it is contained once more: until then it must not stay either.
@@ -241,20 +241,23 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
             _enter(fds.pop())
         smaps = _own_smaps()
         means.channel.send(Forked(message.worker), [smaps])
-        end, said, *trays = fds
+        end, said, *buffers = fds
         for stream in (sys.stdout, sys.stderr):
             os.dup2(said, stream.fileno())
-        slots = [Slot(Tray.open(fd), Tray.open(other)) for fd, other in zip(trays[::2], trays[1::2], strict=True)]
+        slots = [
+            Slot(SharedBuffer.open(fd), SharedBuffer.open(other))
+            for fd, other in zip(buffers[::2], buffers[1::2], strict=True)
+        ]
         limits = _limits(message, len(slots))
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
-        means.shelter.close_in(message.uid, limits, [end, *trays] if gauge is None else [end, *trays, gauge.fd])
+        means.shelter.close_in(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
         # A zygote that died before this was not there to be told from any other parent.
         sandbox.die_with_parent(parent)
         if message.ahead:
             means.shelter.lower(_limits(_taken_over(end), len(slots)))
             _call_itself("ow-worker")
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
-        Body(socket.socket(fileno=end), slots, prepared, gauge).work()
+        Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
     except ChannelClosedError:
         # The node has given its zygote up, and it goes with it.
@@ -266,11 +269,11 @@ def _be_body(message: ForkBody, fds: list[int], parent: int, means: Means) -> No
         os._exit(status)
 
 
-def _limits(order: ForkBody | TakeOver, slots: int) -> sandbox.Limits:
-    """What a body with so many slots may have."""
+def _limits(order: ForkWorker | TakeOver, slots: int) -> sandbox.Limits:
+    """What a worker with so many slots may have."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
-    tray_bytes = min(TRAY_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
-    return sandbox.Limits(memory_bytes, order.mapped_bytes, tray_bytes)
+    buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
+    return sandbox.Limits(memory_bytes, order.mapped_bytes, buffer_bytes)
 
 
 def _taken_over(end: int) -> TakeOver:
@@ -292,9 +295,9 @@ def _be_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -
         for group in groups:
             _enter(group)
         smaps = _own_smaps()
-        # Its bodies count what it holds on top of their own.
+        # Its workers count what it holds on top of their own.
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
-        limits = sandbox.Limits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, TRAY_BYTES_MAX)
+        limits = sandbox.Limits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
         bell = _bell()
         means.shelter.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in bell)])
         sandbox.die_with_parent(parent)

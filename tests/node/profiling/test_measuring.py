@@ -1,4 +1,4 @@
-"""Configurations measured in real bodies: what they may use, what they tell, and that nothing is left of them."""
+"""Configurations measured in real workers: what they may use, what they tell, and that nothing is left of them."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from overwinter.core.profile import Shape
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.program import decode_program
 from overwinter.node import clock
-from overwinter.node.profiling.measuring import DisturbedError, MeasuredBody, batch_limit
+from overwinter.node.profiling.measuring import DisturbedError, MeasuredWorker, batch_limit
 from tests.node.rig import Function, Rig
 
 MIB = 1 << 20
@@ -46,10 +46,10 @@ class Long(torch.nn.Module):
         return {"y": wide}
 
 
-def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredBody:
+def measured(rig: Rig, function: Function, shape: Shape) -> MeasuredWorker:
     program = decode_program(function.files[function.deployed.manifest.program.address])
     worker = WorkerId(-rig.number())
-    return MeasuredBody(rig.processes, worker, function.deployed, program, shape, clock.now)
+    return MeasuredWorker(rig.processes, worker, function.deployed, program, shape, clock.now)
 
 
 def never() -> bool:
@@ -60,14 +60,14 @@ def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
     function = Function(Grows(1), {"x": torch.zeros(2, 4)})
 
     async def measure(shape):
-        body = measured(rig, function, shape)
-        ready_s = await body.start(function.open())
-        pid = body.pid
+        worker = measured(rig, function, shape)
+        ready_s = await worker.start(function.open())
+        pid = worker.pid
         allowed = len(os.sched_getaffinity(pid))
-        took = await body.waves(0.0, never)
-        more = await body.waves(0.05, never)
-        await body.end()
-        assert rig.processes.body(body.worker) is None
+        took = await worker.waves(0.0, never)
+        more = await worker.waves(0.05, never)
+        await worker.end()
+        assert rig.processes.worker(worker.worker) is None
         return pid, allowed, took, more, ready_s
 
     cores = len(os.sched_getaffinity(0))
@@ -87,11 +87,11 @@ def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
 def test_private_memory_is_the_peak_without_the_weights(rig):
     async def measure(copies, batch):
         function = Function(Grows(copies), {"x": torch.zeros(2, 4)})
-        body = measured(rig, function, Shape(1, batch, 1))
-        await body.start(function.open())
-        await body.waves(0.0, never)
-        nbytes = await body.private_bytes()
-        await body.end()
+        worker = measured(rig, function, Shape(1, batch, 1))
+        await worker.start(function.open())
+        await worker.waves(0.0, never)
+        nbytes = await worker.private_bytes()
+        await worker.end()
         return nbytes
 
     one = rig.run(measure(1, 1))
@@ -107,10 +107,10 @@ def test_layers_are_told_one_by_one(rig):
     function = Function(model, {"input": torch.zeros(2, 4)})
 
     async def measure():
-        body = measured(rig, function, Shape(1, 2, 1))
-        await body.start(function.open())
-        layers = await body.layers(2, never)
-        await body.end()
+        worker = measured(rig, function, Shape(1, 2, 1))
+        await worker.start(function.open())
+        layers = await worker.layers(2, never)
+        await worker.end()
         return layers
 
     layers = rig.run(measure())
@@ -118,33 +118,33 @@ def test_layers_are_told_one_by_one(rig):
     assert sum(layers) > 0
 
 
-def test_a_body_that_dies_says_why_and_leaves_nothing(rig):
+def test_a_worker_that_dies_says_why_and_leaves_nothing(rig):
     function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=32)
 
     async def measure():
-        body = measured(rig, function, Shape(1, 4, 1))
+        worker = measured(rig, function, Shape(1, 4, 1))
         try:
-            await body.start(function.open())
-            await body.waves(0.0, never)
+            await worker.start(function.open())
+            await worker.waves(0.0, never)
         finally:
-            await body.end()
+            await worker.end()
 
     with pytest.raises(WorkerError, match="f@1 cannot be measured"):
         rig.run(measure())
-    assert rig.processes.body_pids() == {}
+    assert rig.processes.worker_pids() == {}
 
 
 def test_a_long_run_is_given_up_when_a_request_comes(rig):
     function = Function(Long(), {"x": torch.zeros(2, 1)})
 
     async def measure():
-        body = measured(rig, function, Shape(1, 1024, 1))
-        await body.start(function.open())
+        worker = measured(rig, function, Shape(1, 1024, 1))
+        await worker.start(function.open())
         with pytest.raises(DisturbedError):
-            await body.waves(0.0, lambda: True)
-        return body.worker
+            await worker.waves(0.0, lambda: True)
+        return worker.worker
 
-    assert rig.processes.body(rig.run(measure())) is None
+    assert rig.processes.worker(rig.run(measure())) is None
 
 
 def test_programs_whose_requests_cannot_be_joined_have_no_batches():

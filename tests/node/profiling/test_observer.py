@@ -1,14 +1,14 @@
 import pytest
 
-from overwinter.core.actions import Run, StartBody
+from overwinter.core.actions import Run, StartWorker
 from overwinter.core.events import (
     Alarm,
     Arrived,
-    BodyExited,
-    BodyReady,
     Removed,
     RunEnded,
     RunFailure,
+    WorkerExited,
+    WorkerReady,
 )
 from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Point, Profile
@@ -31,10 +31,10 @@ class Service:
     def step(self, event, *actions) -> None:
         self.observer.observe(Seconds(self.now), event, list(actions))
 
-    def body(self, worker=1, cores=1, concurrency=1, wakes_in=0.02, on_trial=False) -> None:
-        self.step(Alarm(), StartBody(WorkerId(worker), FUNCTION, on_trial, cores, concurrency))
+    def worker(self, worker=1, cores=1, concurrency=1, wakes_in=0.02, on_trial=False) -> None:
+        self.step(Alarm(), StartWorker(WorkerId(worker), FUNCTION, on_trial, cores, concurrency))
         self.now += wakes_in
-        self.step(BodyReady(WorkerId(worker)))
+        self.step(WorkerReady(WorkerId(worker)))
 
     def begin(self, batch=1, worker=1) -> RunId:
         self._runs += 1
@@ -57,9 +57,9 @@ class Service:
 
 def test_what_lasts_and_differs_is_told_once_a_minute():
     service = Service()
-    service.body()
+    service.worker()
     service.runs(RUNS_MIN, 0.2)
-    assert service.told == []  # The first run of a body does not count.
+    assert service.told == []  # The first run of a worker does not count.
     service.runs(1, 0.2)
     [(function, correction)] = service.told
     assert function == FUNCTION
@@ -77,21 +77,21 @@ def test_what_lasts_and_differs_is_told_once_a_minute():
 @pytest.mark.parametrize("seconds", [0.085, 0.1, 0.115])
 def test_what_goes_as_measured_is_not_told(seconds):
     service = Service()
-    service.body()
+    service.worker()
     service.runs(10 * RUNS_MIN, seconds)
     assert service.told == []
 
 
 def test_what_was_never_measured_is_not_told():
     for service in (Service(None), Service(Profile(weight_bytes=1, macs=1))):
-        service.body()
+        service.worker()
         service.runs(3 * RUNS_MIN, 5.0)
         assert service.told == []
 
 
 def test_only_runs_that_have_all_others_beside_them_count():
     service = Service()
-    service.body(cores=2, concurrency=2)
+    service.worker(cores=2, concurrency=2)
     for _ in range(3 * RUNS_MIN):
         service.run(0.5, batch=4)
     assert service.told == []
@@ -106,7 +106,7 @@ def test_only_runs_that_have_all_others_beside_them_count():
 
 def test_runs_that_failed_do_not_count():
     service = Service()
-    service.body()
+    service.worker()
     for _ in range(3 * RUNS_MIN):
         service.run(5.0, failures=(RunFailure(RequestId(0), "CallerError", "no"),))
     assert service.told == []
@@ -115,10 +115,10 @@ def test_runs_that_failed_do_not_count():
 def test_wakes_are_seen_and_trials_are_not():
     service = Service()
     for worker in range(10):
-        service.body(worker, wakes_in=3.0, on_trial=True)
+        service.worker(worker, wakes_in=3.0, on_trial=True)
     assert service.told == []
     for worker in range(10, 10 + WAKES_MIN):
-        service.body(worker, wakes_in=3.0)
+        service.worker(worker, wakes_in=3.0)
     [(_, correction)] = service.told
     assert correction.points == ()
     assert correction.wake_s == pytest.approx(3.0)
@@ -126,13 +126,13 @@ def test_wakes_are_seen_and_trials_are_not():
 
 def test_nothing_is_kept_of_what_is_gone():
     service = Service()
-    service.body()
+    service.worker()
     service.runs(5, 0.3)
     service.begin()
-    service.step(BodyExited(WorkerId(1), "WorkerError", "killed"))
+    service.step(WorkerExited(WorkerId(1), "WorkerError", "killed"))
     service.step(Removed(FUNCTION))
     observer = service.observer
-    kept = [observer._bodies, observer._runs, observer._seen, observer._told_at]
+    kept = [observer._workers, observer._runs, observer._seen, observer._told_at]
     assert kept == [{}, {}, {}, {}]
 
 

@@ -33,14 +33,14 @@ def test_adaptive_waits_as_long_as_one_more_would_still_be_in_time():
     assert not step.late
 
 
-def test_adaptive_takes_the_smallest_body_that_holds_them_all():
+def test_adaptive_takes_the_smallest_worker_that_holds_them_all():
     small, middle, large = worker(1, 2), worker(2, 4), worker(3, 8)
     step = adaptive(waiting(3, 0.69), [large, small, middle])
     assert isinstance(step, Send)
     assert step.worker is middle
 
 
-def test_a_full_batch_of_the_largest_body_does_not_wait():
+def test_a_full_batch_of_the_largest_worker_does_not_wait():
     step = adaptive(waiting(9, 0.0), [worker(1, 2), worker(2, 4)])
     assert isinstance(step, Send)
     assert (step.worker.id, step.count) == (2, 4)
@@ -68,7 +68,7 @@ def test_the_default_says_what_is_late_also_when_it_does_not_wait():
     assert RULES["overwinter"](in_time, [worker(1, 4)]) == Send(worker(1, 4), 1)
 
 
-def test_greedy_prefers_the_body_that_does_least_then_the_one_used_last():
+def test_greedy_prefers_the_worker_that_does_least_then_the_one_used_last():
     first, second, busy = worker(1, 4), worker(2, 4), worker(3, 4, runs=1)
     second.since = 5.0
     step = greedy(waiting(2, 0.0), [busy, first, second])
@@ -119,7 +119,7 @@ def late(world: World) -> list[str]:
     for _ in range(3):
         world.arrive()
     world.now += 0.95
-    world.stage()
+    world.load_blocks()
     world.ready()
     return [type(world.answers.get(id_)).__name__ for id_ in (1, 2, 3)]
 
@@ -154,19 +154,19 @@ def test_what_has_expired_is_refused_and_never_run():
     world.arrive(deadline=1.0)
     world.arrive()
     world.now = 2.0
-    world.stage()
+    world.load_blocks()
     world.ready()
     world.settle()
     assert world.answers[1].error == "DeadlineError"
     assert [action.requests for action in world.log if isinstance(action, Run)] == [(2,)]
 
 
-def test_a_body_with_slots_is_handed_as_many_runs_at_once_and_no_more():
+def test_a_worker_with_slots_is_handed_as_many_runs_at_once_and_no_more():
     world = World(cores=4)
-    world.deploy(spec(concurrency=3, max_bodies=1))
+    world.deploy(spec(concurrency=3, max_workers=1))
     for _ in range(5):
         world.arrive()
-    world.stage()
+    world.load_blocks()
     world.ready()
     assert len(world.running) == 3
     world.finish()
@@ -195,7 +195,7 @@ def test_an_urgent_request_does_not_hide_how_long_those_behind_it_wait():
 
 
 def test_who_refuses_what_is_late_answers_somebody_after_each_wake():
-    """A wake takes longer than the promise: refusing all that waited for it, again and again, would answer nobody."""
+    """A wake takes longer than the SLO: refusing all that waited for it, again and again, would answer nobody."""
     made = Profile(weight_bytes=30, macs=1, points=(Point(1, 5, 1, 1, 0.01),), wake_s=0.5)
     world = World(cores=2)
     world.deploy(spec(profile=made, slo_ms=100, late="refuse", keep_alive_s=1.0))

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from overwinter.core.config import MindConfig
+from overwinter.core.config import SchedulerConfig
 from overwinter.core.policies import POLICIES
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel
@@ -17,7 +17,7 @@ def idle(policy, since, used, gaps=(), keep_alive_s=None):
     family = Family(made.id, LatencyModel(made, policy))
     function = Function(made, family, False, {}, used=used, gaps=list(gaps))
     worker = Worker(1, made.id, family, "t", function.latency.usual, since, {made.id: Binding(function)})
-    return idle_until(Cycle(MindConfig(policy=policy)), worker)
+    return idle_until(Cycle(SchedulerConfig(policy=policy)), worker)
 
 
 def test_a_fixed_time_restarts_on_reuse_of_the_worker():

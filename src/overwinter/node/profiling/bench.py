@@ -12,7 +12,7 @@ from overwinter.core.profile import Point, Shape
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
-from overwinter.node.profiling.measuring import DisturbedError, MeasuredBody
+from overwinter.node.profiling.measuring import DisturbedError, MeasuredWorker
 from overwinter.node.profiling.quiet import Quiet
 from overwinter.store.hosts import HostStores
 
@@ -28,7 +28,7 @@ BURST_S = 0.1
 
 
 class Measurement(NamedTuple):
-    """One configuration, and by the way how long its body took to wake; None: something came between."""
+    """One configuration, and by the way how long its worker took to wake; None: something came between."""
 
     point: Point
     pid: int
@@ -72,54 +72,54 @@ class Bench:
                 continue
 
     async def _point(self, function: DeployedFunction, program: Program, shape: Shape) -> Measurement:
-        body = self._body(function, program, shape)
+        worker = self._worker(function, program, shape)
         try:
-            wake_s = await self._start(body, function)
-            pid = body.pid or 0
+            wake_s = await self._start(worker, function)
+            pid = worker.pid or 0
             runs: list[float] = []
             spent = 0.0
             while not _enough(len(runs) / shape.concurrency, spent):
                 mark = await self._quiet.moment()
                 begun = self._now()
-                took = await body.waves(BURST_S, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
+                took = await worker.waves(BURST_S, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
                 self._quiet.spent(self._now() - begun)
                 runs += took
                 spent += sum(took) / shape.concurrency
-            memory_bytes = await body.private_bytes()
+            memory_bytes = await worker.private_bytes()
         finally:
-            await body.end()
+            await worker.end()
         return Measurement(Point(shape.cores, memory_bytes, shape.batch, shape.concurrency, median(runs)), pid, wake_s)
 
     async def _layers(self, function: DeployedFunction, program: Program, batch: int) -> Layers:
-        body = self._body(function, program, Shape(1, batch, 1))
+        worker = self._worker(function, program, Shape(1, batch, 1))
         try:
-            await self._start(body, function)
-            pid = body.pid or 0
+            await self._start(worker, function)
+            pid = worker.pid or 0
             passes: list[tuple[float, ...]] = []
             warm = False
             spent = 0.0
             while not _enough(len(passes), spent):
                 mark = await self._quiet.moment()
                 begun = self._now()
-                took = await body.layers(batch, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
+                took = await worker.layers(batch, lambda mark=mark: self._quiet.disturbed(mark))  # type: ignore[misc]
                 self._quiet.spent(self._now() - begun)
                 if warm and not self._quiet.disturbed(mark):
                     passes.append(took)
                     spent += sum(took)
                 warm = True
         finally:
-            await body.end()
+            await worker.end()
         return Layers(batch, tuple(median(layer) for layer in zip(*passes, strict=True)), pid)
 
-    def _body(self, function: DeployedFunction, program: Program, shape: Shape) -> MeasuredBody:
-        # The mind counts its workers upwards.
+    def _worker(self, function: DeployedFunction, program: Program, shape: Shape) -> MeasuredWorker:
+        # The scheduler counts its workers upwards.
         self._last -= 1
-        return MeasuredBody(self._processes, WorkerId(self._last), function, program, shape, self._now)
+        return MeasuredWorker(self._processes, WorkerId(self._last), function, program, shape, self._now)
 
-    async def _start(self, body: MeasuredBody, function: DeployedFunction) -> float | None:
+    async def _start(self, worker: MeasuredWorker, function: DeployedFunction) -> float | None:
         mark = await self._quiet.moment()
         begun = self._now()
-        wake_s = await body.start(self._hosts.store(function.store).open(function.files(bare=True)))
+        wake_s = await worker.start(self._hosts.store(function.store).open(function.files(bare=True)))
         self._quiet.spent(self._now() - begun)
         return None if self._quiet.disturbed(mark) else wake_s
 

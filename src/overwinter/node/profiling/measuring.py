@@ -1,5 +1,5 @@
-"""How is one configuration measured? In a body of its own, forked and contained as every other, through the way that
-requests go: trays, channel, answers. What runs are zeros, and of a function with a handler the program alone, since a
+"""How is one configuration measured? In a worker of its own, forked and contained as every other, through the way that
+requests go: buffers, channel, answers. What runs are zeros, and of a function with a handler the program alone, since a
 handler needs real inputs.
 """
 
@@ -15,12 +15,12 @@ from overwinter.core.ids import RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Shape
 from overwinter.core.tensor import ITEM_BYTES, TensorMeta
 from overwinter.model.program import Program
-from overwinter.node.bodies import BodyProcess
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
-from overwinter.worker.messages import Answer, Failure, ForkBody, Measure, Measured, Ready, RunBatch
+from overwinter.node.workers import WorkerProcess
+from overwinter.worker.buffer import offsets
+from overwinter.worker.messages import Answer, Failure, ForkWorker, Measure, Measured, Ready, RunBatch
 from overwinter.worker.sandbox import uid_of
-from overwinter.worker.tray import offsets
 
 BATCH = "batch"
 POLL_S = 0.02
@@ -29,7 +29,7 @@ PATIENCE_S = 0.25
 START_S = 120.0
 GONE_S = 5.0
 COLD_S = 0.05
-"""A body that had nothing to do for so long runs once before it counts."""
+"""A worker that had nothing to do for so long runs once before it counts."""
 NOBODY = RequestId(0)
 
 
@@ -47,7 +47,7 @@ def batch_limit(program: Program) -> int:
     return 1 if program.unjoinable else max(1, program.dimensions[BATCH][1] // least_rows(program))
 
 
-class MeasuredBody:
+class MeasuredWorker:
     """The node's end of a body that is measured; hears of it in place of the effects."""
 
     def __init__(
@@ -78,8 +78,8 @@ class MeasuredBody:
     @property
     def pid(self) -> int | None:
         """Its process, while it lives."""
-        body = self._processes.body(self.worker)
-        return None if body is None else body.pid
+        process = self._processes.process(self.worker)
+        return None if process is None else process.pid
 
     async def start(self, fds: Sequence[int]) -> float:
         """Fork it and hand it the descriptors of the program and the blocks, which are closed; seconds until it was
@@ -87,7 +87,7 @@ class MeasuredBody:
         """
         function, shape = self._function, self._shape
         memory_bytes = function.memory_bytes
-        order = ForkBody(self.worker, uid_of(self.worker), memory_bytes, mapped_bytes([function]), shape.cores)
+        order = ForkWorker(self.worker, uid_of(self.worker), memory_bytes, mapped_bytes([function]), shape.cores)
         begun = self._now()
         try:
             load = function.load(shape.cores, shape.concurrency, bare=True, measured=True)
@@ -99,14 +99,14 @@ class MeasuredBody:
             async with asyncio.timeout(START_S):
                 ready: Seconds = await self._heard
         except TimeoutError:
-            raise WorkerError(f"a body of {function.id} to be measured was not ready in {START_S:g} s") from None
+            raise WorkerError(f"a worker of {function.id} to be measured was not ready in {START_S:g} s") from None
         return ready - begun
 
     async def waves(self, seconds: float, disturbed: Callable[[], bool]) -> list[float]:
         """Seconds of each run in waves of as many as go on at once, for so long or until disturbed; a wave that was
         disturbed does not count.
 
-        DisturbedError when a run would have kept a request waiting; the body is gone then. WorkerError.
+        DisturbedError when a run would have kept a request waiting; the worker is gone then. WorkerError.
         """
         if self._last is None or self._now() - self._last > COLD_S:
             await self._wave(disturbed)
@@ -132,50 +132,50 @@ class MeasuredBody:
     async def end(self) -> None:
         """Kill it, and wait until it is gone, though not on a node that stops and hears of nothing any more."""
         self._processes.stop(self.worker, kill=True)
-        if self._processes.body(self.worker) is not None:
+        if self._processes.process(self.worker) is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), GONE_S)
 
     async def _wave(self, disturbed: Callable[[], bool]) -> list[float]:
-        body = self._body()
+        process = self._worker()
         self._expect()
         self._took = []
         for _ in range(self._shape.concurrency):
-            self._begin(body)
+            self._begin(process)
         await self._hear(disturbed)
         self._last = self._now()
         return self._took
 
-    def _begin(self, body: BodyProcess) -> None:
+    def _begin(self, process: WorkerProcess) -> None:
         self._runs += 1
         run = RunId(self._runs)
         batch = self._shape.batch
-        slot = body.begin(run, (NOBODY,) * batch)
-        tray = body.slots[slot].inputs
+        slot = process.begin(run, (NOBODY,) * batch)
+        buffer = process.slots[slot].inputs
         *_, nbytes = offsets(self._metas * batch)
         try:
-            tray.hold(nbytes)
+            buffer.hold(nbytes)
         except OSError as error:
-            raise WorkerError(f"a tray cannot be made to hold {nbytes} bytes: {error}") from error
+            raise WorkerError(f"a buffer cannot be made to hold {nbytes} bytes: {error}") from error
         self._begun[run] = self._now()
         self._processes.send(
-            body, RunBatch(run, (self._function.id,) * batch, slot, (self._metas,) * batch, tray.nbytes)
+            process, RunBatch(run, (self._function.id,) * batch, slot, (self._metas,) * batch, buffer.nbytes)
         )
 
     async def _measured(self, asked: Measure, disturbed: Callable[[], bool]) -> Measured:
-        body = self._body()
+        process = self._worker()
         self._expect()
         self._asked = asked
-        self._processes.send(body, asked)
+        self._processes.send(process, asked)
         measured: Measured = await self._hear(disturbed)
         return measured
 
-    def _body(self) -> BodyProcess:
-        body = self._processes.body(self.worker)
-        if body is None:
+    def _worker(self) -> WorkerProcess:
+        process = self._processes.process(self.worker)
+        if process is None:
             self._heard.result()
-            raise WorkerError("the body to be measured is gone")
-        return body
+            raise WorkerError("the worker to be measured is gone")
+        return process
 
     def _expect(self) -> None:
         if self._heard.done():
@@ -195,14 +195,14 @@ class MeasuredBody:
 
     # What its processes tell
 
-    def body_ready(self, body: BodyProcess, ready: Ready) -> None:
+    def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """It is loaded."""
         self._tell(self._now())
 
-    def body_answered(self, body: BodyProcess, answer: Answer) -> None:
+    def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
         """One of its runs is done."""
         now = self._now()
-        body.free(body.end(answer))
+        process.free(process.end(answer))
         self._took.append(now - self._begun.pop(answer.run))
         failed = next((outcome for outcome in answer.outcomes if isinstance(outcome, Failure)), None)
         if failed is not None:
@@ -210,7 +210,7 @@ class MeasuredBody:
         elif not self._begun:
             self._tell(None)
 
-    def body_measured(self, body: BodyProcess, measured: Measured) -> None:
+    def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
         """It told of itself."""
         layers = self._layers if self._asked.batch is not None else 0
         possible = measured.private_bytes >= 0 and all(0 <= seconds < inf for seconds in measured.layers_s)
@@ -218,7 +218,7 @@ class MeasuredBody:
             raise ValueError("what it measured cannot be true")
         self._tell(measured)
 
-    def body_exited(self, body: BodyProcess, error: str, reason: str) -> None:
+    def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
         """It is gone."""
         self._gone.set()
         self._fail(reason)

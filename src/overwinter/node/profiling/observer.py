@@ -1,11 +1,11 @@
-"""Does service go as was measured? Reads each step of the mind, and tells when what it sees lasts and differs."""
+"""Does service go as was measured? Reads each step of the scheduler, and tells when what it sees lasts and differs."""
 
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from overwinter.core.actions import Action, Run, StartBody
-from overwinter.core.events import Arrived, BodyExited, BodyReady, Event, Removed, RunEnded
+from overwinter.core.actions import Action, Run, StartWorker
+from overwinter.core.events import Arrived, Event, Removed, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Point, Profile, Shape
 
@@ -26,7 +26,7 @@ class Correction(msgspec.Struct, frozen=True):
     wake_s: float | None
 
 
-class _Body(msgspec.Struct):
+class _Worker(msgspec.Struct):
     function: FunctionId
     cores: int
     concurrency: int
@@ -38,12 +38,12 @@ class _Body(msgspec.Struct):
 
 
 class _Run(msgspec.Struct):
-    body: _Body
+    process: _Worker
     function: FunctionId
     batch: int
     begun: Seconds
     full: bool
-    """It began as the last that the body may have at once."""
+    """It began as the last that the worker may have at once."""
 
 
 class _Seen(msgspec.Struct):
@@ -66,7 +66,7 @@ class Observer:
         self.arrived_at: Seconds | None = None
         self._profile_of = profile_of
         self._tell = tell
-        self._bodies: dict[WorkerId, _Body] = {}
+        self._workers: dict[WorkerId, _Worker] = {}
         self._runs: dict[RunId, _Run] = {}
         self._seen: dict[FunctionId, dict[tuple[int, int, int] | None, _Seen]] = {}
         self._told_at: dict[FunctionId, Seconds] = {}
@@ -79,9 +79,9 @@ class Observer:
                 self.arrived_at = now
             case RunEnded():
                 self._ended(event, now)
-            case BodyReady(worker):
+            case WorkerReady(worker):
                 self._ready(worker, now)
-            case BodyExited():
+            case WorkerExited():
                 self._exited(event.worker)
             case Removed(function):
                 self._seen.pop(function, None)
@@ -91,40 +91,40 @@ class Observer:
         for action in actions:
             if type(action) is Run:
                 self._began(action, now)
-            elif type(action) is StartBody:
-                self._bodies[action.worker] = _Body(
+            elif type(action) is StartWorker:
+                self._workers[action.worker] = _Worker(
                     action.function, action.cores, action.concurrency, now, action.on_trial
                 )
 
     def _began(self, action: Run, now: Seconds) -> None:
-        body = self._bodies.get(action.worker)
-        if body is not None:
-            body.running += 1
+        process = self._workers.get(action.worker)
+        if process is not None:
+            process.running += 1
             # A run of several functions takes longer than the batch of one that was measured.
-            full = body.running == body.concurrency and not action.functions
-            self._runs[action.run] = _Run(body, action.function or body.function, len(action.requests), now, full)
+            full = process.running == process.concurrency and not action.functions
+            self._runs[action.run] = _Run(process, action.function or process.function, len(action.requests), now, full)
 
     def _ended(self, event: RunEnded, now: Seconds) -> None:
         run = self._runs.pop(event.run, None)
         if run is None:
             return
-        body = run.body
+        process = run.process
         # A configuration was measured with all its runs at once: others say nothing about it.
-        counts = run.full and body.running == body.concurrency and body.warm and not event.failures
-        body.running -= 1
-        body.warm = True
+        counts = run.full and process.running == process.concurrency and process.warm and not event.failures
+        process.running -= 1
+        process.warm = True
         if counts:
-            self._note(run.function, (body.cores, run.batch, body.concurrency), now - run.begun, now)
+            self._note(run.function, (process.cores, run.batch, process.concurrency), now - run.begun, now)
 
     def _ready(self, worker: WorkerId, now: Seconds) -> None:
-        body = self._bodies.get(worker)
-        if body is not None and not body.on_trial:
-            self._note(body.function, None, now - body.since, now)
+        process = self._workers.get(worker)
+        if process is not None and not process.on_trial:
+            self._note(process.function, None, now - process.since, now)
 
     def _exited(self, worker: WorkerId) -> None:
-        body = self._bodies.pop(worker, None)
-        if body is not None and body.running:
-            self._runs = {number: run for number, run in self._runs.items() if run.body is not body}
+        process = self._workers.pop(worker, None)
+        if process is not None and process.running:
+            self._runs = {number: run for number, run in self._runs.items() if run.process is not process}
 
     def _note(self, id_: FunctionId, what: tuple[int, int, int] | None, seconds: float, now: Seconds) -> None:
         if self._profile_of(id_) is None:

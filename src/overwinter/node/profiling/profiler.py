@@ -1,7 +1,7 @@
 """What does the node know of its functions' speed, and how does it learn it?
 
 Profiles belong to a program on a machine: every variant of it has them, also one that is deployed after a restart.
-They are measured in bodies that the mind knows nothing of, and corrected by what is seen in service.
+They are measured in workers that the scheduler knows nothing of, and corrected by what is seen in service.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ BACKGROUND_S = 600.0
 """Longest that one function is measured which nobody asked to have measured."""
 
 
-class House(Protocol):
+class Parts(Protocol):
     """The node, as far as profiling looks."""
 
     @property
@@ -51,11 +51,11 @@ class House(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Whether requests or bodies are under way."""
+        """Whether requests or workers are under way."""
         ...
 
     def post(self, event: Event, /) -> None:
-        """Tell the mind."""
+        """Tell the scheduler."""
         ...
 
     async def wake(self, function: DeployedFunction, /) -> None:
@@ -68,7 +68,7 @@ class Profiler:
 
     def __init__(
         self,
-        house: House,
+        parts: Parts,
         functions: Mapping[FunctionId, DeployedFunction],
         tasks: asyncio.TaskGroup,
         share: float,
@@ -76,8 +76,8 @@ class Profiler:
     ) -> None:
         """While the node serves, `share` of the time may be spent on measuring."""
         self.observer = Observer(self._known, self._corrects)
-        self._bench = Bench(house.processes, house.hosts, Quiet(self.observer, house.busy, share, clock.now), clock.now)
-        self._house = house
+        self._bench = Bench(parts.processes, parts.hosts, Quiet(self.observer, parts.busy, share, clock.now), clock.now)
+        self._parts = parts
         self._functions = functions
         self._tasks = tasks
         self._log = log
@@ -86,7 +86,7 @@ class Profiler:
         self._background: set[asyncio.Task[object]] = set()
 
     async def close(self) -> None:
-        """End what goes on in the background, and its bodies."""
+        """End what goes on in the background, and its workers."""
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -95,7 +95,7 @@ class Profiler:
     def stored(self, function: DeployedFunction) -> Profile | None:
         """What was measured here of the function, or of its program alone. Reads the disk."""
         for subject in _subjects(function):
-            found = self._house.repository.profile(self._machine, subject)
+            found = self._parts.repository.profile(self._machine, subject)
             if found is not None:
                 return found
         return None
@@ -112,7 +112,7 @@ class Profiler:
         async with self._rounds.turn(function.manifest.tenant):
             # Read again: many may wait, and a decoded program is large.
             program = await asyncio.to_thread(self._program, function)
-            survey = Survey(self._bench, self._house.wake, function, program, tell)
+            survey = Survey(self._bench, self._parts.wake, function, program, tell)
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
             try:
@@ -173,13 +173,13 @@ class Profiler:
         return Limits(core_count(), batch_limit(self._program(function)))
 
     def _program(self, function: DeployedFunction) -> Program:
-        return decode_program(self._house.repository.read(function.manifest.program.address))
+        return decode_program(self._parts.repository.read(function.manifest.program.address))
 
     async def _keep(self, function: DeployedFunction, survey: Survey) -> None:
         """The program was measured: that holds for it alone, and until more is known for it behind its handler."""
         profile = survey.blank
         for subject in reversed(_subjects(function)):
-            known = await asyncio.to_thread(self._house.repository.profile, self._machine, subject)
+            known = await asyncio.to_thread(self._parts.repository.profile, self._machine, subject)
             profile = survey.added_to(known or profile)
             await asyncio.to_thread(self._put, subject, profile)
             self._spread(subject, profile)
@@ -188,13 +188,13 @@ class Profiler:
         fault = profile.fault()
         if fault is not None:
             raise WorkerError(f"what was measured of {subject} cannot be: {fault}")
-        self._house.repository.put_profile(self._machine, subject, profile, clock.wall())
+        self._parts.repository.put_profile(self._machine, subject, profile, clock.wall())
 
     def _spread(self, subject: str, profile: Profile) -> None:
         for function in list(self._functions.values()):
             if function.subject == subject:
                 function.profile = profile
-                self._house.post(Profiled(function.id, profile))
+                self._parts.post(Profiled(function.id, profile))
 
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:

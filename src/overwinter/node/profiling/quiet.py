@@ -31,7 +31,7 @@ class Quiet:
     """Says when, and keeps the account of the time spent."""
 
     def __init__(self, traffic: Traffic, busy: Callable[[], bool], share: float, now: Callable[[], Seconds]) -> None:
-        """`busy` says whether requests or bodies are under way. `share` of the time may be spent while the node
+        """`busy` says whether requests or workers are under way. `share` of the time may be spent while the node
         serves, above 0 and at most 1.
         """
         self._traffic = traffic
@@ -44,7 +44,7 @@ class Quiet:
         """Wait until something may be measured; a mark for `disturbed`."""
         while self._serves() and (rest_s := self._rests_until - self._now()) > 0:  # noqa: ASYNC110 - as below
             await asyncio.sleep(min(rest_s, SERVING_S))
-        while self._busy():  # noqa: ASYNC110 - nobody tells when bodies and requests are all at rest
+        while self._busy():  # noqa: ASYNC110 - nobody tells when workers and requests are all at rest
             await asyncio.sleep(POLL_S)
         return self._traffic.arrivals
 

@@ -16,7 +16,7 @@ def point(cores=1, mib=100, batch=1, concurrency=1, latency_s=0.1):
     return Point(cores, mib * MIB, batch, concurrency, latency_s)
 
 
-def body(worker, made_as, load=0.0, since=0.0):
+def worker(worker, made_as, load=0.0, since=0.0):
     return Standing(WorkerId(worker), made_as, load, Seconds(since))
 
 
@@ -24,7 +24,7 @@ def demand(rate, points, **changes):
     defaults = {
         "slo_s": 0.4,
         "free_cores": 64.0,
-        "free_bodies": 64,
+        "free_workers": 64,
         "free_bytes": math.inf,
         "weight_bytes": 100 * MIB,
         "missing_bytes": 0,
@@ -63,19 +63,19 @@ def profiles(draw):
 
 @st.composite
 def demands(draw, bounded=None):
-    """A function of a real profile, with any bodies, on a node with little room or with much."""
+    """A function of a real profile, with any workers, on a node with little room or with much."""
     points = draw(profiles())
     standing = draw(st.lists(st.sampled_from(points), max_size=6))
-    bodies = tuple(body(number, each, draw(st.floats(0, 1)), number) for number, each in enumerate(standing))
+    workers = tuple(worker(number, each, draw(st.floats(0, 1)), number) for number, each in enumerate(standing))
     fastest, most = min(each.latency_s for each in points), max(each.throughput for each in points)
     few = draw(st.booleans()) if bounded is None else bounded
     return demand(
         draw(st.floats(0, 8)) * most,
         points,
         slo_s=draw(st.none() | st.floats(0.5, 8).map(lambda times: times * fastest)),
-        bodies=bodies,
+        workers=workers,
         free_cores=float(draw(st.integers(0, 12))) if few else 1000.0,
-        free_bodies=draw(st.integers(0, 8)) if few else 1000,
+        free_workers=draw(st.integers(0, 8)) if few else 1000,
         free_bytes=draw(st.floats(0, 3000)) * MIB if few else math.inf,
         missing_bytes=draw(st.integers(0, 300)) * MIB,
         shared=draw(st.booleans()),
@@ -86,16 +86,16 @@ def demands(draw, bounded=None):
 def done(asked: Demand, said: Scaled) -> Demand:
     """The demand once the node has done what was said."""
     by_shape = {each.shape: each for each in asked.points}
-    stopped = [each for each in asked.bodies if each.worker in said.stop]
-    number = 1 + max((each.worker for each in asked.bodies), default=0)
-    started = [body(number + place, by_shape[shape], since=number) for place, shape in enumerate(said.start)]
+    stopped = [each for each in asked.workers if each.worker in said.stop]
+    number = 1 + max((each.worker for each in asked.workers), default=0)
+    started = [worker(number + place, by_shape[shape], since=number) for place, shape in enumerate(said.start)]
     change = [(1, each) for each in stopped] + [(-1, each) for each in started]
     missing = asked.missing_bytes if started and asked.shared else 0
     return msgspec.structs.replace(
         asked,
-        bodies=(*(each for each in asked.bodies if each not in stopped), *started),
+        workers=(*(each for each in asked.workers if each not in stopped), *started),
         free_cores=asked.free_cores + sum(sign * each.point.cores for sign, each in change),
-        free_bodies=asked.free_bodies + sum(sign for sign, _ in change),
+        free_workers=asked.free_workers + sum(sign for sign, _ in change),
         free_bytes=asked.free_bytes + sum(sign * asked.memory(each.point) for sign, each in change) - missing,
         missing_bytes=asked.missing_bytes - missing,
     )

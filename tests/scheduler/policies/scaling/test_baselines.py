@@ -8,7 +8,7 @@ from overwinter.scheduler.policies.scaling.dts import by_memory, by_memory_and_c
 from overwinter.scheduler.policies.scaling.infless import infless
 from overwinter.scheduler.policies.scaling.mls import efficiency, mls
 from overwinter.scheduler.policies.scaling.photons import photons
-from tests.scheduler.policies.scaling.profiles import MIB, body, demand, point
+from tests.scheduler.policies.scaling.profiles import MIB, demand, point, worker
 
 
 class TestMls:
@@ -17,13 +17,13 @@ class TestMls:
         made_as = point(cores=2, mib=100, batch=4, latency_s=0.2)
         assert efficiency(asked, made_as) == pytest.approx(4 / (2 * 0.2) + 4 / (4 * 2 * 0.2))
 
-    def test_fewer_larger_bodies_win_where_the_weights_weigh(self):
+    def test_fewer_larger_workers_win_where_the_weights_weigh(self):
         points = [point(cores=1, latency_s=0.2), point(cores=4, latency_s=0.06)]
         heavy, light = (demand(2, points, macs=macs, slo_s=1.0) for macs in (1_000_000_000, 100_000_000_000))
         assert [mls(asked).start[0].cores for asked in (heavy, light)] == [4, 1]
 
     def test_a_batch_counts_only_where_it_fills_in_time(self):
-        """At 5/s the eighth request comes after 1.4 s, so that the body of one core gains nothing by its batch."""
+        """At 5/s the eighth request comes after 1.4 s, so that the worker of one core gains nothing by its batch."""
         points = [
             point(cores=1, batch=1, latency_s=0.1),
             point(cores=1, batch=8, latency_s=0.2),
@@ -32,11 +32,11 @@ class TestMls:
         assert mls(demand(5, points, slo_s=0.5)).start == (Shape(2, 1, 1),)
         assert mls(demand(500, points, slo_s=0.5)).start[0] == Shape(1, 8, 1)
 
-    def test_bodies_start_until_alpha_of_them_serves_the_rate(self):
+    def test_workers_start_until_alpha_of_them_serves_the_rate(self):
         points = [point(latency_s=0.1)]
         assert len(mls(demand(80, points)).start) == 10
         assert len(mls(demand(80.1, points)).start) == 11
-        assert len(mls(demand(80.1, points, bodies=tuple(body(n, points[0]) for n in range(10)))).start) == 1
+        assert len(mls(demand(80.1, points, workers=tuple(worker(n, points[0]) for n in range(10)))).start) == 1
 
     def test_the_next_best_cores_are_taken_where_the_best_do_not_fit(self):
         points = [point(cores=4, latency_s=0.01), point(cores=1, latency_s=0.1)]
@@ -44,8 +44,8 @@ class TestMls:
 
     def test_the_least_efficient_go_first_whatever_their_load(self):
         poor, good = point(cores=2, latency_s=0.1), point(cores=1, latency_s=0.1)
-        bodies = (body(1, good, load=0.0), body(2, poor, load=0.9))
-        assert mls(demand(5, [poor, good], bodies=bodies)).stop == (2,)
+        workers = (worker(1, good, load=0.0), worker(2, poor, load=0.9))
+        assert mls(demand(5, [poor, good], workers=workers)).stop == (2,)
 
     def test_no_concurrency(self):
         said = mls(demand(5, [point(concurrency=4, latency_s=0.1), point(latency_s=0.1)]))
@@ -64,9 +64,9 @@ class TestDts:
 
     def test_only_the_rate_that_is_left_is_served_anew(self):
         made_as = point(latency_s=0.1)
-        assert len(by_memory(demand(24, [made_as], bodies=(body(1, made_as), body(2, made_as)))).start) == 1
+        assert len(by_memory(demand(24, [made_as], workers=(worker(1, made_as), worker(2, made_as)))).start) == 1
 
-    def test_the_weights_count_where_bodies_do_not_share_them(self):
+    def test_the_weights_count_where_workers_do_not_share_them(self):
         lean, wide = point(mib=10, latency_s=0.1), point(cores=4, mib=30, concurrency=2, latency_s=0.1)
         asked = {shared: demand(5, [lean, wide], shared=shared, weight_bytes=500 * MIB) for shared in (True, False)}
         assert by_memory(asked[True]).start == (lean.shape,)
@@ -84,7 +84,7 @@ class TestInfless:
         points = [point(latency_s=0.1), point(batch=4, latency_s=0.19), point(concurrency=4, latency_s=0.1)]
         assert set(infless(demand(100, points)).start) == {Shape(1, 4, 1)}
 
-    def test_a_batch_must_leave_half_the_promise_for_waiting(self):
+    def test_a_batch_must_leave_half_the_slo_for_waiting(self):
         points = [point(latency_s=0.1), point(batch=4, latency_s=0.21)]
         assert set(infless(demand(100, points)).start) == {Shape(1, 1, 1)}
 
@@ -106,7 +106,7 @@ class TestInfless:
 
 
 class TestPhotons:
-    def test_as_much_concurrency_as_the_promise_bears(self):
+    def test_as_much_concurrency_as_the_slo_bears(self):
         points = [point(cores=n, concurrency=n, latency_s=0.1 * n) for n in (1, 2, 4, 8)]
         assert photons(demand(5, points)).start == (Shape(4, 1, 4),)
 
@@ -134,6 +134,6 @@ class TestBatch:
         points = [point(cores=4, latency_s=0.09), point(cores=1, latency_s=0.3)]
         assert batch(demand(1, points)).start == (points[1].shape,)
 
-    def test_the_configuration_is_kept_while_a_body_lives(self):
+    def test_the_configuration_is_kept_while_a_worker_lives(self):
         points = [point(latency_s=0.1), point(batch=8, latency_s=0.2)]
-        assert set(batch(demand(100, points, bodies=(body(1, points[0]),))).start) == {points[0].shape}
+        assert set(batch(demand(100, points, workers=(worker(1, points[0]),))).start) == {points[0].shape}

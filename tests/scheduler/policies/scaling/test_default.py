@@ -3,14 +3,14 @@
 from overwinter.core.profile import Shape
 from overwinter.scheduler.policies.scaling.default import frugal
 from overwinter.scheduler.policies.scaling.demand import Scaled
-from tests.scheduler.policies.scaling.profiles import MIB, body, demand, done, point
+from tests.scheduler.policies.scaling.profiles import MIB, demand, done, point, worker
 
 SMALL = point(mib=100, latency_s=0.1)
 LARGE = point(cores=4, mib=150, concurrency=4, latency_s=0.1)
 
 
-def test_many_small_bodies_give_way_to_a_large_one_when_it_is_there():
-    asked = demand(17, [SMALL, LARGE], bodies=(body(1, SMALL), body(2, SMALL)))
+def test_many_small_workers_give_way_to_a_large_one_when_it_is_there():
+    asked = demand(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)))
     first = frugal(asked)
     assert (first.start, first.stop) == ((LARGE.shape,), ())
     second = frugal(done(asked, first))
@@ -18,11 +18,11 @@ def test_many_small_bodies_give_way_to_a_large_one_when_it_is_there():
     assert frugal(done(done(asked, first), second)) == Scaled()
 
 
-def test_a_large_body_gives_way_to_a_small_one_when_the_rate_fell():
+def test_a_large_worker_gives_way_to_a_small_one_when_the_rate_fell():
     nearly = point(mib=140, latency_s=0.1)
-    assert frugal(demand(1, [nearly, LARGE], bodies=(body(1, LARGE),))).start == ()
+    assert frugal(demand(1, [nearly, LARGE], workers=(worker(1, LARGE),))).start == ()
     tiny = point(mib=50, latency_s=0.1)
-    asked = demand(1, [tiny, LARGE], bodies=(body(1, LARGE),))
+    asked = demand(1, [tiny, LARGE], workers=(worker(1, LARGE),))
     first = frugal(asked)
     assert (first.start, first.stop) == ((tiny.shape,), ())
     assert frugal(done(asked, first)).stop == (1,)
@@ -30,12 +30,12 @@ def test_a_large_body_gives_way_to_a_small_one_when_the_rate_fell():
 
 def test_blocks_that_are_missing_speak_against_an_exchange():
     tiny = point(mib=50, latency_s=0.1)
-    asked = demand(1, [tiny, LARGE], bodies=(body(1, LARGE),), missing_bytes=100 * MIB)
+    asked = demand(1, [tiny, LARGE], workers=(worker(1, LARGE),), missing_bytes=100 * MIB)
     assert frugal(asked).start == ()
 
 
 def test_nothing_is_exchanged_without_room_for_both():
-    asked = demand(17, [SMALL, LARGE], bodies=(body(1, SMALL), body(2, SMALL)), free_cores=2.0)
+    asked = demand(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)), free_cores=2.0)
     assert frugal(asked).start == (SMALL.shape,)
 
 
@@ -46,9 +46,9 @@ def test_cores_decide_where_they_run_out():
     assert frugal(asked).start == (Shape(1, 1, 1),) * 4
 
 
-def test_an_exchange_keeps_the_bodies_that_it_would_start():
-    bodies = (body(0, LARGE), *(body(number, SMALL) for number in range(1, 9)))
-    asked = demand(100, [SMALL, LARGE], bodies=bodies)
+def test_an_exchange_keeps_the_workers_that_it_would_start():
+    workers = (worker(0, LARGE), *(worker(number, SMALL) for number in range(1, 9)))
+    asked = demand(100, [SMALL, LARGE], workers=workers)
     first = frugal(asked)
     assert first.start == (LARGE.shape,) * 3
     assert set(frugal(done(asked, first)).stop) == set(range(1, 9))

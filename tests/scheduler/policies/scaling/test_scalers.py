@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.names import SCALERS
-from tests.scheduler.policies.scaling.profiles import body, demand, demands, done, point
+from tests.scheduler.policies.scaling.profiles import demand, demands, done, point, worker
 
 ALL = sorted(SCALERS)
 WAITS_FOR_BATCH = {"overwinter", "dts", "dts-cores", "tetris-ro", "exact", "infless"}
@@ -22,10 +22,10 @@ def in_time(name, each, slo_s):
 
 
 def capacity(name, asked, best_effort):
-    """What the bodies serve within the promise, with their own batch or a smaller one."""
+    """What the workers serve within the SLO, with their own batch or a smaller one."""
     slo_s = math.inf if asked.slo_s is None or best_effort else asked.slo_s
     total = 0.0
-    for each in asked.bodies:
+    for each in asked.workers:
         own = each.point
         runs = [p for p in asked.points if (p.cores, p.concurrency) == (own.cores, own.concurrency)]
         total += max((p.throughput for p in runs if p.batch <= own.batch and in_time(name, p, slo_s)), default=0.0)
@@ -51,14 +51,14 @@ def test_a_rate_is_served_or_what_is_not_is_told(name, asked):
 def test_what_starts_has_room(name, asked):
     left = done(asked, SCALERS[name](asked))
     assert left.free_cores >= 0 or left.free_cores >= asked.free_cores
-    assert left.free_bodies >= 0
+    assert left.free_workers >= 0
     assert left.free_bytes >= -1 or left.free_bytes >= asked.free_bytes
 
 
 @each_scaler
 @settings(max_examples=25, deadline=None)
 @given(asked=demands(bounded=False))
-def test_what_starts_keeps_the_promise_unless_it_is_said(name, asked):
+def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
     said = SCALERS[name](asked)
     slo_s = math.inf if asked.slo_s is None else asked.slo_s
     started = [each for each in asked.points if each.shape in said.start]
@@ -74,7 +74,7 @@ def test_what_starts_keeps_the_promise_unless_it_is_said(name, asked):
 @given(asked=demands())
 def test_the_same_demand_comes_to_rest(name, asked):
     """Nothing is started twice, and nothing that was started is stopped."""
-    old = {each.worker for each in asked.bodies}
+    old = {each.worker for each in asked.workers}
     said = [SCALERS[name](asked)]
     while (said[-1].start or said[-1].stop) and len(said) < ROUNDS:
         assert not (said[-1].start and said[-1].stop)
@@ -94,23 +94,23 @@ def test_what_stops_is_not_needed(name, asked):
     said = SCALERS[name](asked)
     left = capacity(name, done(asked, said), said.best_effort)
     assert not said.stop or left * asked.beta >= asked.rate * NEARLY or left * NEARLY >= asked.rate
-    assert not said.stop or len(said.stop) < len(asked.bodies)
+    assert not said.stop or len(said.stop) < len(asked.workers)
 
 
 @each_scaler
 def test_the_room_between_alpha_and_beta_is_left_alone(name):
     made_as = point(latency_s=0.1)
-    bodies = tuple(body(number, made_as) for number in range(10))
+    workers = tuple(worker(number, made_as) for number in range(10))
     for rate, changes in ((81, True), (79, False), (61, False), (53, True)):
-        said = SCALERS[name](demand(rate, [made_as], bodies=bodies))
+        said = SCALERS[name](demand(rate, [made_as], workers=workers))
         assert bool(said.start or said.stop) == changes
 
 
 @each_scaler
 def test_the_least_loaded_goes_first(name):
     made_as = point(latency_s=0.1)
-    bodies = tuple(body(number, made_as, load) for number, load in enumerate([0.9, 0.1, 0.5]))
-    assert SCALERS[name](demand(5, [made_as], bodies=bodies)).stop == (1, 2)
+    workers = tuple(worker(number, made_as, load) for number, load in enumerate([0.9, 0.1, 0.5]))
+    assert SCALERS[name](demand(5, [made_as], workers=workers)).stop == (1, 2)
 
 
 @each_scaler
@@ -123,14 +123,14 @@ def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
 
 
 @each_scaler
-def test_without_a_promise_everything_is_in_time(name):
+def test_without_a_slo_everything_is_in_time(name):
     said = SCALERS[name](demand(1, [point(latency_s=3600.0)], slo_s=None))
     assert not said.best_effort
     assert said.start
 
 
 @each_scaler
-def test_no_profile_no_body(name):
+def test_no_profile_no_worker(name):
     said = SCALERS[name](demand(5, []))
     assert (said.start, said.unserved, said.best_effort) == ((), 5, False)
 
@@ -149,16 +149,16 @@ def test_blocks_to_be_brought_take_room_too(name):
 
 
 @each_scaler
-def test_a_body_that_became_too_slow_goes_when_others_serve(name):
+def test_a_worker_that_became_too_slow_goes_when_others_serve(name):
     slow, fast = point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.1)
-    bodies = (body(1, slow, load=1.0), body(2, fast))
-    assert SCALERS[name](demand(7, [slow, fast], bodies=bodies)).stop == (1,)
+    workers = (worker(1, slow, load=1.0), worker(2, fast))
+    assert SCALERS[name](demand(7, [slow, fast], workers=workers)).stop == (1,)
 
 
 @each_scaler
 def test_rates_of_which_two_are_no_number_any_more_have_an_end(name):
     endless = point(latency_s=1e-308)
-    said = SCALERS[name](demand(7, [endless], bodies=(body(1, endless), body(2, endless)), slo_s=None))
+    said = SCALERS[name](demand(7, [endless], workers=(worker(1, endless), worker(2, endless)), slo_s=None))
     assert not math.isnan(said.unserved)
 
 
@@ -181,23 +181,23 @@ anything = st.builds(
     points=st.lists(anything, max_size=6),
     standing=st.lists(anything, max_size=4),
     cores=st.floats(0, math.inf),
-    bodies=st.integers(0, 50),
+    workers=st.integers(0, 50),
     nbytes=st.floats(0, math.inf),
     macs=st.integers(0, 10**13),
 )
-def test_any_numbers_have_an_end(name, rate, slo_s, points, standing, cores, bodies, nbytes, macs):
+def test_any_numbers_have_an_end(name, rate, slo_s, points, standing, cores, workers, nbytes, macs):
     asked = demand(
         rate,
         points,
         slo_s=slo_s,
-        bodies=tuple(body(number, each) for number, each in enumerate(standing)),
+        workers=tuple(worker(number, each) for number, each in enumerate(standing)),
         free_cores=cores,
-        free_bodies=bodies,
+        free_workers=workers,
         free_bytes=nbytes,
         macs=macs,
         weight_bytes=macs // 1000,
     )
     said = SCALERS[name](asked)
-    assert len(said.start) <= bodies
+    assert len(said.start) <= workers
     assert not math.isnan(said.unserved)
     assert said == SCALERS[name](asked)

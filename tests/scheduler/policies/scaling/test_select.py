@@ -27,7 +27,7 @@ cases = {
 
 
 def sized(points, size, slack):
-    """A rate of so many of the largest bodies, and a promise of so many times the fastest run."""
+    """A rate of so many of the largest workers, and a SLO of so many times the fastest run."""
     return size * max(each.throughput for each in points), slack * min(each.latency_s for each in points)
 
 
@@ -41,7 +41,7 @@ def total(selection, cost):
 
 @settings(max_examples=30, deadline=None)
 @given(**cases)
-def test_dts_is_dearer_than_the_best_by_one_body_at_most(points, size, slack, core_bytes):
+def test_dts_is_dearer_than_the_best_by_one_worker_at_most(points, size, slack, core_bytes):
     (rate, slo_s), cost = sized(points, size, slack), weighing(core_bytes)
     greedy, best = dts.select(points, rate, slo_s, cost), exact.select(points, rate, slo_s, cost)
     assert greedy.unserved == best.unserved == 0
@@ -74,22 +74,22 @@ def test_what_is_chosen_is_in_time_and_serves_the_rate_or_what_is_told(select, p
 @pytest.mark.parametrize("select", [dts.select, default.select, exact.select])
 @settings(max_examples=30, deadline=None)
 @given(
-    points=profiles(), size=st.floats(0, 20), cores=st.integers(0, 9), bodies=st.integers(0, 5), mib=st.floats(0, 2000)
+    points=profiles(), size=st.floats(0, 20), cores=st.integers(0, 9), workers=st.integers(0, 5), mib=st.floats(0, 2000)
 )
-def test_room_is_kept_and_filled_before_any_rate_is_refused(select, points, size, cores, bodies, mib):
+def test_room_is_kept_and_filled_before_any_rate_is_refused(select, points, size, cores, workers, mib):
     rate, _ = sized(points, size, 1)
-    room = Room(float(cores), bodies, mib * MIB)
+    room = Room(float(cores), workers, mib * MIB)
     selection = select(points, rate, math.inf, weighing(0), room)
     cores -= sum(each.cores for each in selection.chosen)
     nbytes = room.nbytes - sum(each.memory_bytes for each in selection.chosen)
-    left = bodies - len(selection.chosen)
+    left = workers - len(selection.chosen)
     assert min(cores, left) >= 0
     assert nbytes >= -1
     if selection.unserved:
         assert not [each for each in points if left and each.cores <= cores and each.memory_bytes <= nbytes]
 
 
-def test_the_last_request_a_second_costs_dts_a_large_body_and_the_default_a_small_one():
+def test_the_last_request_a_second_costs_dts_a_large_worker_and_the_default_a_small_one():
     large, small = point(cores=4, mib=1000, latency_s=0.001), point(mib=50, latency_s=0.1)
     assert dts.select([large, small], 1.0, 1.0, weighing(0)).chosen == (large,)
     for select in (default.select, exact.select):
@@ -97,7 +97,7 @@ def test_the_last_request_a_second_costs_dts_a_large_body_and_the_default_a_smal
         assert set(select([large, small], 1005.0, 1.0, weighing(0)).chosen) == {large, small}
 
 
-def test_the_default_takes_two_small_bodies_where_the_best_ratio_is_too_large():
+def test_the_default_takes_two_small_workers_where_the_best_ratio_is_too_large():
     large, small = point(mib=1000, latency_s=0.001), point(mib=10, latency_s=0.2)
     assert default.select([large, small], 10.0, 1.0, weighing(0)).chosen == (small, small)
 

@@ -1,9 +1,9 @@
 """Which one configuration would BATCH (SC'20) run a function in?
 
-One is chosen from the profile and the rate known when the function has no body, and kept while it has one: that is
+One is chosen from the profile and the rate known when the function has no worker, and kept while it has one: that is
 its "offline". A front buffer gives a batch when it is full or after T = slo - l, so at rate R a batch holds
 min(b, 1 + R·T) requests, and the choice costs the fewest core-seconds a request; of equals the least memory. BATCH
-asks seldom and with the peak of the recent rates (the predictor `peak`), so that its bodies are there before the load.
+asks seldom and with the peak of the recent rates (the predictor `peak`), so that its workers are there before the load.
 """
 
 import math
@@ -22,7 +22,7 @@ from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_tim
 
 
 def batch(demand: Demand) -> Scaled:
-    """More and fewer bodies of one configuration."""
+    """More and fewer workers of one configuration."""
     return scale(_BATCH, demand)
 
 
@@ -33,7 +33,7 @@ def cost_of_a_request(point: Point, rate: float, slo_s: float) -> float:
 
 def _choose(demand: Demand, rate: float) -> Points:
     slo_s = math.inf if demand.slo_s is None else demand.slo_s
-    living = {body.point.shape for body in demand.bodies}
+    living = {worker.point.shape for worker in demand.workers}
 
     def key(point: Point) -> tuple[float, ...]:
         cost = cost_of_a_request(point, expected(demand), slo_s)

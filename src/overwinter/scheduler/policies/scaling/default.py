@@ -1,17 +1,17 @@
 """How does a function get its rate served for the fewest bytes that are not there yet? The default of this project.
 
 It joins the two papers over missing bytes. When to act is MLS's: alpha, beta. What to start is DTS's, for the bytes
-that a body adds (its private memory, its own weights where none are shared, and gamma for each core), mended in three
+that a worker adds (its private memory, its own weights where none are shared, and gamma for each core), mended in three
 places:
 
 * the last body. DTS pays a whole body of the best ratio for the last request a second. Here each number of bodies of
-  it is tried with the cheapest single body that serves the rest, then the next best ratio likewise. Never dearer than
-  DTS and, where there is room, than the best there is and one body of it, which is never twice the best: let k be the
+  it is tried with the cheapest single worker that serves the rest, then the next best ratio likewise. Never dearer than
+  DTS and, where there is room, than the best there is and one worker of it, which is never twice the best: let k be the
   best ratio that the best choice uses. Before this algorithm closes with a k, all that it has taken is of no worse
-  ratio and serves less than the rate, so it costs less than the best choice; and one k is a body of that.
+  ratio and serves less than the rate, so it costs less than the best choice; and one k is a worker of that.
 * cores. Where they run out before the rate is served, rate for a core decides.
-* what is there. Bodies that came one by one as the rate rose cost more than a set for the whole rate. When such a set,
-  costs at most REPLACE_AT of the bodies that are there and those to be added, what it lacks is started, and the others
+* what is there. Workers that came one by one as the rate rose cost more than a set for the whole rate. When such a set,
+  costs at most REPLACE_AT of the workers that are there and those to be added, what it lacks is started, and the others
   go when that has come. It is made for a load in the middle between alpha and beta.
 """
 
@@ -28,7 +28,6 @@ from overwinter.scheduler.policies.scaling.selection import (
     Cost,
     Room,
     Selection,
-    bodies_for,
     by_ratio,
     queues_in_time,
     ratio,
@@ -36,16 +35,17 @@ from overwinter.scheduler.policies.scaling.selection import (
     take,
     usable,
     without_excess,
+    workers_for,
 )
 
 REPLACE_AT = 0.85
-"""Below 1, so that a rate that wanders does not exchange bodies for ever."""
+"""Below 1, so that a rate that wanders does not exchange workers for ever."""
 FEWER = 8
-"""How many of the best bodies it gives up, at most, for one that serves more."""
+"""How many of the best workers it gives up, at most, for one that serves more."""
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Bodies that serve a rate, each within the promise, for little; what there is no room for is told."""
+    """Workers that serve a rate, each within the SLO, for little; what there is no room for is told."""
     return cheapest([point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, room)
 
 
@@ -55,7 +55,7 @@ def frugal(demand: Demand) -> Scaled:
 
 
 def cheapest(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
-    """As `select`, for configurations that keep the promise."""
+    """As `select`, for configurations that meet the SLO."""
     if not rate > 0:
         return Selection()
     selection = _mended(points, rate, cost, cost, room)
@@ -76,13 +76,13 @@ def _mended(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, room
 
 
 def _closed(ordered: Sequence[Point], rate: float, cost: Cost, room: Room) -> Iterator[Points]:
-    """Choices that serve the whole rate: bodies in this order, and the cheapest single one for what is left."""
+    """Choices that serve the whole rate: workers in this order, and the cheapest single one for what is left."""
     closing = sorted(ordered, key=cost)
     largest = max((point.throughput for point in ordered), default=0.0)
     taken: Points = ()
     left = rate
     for point in ordered:
-        count = min(bodies_for(left, point) - 1, room.copies(point))
+        count = min(workers_for(left, point) - 1, room.copies(point))
         for copies in range(count, max(-1, count - FEWER - 1), -1):
             rest, rest_room = (left - copies * point.throughput) * (1 - EPSILON), room.less(point, copies)
             if rest > largest:
@@ -98,8 +98,8 @@ def _closed(ordered: Sequence[Point], rate: float, cost: Cost, room: Room) -> It
 def _choose(demand: Demand, rate: float) -> Points:
     cost = weighed(demand)
     added = cheapest(demand.points, rate, cost, room_of(demand)).chosen
-    most = REPLACE_AT * _total((*(body.point for body in demand.bodies), *added), cost)
-    if not demand.bodies or min(map(cost, demand.points), default=0.0) > most:
+    most = REPLACE_AT * _total((*(worker.point for worker in demand.workers), *added), cost)
+    if not demand.workers or min(map(cost, demand.points), default=0.0) > most:
         return added
     fresh = _fresh(demand)
     started = _lacking(fresh.chosen, demand)
@@ -109,43 +109,45 @@ def _choose(demand: Demand, rate: float) -> Points:
 
 
 def _replace(demand: Demand) -> Scaled:
-    """A fresh set in place of bodies that cost much more: first what it lacks comes, then the others go."""
+    """A fresh set in place of workers that cost much more: first what it lacks comes, then the others go."""
     fresh, cost = _fresh(demand), weighed(demand)
-    most = REPLACE_AT * _total((body.point for body in demand.bodies), cost)
+    most = REPLACE_AT * _total((worker.point for worker in demand.workers), cost)
     started = _lacking(fresh.chosen, demand)
     missing = demand.missing_bytes if started and demand.shared else 0
     if not fresh.chosen or fresh.unserved or missing + _total(fresh.chosen, cost) > most:
         return Scaled()
     if started:
         return Scaled(shapes(started) if _fits(started, room_of(demand)) else ())
-    return Scaled(stop=tuple(body.worker for body in _order(demand)[: len(demand.bodies) - len(fresh.chosen)]))
+    return Scaled(stop=tuple(worker.worker for worker in _order(demand)[: len(demand.workers) - len(fresh.chosen)]))
 
 
 def _order(demand: Demand) -> list[Standing]:
-    """Bodies that a fresh set would not have go first, least rate for their cost in front; then the least loaded."""
+    """Workers that a fresh set would not have go first, least rate for their cost in front; then the least loaded."""
     cost = weighed(demand)
     wanted = Counter(_fresh(demand).chosen)
     ranks = {}
-    for body in sorted(demand.bodies, key=lambda body: (-body.load, body.worker)):
-        stays = wanted[body.point] > 0
-        wanted[body.point] -= 1
-        worth = 0.0 if stays else ratio(body.point, cost(body.point))
-        ranks[body.worker] = (stays, worth, body.load, -body.since, body.worker)
-    return sorted(demand.bodies, key=lambda body: ranks[body.worker])
+    for worker in sorted(demand.workers, key=lambda worker: (-worker.load, worker.worker)):
+        stays = wanted[worker.point] > 0
+        wanted[worker.point] -= 1
+        worth = 0.0 if stays else ratio(worker.point, cost(worker.point))
+        ranks[worker.worker] = (stays, worth, worker.load, -worker.since, worker.worker)
+    return sorted(demand.workers, key=lambda worker: ranks[worker.worker])
 
 
 def _fresh(demand: Demand) -> Selection:
-    """Bodies for the whole rate at a load between alpha and beta, in the room with those that are there and without."""
+    """Workers for the whole rate at a load between alpha and beta, in the room with those that are there and
+    without.
+    """
     room = room_of(demand)
-    for body in demand.bodies:
-        room = room.less(body.point, -1)
+    for worker in demand.workers:
+        room = room.less(worker.point, -1)
     load = (demand.alpha + demand.beta) / 2
     return cheapest(demand.points, expected(demand) / load, weighed(demand), room)
 
 
 def _lacking(points: Points, demand: Demand) -> Points:
     """Those of them that are not there."""
-    return tuple((Counter(points) - Counter(body.point for body in demand.bodies)).elements())
+    return tuple((Counter(points) - Counter(worker.point for worker in demand.workers)).elements())
 
 
 def _fits(points: Points, room: Room) -> bool:

@@ -9,7 +9,7 @@ from overwinter.core.profile import Point, Shape
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """One body of the function that is there or on its way."""
+    """One worker of the function that is there or on its way."""
 
     worker: WorkerId
     point: Point
@@ -28,26 +28,26 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     slo_s: float | None
     points: tuple[Point, ...]
     """The configurations that the function's settings allow."""
-    bodies: tuple[Standing, ...] = ()
+    workers: tuple[Standing, ...] = ()
     free_cores: float
-    free_bodies: int
-    """How many more bodies the node and the function's settings allow."""
+    free_workers: int
+    """How many more workers the node and the function's settings allow."""
     free_bytes: float
-    """Memory for more bodies; infinite without a bound."""
+    """Memory for more workers; infinite without a bound."""
     weight_bytes: int
     missing_bytes: int
     """Of the function's blocks, what the host store lacks."""
     macs: int
     """Of one request."""
     shared: bool = True
-    """Whether bodies share their weights; if not, each has its own copy of `weight_bytes`."""
+    """Whether workers share their weights; if not, each has its own copy of `weight_bytes`."""
     alpha: float = 0.8
     beta: float = 0.6
     gamma: float = 0.0
     """Bytes that one core weighs as much as, in m + alpha*c of Tetris."""
 
     def memory(self, point: Point) -> float:
-        """Bytes that one more body so made adds, the blocks that must be brought first apart."""
+        """Bytes that one more worker so made adds, the blocks that must be brought first apart."""
         return point.memory_bytes + (0 if self.shared else self.weight_bytes)
 
 
@@ -59,7 +59,7 @@ class Scaled(msgspec.Struct, frozen=True):
     unserved: float = 0.0
     """Rate for which there was no room."""
     best_effort: bool = False
-    """No configuration keeps the latency promise; the function is served as fast as it can be."""
+    """No configuration keeps the SLO; the function is served as fast as it can be."""
 
 
 Scaler = Callable[[Demand], Scaled]

@@ -1,9 +1,9 @@
 """Which configurations serve a rate with the least memory, found greedily? Tetris's DTS (3.2, algorithm 1).
 
 The best rate for a byte first, again and again, until the rate is served. Without bounds of room that is a number of
-bodies of one configuration, and their cost is at most the cheapest possible plus that of one of them. The variant
+workers of one configuration, and their cost is at most the cheapest possible plus that of one of them. The variant
 weighs cores too: m + alpha·c, alpha being `Demand.gamma` here. Runtime sharing only, Tetris-RO, is the same choice
-where bodies do not share their weights.
+where workers do not share their weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from overwinter.scheduler.policies.scaling.selection import (
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Bodies that serve a rate, each within the promise; the rest of it is told, and is all of it when none fits."""
+    """Workers that serve a rate, each within the SLO; the rest of it is told, and is all of it when none fits."""
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
     return take(by_ratio(kept, cost), rate, room)
 

@@ -29,7 +29,7 @@ TIGHTER = 1e-6
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Bodies that serve a rate, each within the promise, at the least cost; where there is no room for so many, those
+    """Workers that serve a rate, each within the SLO, at the least cost; where there is no room for so many, those
     that serve the most. Raises MachineError without scipy.
     """
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
@@ -47,7 +47,7 @@ def require() -> None:
 
 
 def solve(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
-    """As `select`, for configurations that keep the promise."""
+    """As `select`, for configurations that meet the SLO."""
     points = [point for point in points if room.copies(point) > 0]
     if not points or not rate > 0:
         return Selection((), max(rate, 0.0))
@@ -72,7 +72,7 @@ def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, roo
 def _solved(
     objective: Sequence[float], points: Sequence[Point], room: Room, rows: Sequence[tuple[list[float], float, float]]
 ) -> Points | None:
-    """The whole numbers of bodies with the least objective, within these rows and the room; None: there are none."""
+    """The whole numbers of workers with the least objective, within these rows and the room; None: there are none."""
     optimize = _optimize()
     largest = max(map(abs, objective)) or 1.0
     rows = [*rows, *_rows(points, room)]
@@ -90,7 +90,7 @@ def _solved(
 
 def _rows(points: Sequence[Point], room: Room) -> list[tuple[list[float], float, float]]:
     """The room as rows of the program, each a share of what there is."""
-    rows = [([1 / room.bodies] * len(points), 0.0, 1.0)]
+    rows = [([1 / room.workers] * len(points), 0.0, 1.0)]
     if room.cores < math.inf:
         rows.append(([point.cores / room.cores for point in points], 0.0, 1.0))
     if room.nbytes < math.inf:

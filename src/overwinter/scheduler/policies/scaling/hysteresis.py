@@ -1,16 +1,16 @@
-"""When does a function get bodies and when does it lose some, whichever algorithm chooses them?
+"""When does a function get workers and when does it lose some, whichever algorithm chooses them?
 
 AsyFunc 4.1, for all algorithms alike, so that they differ in what they choose and in nothing else. R_max is the sum
-over the bodies of the most that each can serve within the promise:
+over the workers of the most that each can serve within the SLO:
 
-    R > alpha·R_max      bodies for R/alpha - R_max are chosen and started, as far as there is room
-    R < beta·R_max       bodies are released, one after the other, while R < beta·(R_max after) holds
-    between the two      nothing, but bodies that serve nothing within the promise go, and an algorithm may have others
+    R > alpha·R_max      workers for R/alpha - R_max are chosen and started, as far as there is room
+    R < beta·R_max       workers are released, one after the other, while R < beta·(R_max after) holds
+    between the two      nothing, but workers that serve nothing within the SLO go, and an algorithm may have others
                          take the place of those that are there; also below, where none can go
 
-A decision that starts a body stops none: what the new ones make superfluous is released at the next, when they are
+A decision that starts a worker stops none: what the new ones make superfluous is released at the next, when they are
 there. So a demand that stays the same is settled soon, and what was started is not what is stopped. With R = 0 one
-body stays, and keep-alive decides about it. It takes beta < alpha.
+worker stays, and keep-alive decides about it. It takes beta < alpha.
 """
 
 import math
@@ -35,15 +35,15 @@ class Way(msgspec.Struct, frozen=True):
     """One algorithm. `choose` and `order` are handed a demand that has only the configurations it may choose."""
 
     in_time: Callable[[Point, float], bool]
-    """Whether a configuration keeps a promise of so many seconds."""
+    """Whether a configuration meets a SLO of so many seconds."""
     among: Callable[[Points], Points]
-    """Which of the configurations that keep the promise the algorithm can use."""
+    """Which of the configurations that meet the SLO the algorithm can use."""
     choose: Callable[[Demand, float], Points]
-    """Bodies to start for so much more rate, within the room of the demand."""
+    """Workers to start for so much more rate, within the room of the demand."""
     order: Callable[[Demand], Sequence[Standing]]
-    """The bodies, those to release first in front."""
+    """The workers, those to release first in front."""
     replace: Callable[[Demand], Scaled] = nothing
-    """What takes the place of the bodies that are there, though they serve the rate."""
+    """What takes the place of the workers that are there, though they serve the rate."""
 
 
 def any_of(points: Points) -> Points:
@@ -59,8 +59,13 @@ def one_at_a_time(points: Points) -> Points:
 def least_loaded_first(demand: Demand) -> list[Standing]:
     """The order of release: the least loaded; of those the least rate for its bytes; then the newest."""
     return sorted(
-        demand.bodies,
-        key=lambda body: (body.load, ratio(body.point, demand.memory(body.point)), -body.since, body.worker),
+        demand.workers,
+        key=lambda worker: (
+            worker.load,
+            ratio(worker.point, demand.memory(worker.point)),
+            -worker.since,
+            worker.worker,
+        ),
     )
 
 
@@ -70,15 +75,15 @@ def expected(demand: Demand) -> float:
 
 
 def shapes(points: Points) -> tuple[Shape, ...]:
-    """The shapes of bodies to start."""
+    """The shapes of workers to start."""
     return tuple(point.shape for point in points)
 
 
 def scale(way: Way, demand: Demand) -> Scaled:
-    """What should change, by one algorithm. When no configuration that it can use keeps the promise, the fastest of
+    """What should change, by one algorithm. When no configuration that it can use meets the SLO, the fastest of
     all is used as if nothing were promised, and the answer says so: Tetris's algorithm would never end there.
     """
-    if not demand.bodies and expected(demand) == 0:
+    if not demand.workers and expected(demand) == 0:
         return Scaled()
     points = tuple(point for point in demand.points if usable(point))
     slo_s = math.inf if demand.slo_s is None else demand.slo_s
@@ -109,20 +114,20 @@ def _settled(way: Way, demand: Demand, capacities: dict[WorkerId, float]) -> Sca
 def _superfluous(
     order: Sequence[Standing], capacities: dict[WorkerId, float], rate: float, beta: float
 ) -> tuple[WorkerId, ...]:
-    """The bodies that can go, in this order; the paper's printed loop would stop at the first, its text does not."""
+    """The workers that can go, in this order; the paper's printed loop would stop at the first, its text does not."""
     stop = []
     left = dict(capacities)
-    for body in order:
-        after = math.fsum(left.values()) - capacities[body.worker]
-        useless = capacities[body.worker] == 0 and after > 0
+    for worker in order:
+        after = math.fsum(left.values()) - capacities[worker.worker]
+        useless = capacities[worker.worker] == 0 and after > 0
         if useless or rate < beta * after:
-            stop.append(body.worker)
-            del left[body.worker]
+            stop.append(worker.worker)
+            del left[worker.worker]
     return tuple(stop)
 
 
 def _capacities(way: Way, demand: Demand, points: Points, slo_s: float) -> dict[WorkerId, float]:
-    """By body: the most that it can serve within the promise, also by smaller batches than it is made for."""
+    """By worker: the most that it can serve within the SLO, also by smaller batches than it is made for."""
 
     def capacity(own: Point) -> float:
         smaller = (
@@ -132,9 +137,9 @@ def _capacities(way: Way, demand: Demand, points: Points, slo_s: float) -> dict[
         )
         return max((p.throughput for p in (own, *smaller) if usable(p) and way.in_time(p, slo_s)), default=0.0)
 
-    known = {body.point: 0.0 for body in demand.bodies}
+    known = {worker.point: 0.0 for worker in demand.workers}
     known = {point: capacity(point) for point in known}
-    return {body.worker: known[body.point] for body in demand.bodies}
+    return {worker.worker: known[worker.point] for worker in demand.workers}
 
 
 def _narrowed(demand: Demand, points: Points) -> Demand:

@@ -11,12 +11,12 @@ from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, least_loaded_first, one_at_a_time, scale
 from overwinter.scheduler.policies.scaling.selection import (
-    bodies_for,
     queues_in_time,
     ratio,
     room_of,
     take,
     without_excess,
+    workers_for,
 )
 
 
@@ -32,7 +32,7 @@ def _choose(demand: Demand, rate: float) -> Points:
     for point in ordered:
         beyond = left - _filling(demand, point)
         if left > 0 and beyond >= 0:
-            count = min(bodies_for(left, point), bodies_for(beyond + point.throughput, point), room.copies(point))
+            count = min(workers_for(left, point), workers_for(beyond + point.throughput, point), room.copies(point))
             chosen += [point] * count
             left -= count * point.throughput
             room = room.less(point, count)

@@ -1,13 +1,13 @@
-"""How many cores should the next body have? AsyFunc's model-level scaling, MLS (4.2, algorithm 1).
+"""How many cores should the next worker have? AsyFunc's model-level scaling, MLS (4.2, algorithm 1).
 
 For each number of cores the largest batch that fills and runs in time, (b - 1)/R + l <= slo, gives the efficiency
 
-    eta = b/(c·l) + b/(rho·m·l)        rho = MACs / weight bytes, m = the bytes of one body with its weights
+    eta = b/(c·l) + b/(rho·m·l)        rho = MACs / weight bytes, m = the bytes of one worker with its weights
 
-and bodies of the best are started. The formula adds cores to rho·m, which is a number of MACs whatever bytes are
+and workers of the best are started. The formula adds cores to rho·m, which is a number of MACs whatever bytes are
 counted in. In single MACs it is 10^9 for a real model and memory would never matter; in 10^9 MACs it is of the size
-of a number of cores (4 for ResNet-50), fewer and larger bodies win where the rate allows, as the paper reports, and
-so they are counted here. What is started is a body of those cores for the batch with the greatest rate within the
+of a number of cores (4 for ResNet-50), fewer and larger workers win where the rate allows, as the paper reports, and
+so they are counted here. What is started is a worker of those cores for the batch with the greatest rate within the
 promise, which is what R_max counts; the batch of a moment is chosen when the requests are there (alg. 3).
 """
 
@@ -57,7 +57,9 @@ def _longest_s(demand: Demand, point: Point) -> float:
 
 
 def _order(demand: Demand) -> list[Standing]:
-    return sorted(demand.bodies, key=lambda body: (efficiency(demand, body.point), body.load, -body.since, body.worker))
+    return sorted(
+        demand.workers, key=lambda worker: (efficiency(demand, worker.point), worker.load, -worker.since, worker.worker)
+    )
 
 
 _MLS = Way(runs_in_time, one_at_a_time, _choose, _order)

@@ -25,4 +25,4 @@ SCALERS: Mapping[str, Scaler] = MappingProxyType(
         "batch": batch,
     }
 )
-"""Tetris-RO is DTS where bodies share no weights, which is the demand's to say."""
+"""Tetris-RO is DTS where workers share no weights, which is the demand's to say."""

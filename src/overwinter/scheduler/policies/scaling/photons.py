@@ -1,7 +1,7 @@
-"""What would Photons (SoCC'20) start? The most runs at once in one body, and no batches.
+"""What would Photons (SoCC'20) start? The most runs at once in one worker, and no batches.
 
-As Tetris compares itself with it (5.1, 5.3): the greatest concurrency that keeps the promise, with a fixed mapping
-between runs and cores. Each further run brings as many cores as one alone needs to keep the promise; where nothing
+As Tetris compares itself with it (5.1, 5.3): the greatest concurrency that meets the SLO, with a fixed mapping
+between runs and cores. Each further run brings as many cores as one alone needs to meet the SLO; where nothing
 was measured with one, as many as those have that were measured with the fewest runs. Never less than one.
 """
 
@@ -11,7 +11,7 @@ from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_tim
 
 
 def photons(demand: Demand) -> Scaled:
-    """Concurrency only, as much as the promise and the room bear."""
+    """Concurrency only, as much as the SLO and the room bear."""
     return scale(_PHOTONS, demand)
 
 

@@ -21,7 +21,7 @@ def last_value(rates: Sequence[float]) -> float:
 
 
 def times_last_value(rates: Sequence[float], k: float) -> float:
-    """Some times as much as it was: bodies in reserve for a burst, and for nothing without one."""
+    """Some times as much as it was: workers in reserve for a burst, and for nothing without one."""
     return k * last_value(rates)
 
 

@@ -2,7 +2,7 @@
 
 Everything the scaling algorithms share before they differ. A rate here is a capacity that is still needed, in
 requests per second. The loops end for any number handed in: an endless rate takes what there is room for, and no
-choice is larger than a function may ever have bodies.
+choice is larger than a function may ever have workers.
 """
 
 import math
@@ -15,17 +15,17 @@ from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand
 
 MOST_THROUGHPUT = 1e300
-"""Requests per second of one body, so that those of all together are a number."""
+"""Requests per second of one worker, so that those of all together are a number."""
 EPSILON = 1e-9
-"""Rates that differ by a smaller share are the same rate: sums of floats must not start a body."""
-MOST_BODIES = int(BOUNDS["max_bodies"].most)
+"""Rates that differ by a smaller share are the same rate: sums of floats must not start a worker."""
+MOST_BODIES = int(BOUNDS["max_workers"].most)
 
 Cost = Callable[[Point], float]
-"""What one body of a configuration costs; bytes, where nothing else is said."""
+"""What one worker of a configuration costs; bytes, where nothing else is said."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Configurations to start, one entry a body."""
+    """Configurations to start, one entry a worker."""
 
     chosen: tuple[Point, ...] = ()
     unserved: float = 0.0
@@ -33,24 +33,24 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What more bodies may take."""
+    """What more workers may take."""
 
     cores: float = math.inf
-    bodies: int = MOST_BODIES
+    workers: int = MOST_BODIES
     nbytes: float = math.inf
     copy_bytes: int = 0
-    """The weights, where each body has its own copy."""
+    """The weights, where each worker has its own copy."""
 
     def copies(self, point: Point) -> int:
-        """How many bodies so made fit."""
+        """How many workers so made fit."""
         by_cores = _whole(self.cores, point.cores)
         by_bytes = _whole(self.nbytes, point.memory_bytes + self.copy_bytes)
-        return max(0, min(self.bodies, by_cores, by_bytes))
+        return max(0, min(self.workers, by_cores, by_bytes))
 
     def less(self, point: Point, count: int) -> "Room":
         """What is left when so many are there."""
         nbytes = self.nbytes - count * (point.memory_bytes + self.copy_bytes)
-        return Room(self.cores - count * point.cores, self.bodies - count, nbytes, self.copy_bytes)
+        return Room(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes)
 
 
 BOUNDLESS = Room()
@@ -59,7 +59,7 @@ BOUNDLESS = Room()
 def room_of(demand: Demand) -> Room:
     """The room of a demand; blocks that must be brought first take theirs once."""
     missing, copy = (demand.missing_bytes, 0) if demand.shared else (0, demand.weight_bytes)
-    return Room(demand.free_cores, min(demand.free_bodies, MOST_BODIES), demand.free_bytes - missing, copy)
+    return Room(demand.free_cores, min(demand.free_workers, MOST_BODIES), demand.free_bytes - missing, copy)
 
 
 def usable(point: Point) -> bool:
@@ -73,7 +73,7 @@ def queues_in_time(point: Point, slo_s: float) -> bool:
 
 
 def runs_in_time(point: Point, slo_s: float) -> bool:
-    """AsyFunc (1): the run alone keeps the promise."""
+    """AsyFunc (1): the run alone meets the SLO."""
     return point.latency_s <= slo_s
 
 
@@ -94,8 +94,8 @@ def by_ratio(points: Iterable[Point], cost: Cost) -> list[Point]:
     return sorted(points, key=lambda point: (-ratio(point, cost(point)), point.latency_s, *size(point)))
 
 
-def bodies_for(rate: float, point: Point) -> int:
-    """The fewest bodies so made that serve a rate above 0."""
+def workers_for(rate: float, point: Point) -> int:
+    """The fewest workers so made that serve a rate above 0."""
     return max(1, math.ceil(min(rate / point.throughput * (1 - EPSILON), MOST_BODIES)))
 
 
@@ -106,7 +106,7 @@ def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
     for point in ordered:
         if is_none(left, rate):
             break
-        count = min(bodies_for(left, point), room.copies(point))
+        count = min(workers_for(left, point), room.copies(point))
         chosen += [point] * count
         left -= count * point.throughput
         room = room.less(point, count)
@@ -119,7 +119,7 @@ def is_none(left: float, rate: float) -> bool:
 
 
 def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
-    """The bodies less those without which the others serve the rate; the first of them go."""
+    """The workers less those without which the others serve the rate; the first of them go."""
     kept = list(chosen)
     served = math.fsum(point.throughput for point in kept)
     for point in tuple(kept):

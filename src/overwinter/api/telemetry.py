@@ -1,0 +1,58 @@
+"""What can be asked of a node over HTTP: metrics, activity, usage, why a function is so, and what its code printed?"""
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from overwinter.api.exchange import Request, Response, json_response
+from overwinter.api.inference import function_of
+from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.tenants import check_owner
+from overwinter.core.ids import TenantId
+from overwinter.node.printed import Line
+from overwinter.node.telemetry.activity import NodeActivity
+from overwinter.node.telemetry.explaining import Explanation
+from overwinter.node.telemetry.metering import Usage
+
+METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
+
+
+class TelemetryApi:
+    """The routes for whoever looks at a node."""
+
+    def operations(self) -> list[Operation]:
+        """Every operation for whoever looks at a node."""
+        metrics = Body(CONTENT_TYPE_PLAIN_0_0_4, str)
+        function = "/overwinter/v1/functions/{name}"
+        return [
+            Operation("GET", "/metrics", "token", self.metrics, {200: (metrics,)}),
+            Operation("GET", "/overwinter/v1/activity", "token", self.activity, {200: json_worker(NodeActivity)}),
+            Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_worker(list[Usage])}),
+            Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_worker(list[Usage])}),
+            *(
+                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_worker(told)})
+                for path in (function, f"{function}/versions/{{version}}")
+                for handler, told in ((self.explain, Explanation), (self.logs, list[Line]))
+            ),
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        """All metrics, for Prometheus."""
+        return Response(200, await request.caller.front.telemetry.metrics(), [METRICS_TYPE])
+
+    async def activity(self, request: Request) -> Response:
+        """What the node and its functions do just now."""
+        return json_response(await request.caller.front.telemetry.activity())
+
+    async def usage(self, request: Request) -> Response:
+        """What each function used, of all tenants or of the one in the path."""
+        tenant = request.path_params.get("tenant")
+        return json_response(await request.caller.front.telemetry.usage(None if tenant is None else TenantId(tenant)))
+
+    async def explain(self, request: Request) -> Response:
+        """Why a function is as it is."""
+        return json_response(await request.caller.front.telemetry.explain(*function_of(request)))
+
+    async def logs(self, request: Request) -> Response:
+        """What the code of a function printed of late, for its own tenant: it may have printed what callers sent."""
+        name, version = function_of(request)
+        check_owner(request, name)
+        return json_response(await request.caller.front.telemetry.logs(name, version))

@@ -1,0 +1,131 @@
+"""How does one look at what a node does, why a function is as it is, and what was used?"""
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from overwinter.cli.options import (
+    as_json,
+    connect,
+    id_of,
+    named_function,
+    node_url,
+    print_json,
+    printable,
+    whose,
+)
+
+if TYPE_CHECKING:
+    from overwinter.api.client import Client
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print it once; so it is also where nobody's terminal is.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="SECONDS", help="Time between two looks.")
+@click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="Most functions; what a terminal has room for.")
+@node_url
+@as_json
+def top(once: bool, every: float, limit: int | None, url: str, as_json: bool) -> None:
+    """Watch what the node and its functions do, the most active first, until interrupted.
+
+    A terminal shows the columns that it has room for; a pipe and --json have all.
+    """
+    with connect(url) as client:
+        if as_json:
+            print_json(client.activity())
+        elif once or not sys.stdout.isatty():
+            from overwinter.cli.tables import show
+            from overwinter.cli.telemetry_tables import activity_table
+
+            show(activity_table(client.activity(), limit))
+        else:
+            _watch(client, every, limit)
+
+
+def _watch(client: "Client", every: float, limit: int | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from overwinter.cli.telemetry_tables import activity_table, rows_for
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    pause = threading.Event()
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                seen = client.activity()
+                live.update(activity_table(seen, limit or rows_for(seen, console)), refresh=True)
+                pause.wait(every)
+    except KeyboardInterrupt:
+        # The way to leave it.
+        return
+
+
+@click.command()
+@named_function
+@node_url
+@as_json
+def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
+    """Say why a function is as it is: where its blocks are, how fast it is, what was decided and refused."""
+    with connect(url) as client:
+        explained = client.explain(*function)
+    if as_json:
+        print_json(explained)
+        return
+    from overwinter.cli.tables import show
+    from overwinter.cli.telemetry_tables import explained_tables
+
+    for number, table in enumerate(explained_tables(explained)):
+        if number:
+            click.echo()
+        show(table)
+
+
+@click.command()
+@named_function
+@whose
+@node_url
+@as_json
+def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
+    """Show the last lines that a function's code printed, oldest first.
+
+    Functions that share workers share what is printed there. The node keeps some hundred lines, until it stops.
+    """
+    with connect(url, tenant=tenant) as client:
+        lines = client.logs(*function)
+    if as_json:
+        print_json(lines)
+        return
+    for line in lines:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["at"]))
+        click.echo(f"{at} worker {line['worker']}: {printable(line['text'])}")
+    if not lines:
+        click.echo(f"{id_of(*function)} has printed nothing since the node started", err=True)
+
+
+@click.command()
+@click.option("--tenant", metavar="NAME", help="Only of this tenant.")
+@node_url
+@as_json
+def usage(tenant: str | None, url: str, as_json: bool) -> None:
+    """Show what each function used: cores while it ran and while it idled, and memory over time on each tier.
+
+    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth; a worker that was started to
+    try a version is not billed before it serves a request. A terminal shows the columns that it has room for; a pipe
+    and --json have all.
+    """
+    with connect(url) as client:
+        used = client.usage(tenant)
+    if as_json:
+        print_json(used)
+        return
+    from overwinter.cli.tables import show
+    from overwinter.cli.telemetry_tables import usage_table
+
+    if used:
+        show(usage_table(used))
+    else:
+        click.echo("nothing was used yet" if tenant is None else f"nothing was used by {tenant} yet")

@@ -1,0 +1,277 @@
+"""How do activity, explanations and usage look to people?"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from overwinter.cli.fitting import Column, Fitted
+from overwinter.cli.options import size_text
+from overwinter.cli.tables import (
+    Description,
+    facts_table,
+    family_text,
+    members_text,
+    plain_table,
+    slo_text,
+    traffic_text,
+    workers_text,
+)
+
+BESIDE = 5
+"""Functions that are named of those that share runs with one."""
+
+
+def activity_table(activity: Description, limit: int | None) -> RenderableType:
+    """What the node does in two lines, and a line for each function, at most `limit`."""
+    shown = activity["functions"][:limit]
+    rows = [
+        (
+            each["name"],
+            each["state"],
+            family_text(each),
+            workers_text(each["workers"]),
+            str(each["running"]),
+            str(each["queued"]),
+            _share_text(each["shared"]),
+            f"{each['rate']:.1f}",
+            _ms_text(each["p50_ms"]),
+            _ms_text(each["p99_ms"]),
+            slo_text(each["slo_ms"]),
+            _share_text(each["attainment"]),
+            size_text(each["host_bytes"]),
+            _size_text(each["exclusive_bytes"]),
+            size_text(each["private_bytes"]),
+            str(each["wakes"]),
+            str(each["requests"]),
+            str(each["refused"]),
+        )
+        for each in shown
+    ]
+    more = len(activity["functions"]) - len(shown)
+    rest = Text(f"and {more} more" if more else "")
+    return Group(Text(_node_text(activity)), Text(_memory_text(activity)), Text(), Fitted(_ACTIVITY, rows), rest)
+
+
+def rows_for(activity: Description, console: Console) -> int:
+    """Of how many functions a terminal shows all lines: names may take several, and so may what is above them."""
+
+    def lines(rows: int) -> int:
+        return len(console.render_lines(activity_table(activity, rows)))
+
+    most = min(console.height, len(activity["functions"]))
+    return max(1, bisect_right(range(1, most + 1), console.height - 1, key=lines))
+
+
+_ACTIVITY = (
+    Column("FUNCTION", "name"),
+    Column("STATE", "word"),
+    Column("FAMILY", "word", 1),
+    Column("WORKERS", "word", 5),
+    Column("RUN", leaves=11),
+    Column("QUEUE"),
+    Column("SHARED", leaves=2),
+    Column("RATE/S", leaves=14),
+    Column("P50", leaves=10),
+    Column("P99"),
+    Column("SLO", leaves=12),
+    Column("MET", leaves=13),
+    Column("IN HOST", leaves=7),
+    Column("ITS OWN", leaves=3),
+    Column("PRIVATE", leaves=9),
+    Column("WAKES", leaves=4),
+    Column("REQUESTS", leaves=8),
+    Column("REFUSED", leaves=6),
+)
+
+
+def _node_text(activity: Description) -> str:
+    states = ", ".join(f"{count} {state}" for state, count in sorted(activity["worker_states"].items())) or "none"
+    # Only the operator is told of the whole node.
+    running = activity["cores_running"]
+    return (
+        f"cores {'-' if running is None else running} of {activity['cores']} run   workers: {states}   requests: "
+        f"{activity['running']} running, {activity['queued']} waiting   versions: {activity['functions_deployed']}"
+    )
+
+
+def _memory_text(activity: Description) -> str:
+    budgets = {tier: activity[f"{tier}_budget"] for tier in ("host", "private")}
+    of = {tier: "" if budget is None else f" of {size_text(budget)}" for tier, budget in budgets.items()}
+    host, private = size_text(activity["host_bytes"]), size_text(activity["private_bytes"])
+    return f"host store {host}{of['host']}   private memory of workers {private}{of['private']}"
+
+
+def explained_tables(explained: Description) -> Iterator[RenderableType]:
+    """What is known of a function, a table for each side of it; only those that have something to say."""
+    yield facts_table(_facts_of(explained))
+    tiers = _titled("TIER", numbers=("RESIDENT", "MISSING", "ITS OWN", "SHARED", "WITH FUNCTIONS"))
+    for tier in explained["tiers"]:
+        name = f"{tier['tier']} ({tier['store']})" if tier["store"] else tier["tier"]
+        sizes = (size_text(tier[key]) for key in ("resident", "missing", "exclusive", "shared"))
+        tiers.add_row(name, *sizes, str(tier["sharers"]))
+    yield tiers
+    if explained["workers"]:
+        yield _workers_table(explained["workers"])
+        yield _bound_table(explained["workers"])
+    for title, key in (("DECIDED", "decisions"), ("REFUSED", "refusals")):
+        if explained[key]:
+            yield _happened_table(title, explained[key])
+
+
+def _facts_of(explained: Description) -> dict[str, str]:
+    settings, profile = explained["settings"], explained["profile"]
+    state = f"{explained['state']}, on trial" if explained["on_trial"] else explained["state"]
+    if explained["rests_s"] > 0:
+        state += f" for {explained['rests_s']:.1f} s after {explained['failures']} failures"
+    slo = slo_text(settings["slo_ms"]) if settings["slo_ms"] is not None else "none"
+    if explained["attainment"] is not None:
+        slo += f", met by {_share_text(explained['attainment'])}"
+    if explained["best_effort"]:
+        slo += "; no configuration keeps it here: served as fast as it can be"
+    run_s = explained["run_s"]
+    own = _count(_workers_that_have(explained), "worker", "workers")
+    return {
+        "function": f"{explained['name']}@{explained['version']}",
+        "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
+        "tenant": explained["tenant"],
+        "family": members_text(explained["members"]),
+        "state": f"{state}, bound in {own}, {explained['queued']} waiting",
+        "promise": slo,
+        "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
+        "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
+        "runs shared": _shared_text(explained["shared"]),
+        "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
+    }
+
+
+def _shared_text(shared: Description) -> str:
+    """How often the function shared a run, what it paid for that, and with whom."""
+    if not shared["runs"]:
+        return "none"
+    names = list(shared["beside"])
+    others = ", ".join(names[:BESIDE]) + (f" and {len(names) - BESIDE} more" if len(names) > BESIDE else "")
+    counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
+    paid = f"paid {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
+    cost = shared["cost"]
+    took = "" if cost is None else f"; they took {_share_text(cost)} of the time of runs of each alone"
+    own = f"{_share_text(shared['own'])} of one is each function's own"
+    return f"{counts}; {paid}{took}; {own}; of late with {others}"
+
+
+def _workers_that_have(explained: Description) -> list[Description]:
+    id_ = f"{explained['name']}@{explained['version']}"
+    return [worker for worker in explained["workers"] if any(bound["function"] == id_ for bound in worker["bound"])]
+
+
+def _count(things: Sequence[object], one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"
+
+
+def _profile_text(profile: Description) -> str:
+    age_s = profile["age_s"]
+    age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
+    known = _count(profile["points"], "configuration", "configurations")
+    text = f"{known}{age}; in service {profile['pace']:.2f} of what was measured"
+    if profile["points"]:
+        cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
+        text += (
+            f"; the fastest takes {_ms_text(latency_s * 1000)} with {cores} cores, batch {batch}, {concurrency} at "
+            f"once, {size_text(nbytes)}"
+        )
+    return text
+
+
+def _workers_table(workers: Sequence[Description]) -> Table:
+    table = _titled("WORKER", "STATE", numbers=("PID", "SINCE", "CORES", "BATCH", "AT ONCE", "RUNS", "PRIVATE", "PSS"))
+    for worker in workers:
+        weighed = ("-" if worker[key] is None else size_text(worker[key]) for key in ("private_bytes", "pss_bytes"))
+        table.add_row(
+            str(worker["worker"]),
+            worker["state"],
+            "-" if worker["pid"] is None else str(worker["pid"]),
+            f"{worker['since_s']:.1f} s",
+            *(str(worker[key]) for key in ("cores", "batch", "concurrency", "runs")),
+            *weighed,
+        )
+    return table
+
+
+def _bound_table(workers: Sequence[Description]) -> Table:
+    """A line for each function in each worker."""
+    table = _titled("WORKER", "HAS", "WHICH IS", numbers=("RUNS", "REQUESTS", "ITS PRIVATE"))
+    for worker in workers:
+        for bound in worker["bound"]:
+            part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])
+            counts = (str(bound[key]) for key in ("runs", "requests"))
+            table.add_row(str(worker["worker"]), bound["function"], bound["doing"], *counts, part)
+    return table
+
+
+def _happened_table(title: str, happened: Sequence[Description]) -> Table:
+    table = _titled(title, "WHAT")
+    table.add_column("WHY", overflow="fold")
+    for each in happened:
+        table.add_row(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["at"])), each["what"], each["why"])
+    return table
+
+
+def usage_table(used: Sequence[Description]) -> Fitted:
+    """One line for each function of each tenant."""
+    rows = [
+        (
+            each["tenant"],
+            each["function"],
+            each["family"] or "-",
+            each["since"],
+            str(each["requests"]),
+            *(f"{each[key]:.0f} ms" for key in ("core_ms", "idle_core_ms", "billed_core_ms")),
+            *(_byte_hours_text(each[key]) for key in ("disk_byte_s", "host_byte_s", "private_byte_s")),
+        )
+        for each in used
+    ]
+    return Fitted(_USAGE, rows)
+
+
+_USAGE = (
+    Column("TENANT", "name", 6),
+    Column("FUNCTION", "name"),
+    Column("FAMILY", "word", 1),
+    Column("SINCE", "word", 2),
+    Column("REQUESTS"),
+    Column("CORE", leaves=7),
+    Column("IDLE CORE", leaves=4),
+    Column("BILLED"),
+    Column("DISK", leaves=3),
+    Column("HOST", leaves=5),
+    Column("PRIVATE", leaves=8),
+)
+
+
+def _byte_hours_text(byte_s: float | None) -> str:
+    return "-" if byte_s is None else f"{size_text(byte_s / 3600)} h"
+
+
+def _size_text(nbytes: int | None) -> str:
+    return "-" if nbytes is None else size_text(nbytes)
+
+
+def _titled(*words: str, numbers: Sequence[str] = ()) -> Table:
+    table = plain_table()
+    for title in words:
+        table.add_column(title, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, no_wrap=True, justify="right")
+    return table
+
+
+def _ms_text(milliseconds: Any) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.3g} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+
+
+def _share_text(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

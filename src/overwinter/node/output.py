@@ -1,0 +1,112 @@
+"""What a process prints goes into the node's log, line by line, with who printed it; a worker's is kept, too.
+
+Each worker has a pipe of its own, so that none can hold up, fill or garble what others print. It is read so often and
+no more: a flood waits in its pipe, and what goes beyond a bound is counted and dropped.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+from overwinter.core.ids import FunctionId
+from overwinter.node.log import Log
+
+READ_BYTES = 64 << 10
+"""At once: as much as a pipe holds."""
+PAUSE_S = 0.05
+"""Between two reads."""
+WINDOW_S = 1.0
+LINES_MAX = 100
+"""In one window; and bytes of them, and of one line."""
+BYTES_MAX = 64 << 10
+LINE_BYTES_MAX = 4096
+
+
+class Output:
+    """The reading end of one pipe, and the writing end to hand on. Belongs to the loop's thread."""
+
+    def __init__(self, who: str, log: Log, keep: Callable[[str], None] | None = None) -> None:
+        """`keep` takes each line as it was printed. OSError when the system has no descriptors left."""
+        self._who = who
+        self._function: FunctionId | None = None
+        self._log = log
+        self._keep = keep
+        self._loop = asyncio.get_running_loop()
+        self._here, self.there = os.pipe()
+        os.set_blocking(self._here, False)
+        self._rest = b""
+        self._lines = self._bytes = self._dropped = 0
+        self._pause: asyncio.TimerHandle | None = None
+        self._window: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._here, self._hear)
+
+    def belong(self, function: FunctionId) -> None:
+        """The process is a worker of this function from now on."""
+        self._who, self._function = f"worker {function}", function
+
+    def close_there(self) -> None:
+        """The process has the writing end now."""
+        if self.there >= 0:
+            os.close(self.there)
+            self.there = -1
+
+    def close(self) -> None:
+        """Tell what is left and close the pipe; the process is gone."""
+        self.close_there()
+        self._loop.remove_reader(self._here)
+        for timer in (self._pause, self._window):
+            if timer is not None:
+                timer.cancel()
+        # No more than a pipe holds: somebody else may still have the writing end.
+        with contextlib.suppress(BlockingIOError):
+            self._take(os.read(self._here, READ_BYTES))
+        if self._rest:
+            self._say(self._rest)
+        self._end_window()
+        os.close(self._here)
+
+    def _hear(self) -> None:
+        self._loop.remove_reader(self._here)
+        with contextlib.suppress(BlockingIOError):
+            words = os.read(self._here, READ_BYTES)
+            if not words:
+                return
+            self._take(words)
+        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._here, self._hear)
+
+    def _take(self, words: bytes) -> None:
+        if self._window is None:
+            self._window = self._loop.call_later(WINDOW_S, self._end_window)
+        *lines, self._rest = (self._rest + words).split(b"\n")
+        for line in lines:
+            self._say(line)
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._say(self._rest)
+            self._rest = b""
+
+    def _say(self, line: bytes) -> None:
+        line = line[:LINE_BYTES_MAX]
+        if self._lines >= LINES_MAX or self._bytes + len(line) > BYTES_MAX:
+            self._dropped += 1
+            return
+        self._lines += 1
+        self._bytes += len(line)
+        self._tell(_printable(line))
+
+    def _tell(self, text: str) -> None:
+        self._log(f"{self._who}: {text}", level="info", function=self._function)
+        if self._keep is not None:
+            self._keep(text)
+
+    def _end_window(self) -> None:
+        if self._dropped:
+            self._tell(f"{self._dropped} more lines were dropped")
+        self._lines = self._bytes = self._dropped = 0
+        self._window = None
+
+
+def _printable(line: bytes) -> str:
+    """A line that changes nothing where it is shown but adds to it."""
+    text = line.decode(errors="replace").expandtabs().rstrip("\r")
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)

@@ -1,0 +1,219 @@
+"""Do the scheduler's bytes agree with the kernel's?
+
+Now and then, in a thread, the tables of the scheduler and of the host stores are held to the files of the tmpfs, and
+what workers are taken to need to what they have. The node goes on meanwhile, so that a difference counts only when it
+is there in two passes one after the other. Each is told once, and counted.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import BinaryIO, Literal, NamedTuple
+
+from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
+from overwinter.node import clock
+from overwinter.node.faults import Faults
+from overwinter.node.processes import Processes
+from overwinter.node.telemetry.memory import (
+    FileMemory,
+    ProcessMemory,
+    anonymous_bytes,
+    directory_memory,
+    process_memory,
+)
+from overwinter.node.telemetry.statistics import Statistics
+from overwinter.scheduler.memory import SLACK, SLACK_BYTES
+from overwinter.scheduler.state import State
+from overwinter.store.host import page_bytes
+from overwinter.store.hosts import HostStores
+
+WEIGHED = 16
+"""Processes weighed in one pass, those weighed longest ago first: each costs milliseconds."""
+
+Kind = Literal["files", "blocks", "workers"]
+KINDS: Mapping[Kind, str] = {
+    "files": "a host store's table and its files on the tmpfs",
+    "blocks": "the scheduler's blocks and a host store's",
+    "workers": "a worker's profile and its private memory",
+}
+
+
+class Mismatch(NamedTuple):
+    """One thing on which two disagree."""
+
+    kind: Kind
+    what: Address | WorkerId
+    told: str
+
+
+class StoreView(NamedTuple):
+    """One host store: what three sides say of it."""
+
+    resident: Mapping[Address, int]
+    """The store's own table."""
+    files: Mapping[Address, FileMemory]
+    """The kernel's."""
+    held: Mapping[Address, int]
+    """The scheduler's, what is on its way included."""
+    settled: bool
+    """Nothing is on its way."""
+
+
+class WeighedWorker(NamedTuple):
+    """A worker that was measured."""
+
+    function: FunctionId
+    memory: ProcessMemory
+    expected: int | None
+    """By its profile; None: never measured."""
+    at: Seconds
+
+
+class Accounting:
+    """Compares, and remembers what the last passes found. Belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        state: State,
+        hosts: HostStores,
+        processes: Callable[[], Processes],
+        statistics: Statistics,
+        log: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._hosts = hosts
+        self._processes = processes
+        self._statistics = statistics
+        self._log = log
+        self._suspected: set[Mismatch] = set()
+        self._confirmed: set[Mismatch] = set()
+        self.workers: dict[WorkerId, WeighedWorker] = {}
+        self.stores: dict[StoreName, StoreView] = {}
+        self.zygotes = 0
+        """PSS of the zygotes."""
+        self.mismatches: Counter[Kind] = Counter()
+        self.passes = 0
+
+    async def run(self, every_s: float, faults: Faults) -> None:
+        """Compare for ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            with faults.contained("accounts"):
+                await self.compare()
+
+    async def compare(self) -> None:
+        """One pass."""
+        due = self._due()
+        # The node closes its own when a worker ends, and the thread may still read then.
+        files = [_own(smaps) for smaps in (*due.values(), *self._processes().zygote_smaps())]
+        held, settled = self._held(), self._settled()
+        # Meanwhile the stores change: what is seen twice is true.
+        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(held, settled), _weigh(files)))
+        now = clock.now()
+        for worker, memory in zip(due, weighed, strict=False):
+            process = self._state.workers.get(worker)
+            if process is None or memory is None:
+                continue
+            function = self._state.functions.get(process.function)
+            profiled = function is not None and process.point in function.latency.points
+            self._weighed(worker, memory)
+            expected = process.point.memory_bytes if profiled else None
+            self.workers[worker] = WeighedWorker(process.function, memory, expected, now)
+            if worker in self._statistics.workers:
+                self._statistics.weigh(self._statistics.workers[worker], float(memory.private), now)
+        self.workers = {worker: process for worker, process in self.workers.items() if worker in self._state.workers}
+        self.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
+        self.stores = stores
+        self.passes += 1
+        self._judge({*_store_mismatches(stores), *_worker_mismatches(self.workers)})
+
+    def _weighed(self, worker: WorkerId, memory: ProcessMemory) -> None:
+        """What the worker still shares with its zygote; it never becomes more."""
+        process = self._processes().process(worker)
+        held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
+        if process is not None and held is not None:
+            process.inherited_bytes = min(process.inherited_bytes, max(0, held - memory.private))
+
+    def _due(self) -> dict[WorkerId, int]:
+        """Workers to weigh in this pass, each with its smaps."""
+        smaps = {worker: fd for worker, fd in self._processes().worker_smaps().items() if worker in self._state.workers}
+        last = {worker: process.at for worker, process in self.workers.items()}
+        due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
+        return {worker: smaps[worker] for worker in due}
+
+    def _held(self) -> dict[StoreName, dict[Address, int]]:
+        """What the scheduler knows to be in each store."""
+        return {name: dict(residents.sizes) for name, residents in self._state.stores.items()}
+
+    def _settled(self) -> dict[StoreName, bool]:
+        """Of each store whether nothing is on its way there."""
+        settled: dict[StoreName, bool] = {}
+        for function in self._state.functions.values():
+            store = function.spec.store
+            settled[store] = settled.get(store, True) and function.loading is None
+        return settled
+
+    def _see_stores(
+        self, held: Mapping[StoreName, dict[Address, int]], settled: Mapping[StoreName, bool]
+    ) -> dict[StoreName, StoreView]:
+        return {
+            name: StoreView(host.resident(), directory_memory(host.root), held.get(name, {}), settled.get(name, True))
+            for name, host in self._hosts.every().items()
+        }
+
+    def _judge(self, found: set[Mismatch]) -> None:
+        lasting = found & self._suspected
+        new = lasting - self._confirmed
+        self._suspected, self._confirmed = found, lasting
+        for kind, meaning in KINDS.items():
+            of_kind = [mismatch for mismatch in new if mismatch.kind == kind]
+            self.mismatches[kind] += len(of_kind)
+            if of_kind:
+                more = "" if len(of_kind) == 1 else f", and {len(of_kind) - 1} more"
+                self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.told).told}{more}")
+
+
+def _own(fd: int) -> BinaryIO:
+    """A file over a descriptor of its own."""
+    return open(os.dup(fd), "rb", buffering=0)
+
+
+def _weigh(files: list[BinaryIO]) -> list[ProcessMemory | None]:
+    weighed = []
+    for smaps in files:
+        with smaps:
+            weighed.append(process_memory(smaps))
+    return weighed
+
+
+def _store_mismatches(stores: Mapping[StoreName, StoreView]) -> Iterator[Mismatch]:
+    for name, view in stores.items():
+        where = f"in the store of {name}" if name else "in the shared store"
+        for address in view.resident.keys() | view.files.keys():
+            told = _file_told(view.resident.get(address), view.files.get(address))
+            if told is not None:
+                yield Mismatch("files", address, f"block {address} {where} {told}")
+        if view.settled:
+            for address in view.resident.keys() ^ view.held.keys():
+                told = "is held by the scheduler alone" if address in view.held else "is held for no function"
+                yield Mismatch("blocks", address, f"block {address} {where} {told}")
+
+
+def _file_told(nbytes: int | None, file: FileMemory | None) -> str | None:
+    if nbytes is None:
+        return "is a file that the store does not know"
+    if file is None:
+        return "has no file"
+    if file.nbytes != nbytes:
+        return f"has {file.nbytes} bytes, not {nbytes}"
+    if file.allocated < page_bytes(nbytes):
+        return f"has {file.allocated} bytes of memory behind its {nbytes}"
+    return None
+
+
+def _worker_mismatches(workers: Mapping[WorkerId, WeighedWorker]) -> Iterator[Mismatch]:
+    for worker, process in workers.items():
+        if process.expected is not None and process.memory.private > process.expected * SLACK + SLACK_BYTES:
+            told = f"worker {worker} of {process.function} was measured to need {process.expected} bytes, and has more"
+            yield Mismatch("workers", worker, told)

@@ -1,0 +1,159 @@
+"""What does each function do just now, and the node as a whole? What `overwinter top` shows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, WorkerId
+from overwinter.node.telemetry.sources import Sources
+from overwinter.node.telemetry.statistics import RECENT, Answer, FunctionStatistics
+from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
+
+WINDOW_S = 60.0
+"""Rates and latencies are of the answers of so long."""
+
+
+class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """One function, all its versions together."""
+
+    name: FunctionName
+    tenant: TenantId
+    state: str
+    """Of the version that answers."""
+    family: FunctionId
+    """The first of the functions with which it may share workers; itself if it shares with nobody."""
+    members: int
+    """How many they are."""
+    workers: Sequence[WorkerId]
+    """Those that have it: functions of a family share them."""
+    running: int
+    """Requests that workers have."""
+    queued: int
+    shared: float | None
+    """Share of the requests that ran together with those of other functions; None: nothing ran."""
+    rate: float
+    """Answers per second, of late."""
+    p50_ms: float | None
+    """Of late; None: no answer."""
+    p99_ms: float | None
+    attainment: float | None
+    """Share of the requests answered within the SLO, since the node started; None: no SLO, or no request."""
+    slo_ms: float | None
+    host_bytes: int
+    """Of its blocks in the host store, those it shares included."""
+    exclusive_bytes: int | None
+    """Of these, those that nobody shares; None: not told to a tenant, whom they would tell what others have."""
+    private_bytes: int
+    """Its parts of its workers' private memory, which all that a worker has pay equally."""
+    wakes: int
+    requests: int
+    refused: int
+
+
+class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """The node and its functions, the most active first."""
+
+    cores: int
+    cores_running: int | None
+    """None: not told to a tenant."""
+    worker_states: Mapping[str, int]
+    """How many workers are in each."""
+    functions_deployed: int
+    running: int
+    queued: int
+    host_bytes: int
+    host_budget: int | None
+    """None: there is none, or it is not told to a tenant."""
+    private_bytes: int
+    private_budget: int | None
+    """None: not told to a tenant."""
+    functions: Sequence[FunctionActivity]
+    workers: Sequence[FamilyWorker]
+    """What each has bound."""
+
+
+def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
+    """What goes on. With a thousand functions it takes a while: call it in a thread."""
+    seen = sources.statistics
+    private: Counter[FunctionId] = Counter()
+    running: Counter[FunctionName] = Counter()
+    for process in list(seen.workers.values()):
+        private.update(dict.fromkeys(list(process.bound), process.part_bytes))
+        for run in list(process.runs.values()):
+            running.update({tally.name: count for tally, count in run.requests.items()})
+    versions: dict[FunctionName, list[FunctionSnapshot]] = {}
+    for function in known.functions:
+        versions.setdefault(function.spec.name, []).append(function)
+    functions = [
+        _function(sources, tally, versions[tally.name], private, running, now)
+        for tally in list(seen.tallies.values())
+        if tally.name in versions
+    ]
+    functions.sort(
+        key=lambda each: (-each.running - each.queued, -each.rate, -len(each.workers), -each.requests, each.name)
+    )
+    return NodeActivity(
+        cores=sources.config.cores or 1,
+        cores_running=known.cores_running,
+        worker_states=dict(Counter[str](worker.state for worker in known.workers)),
+        functions_deployed=len(known.functions),
+        running=running.total(),
+        queued=sum(each.queued for each in functions),
+        host_bytes=known.host_bytes,
+        host_budget=known.host_budget,
+        private_bytes=private.total(),
+        private_budget=sources.config.memory_bytes,
+        functions=functions,
+        workers=known.workers,
+    )
+
+
+def _function(
+    sources: Sources,
+    tally: FunctionStatistics,
+    versions: Sequence[FunctionSnapshot],
+    private: Counter[FunctionId],
+    running: Counter[FunctionName],
+    now: Seconds,
+) -> FunctionActivity:
+    newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))
+    ids = [function.spec.id for function in versions]
+    stores = [(sources.statistics.stores.get(function.spec.store), function.spec.id) for function in versions]
+    held = [(shares.held(id_), shares.exclusive(id_)) for shares, id_ in stores if shares is not None]
+    workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))
+    rate, p50, p99 = lately(list(tally.recent), now)
+    return FunctionActivity(
+        name=tally.name,
+        tenant=newest.spec.tenant,
+        state=newest.state,
+        family=newest.family,
+        members=newest.members,
+        workers=workers,
+        running=running[tally.name],
+        queued=sum(function.queued for function in versions),
+        shared=tally.shared_batched / tally.batched if tally.batched else None,
+        rate=rate,
+        p50_ms=None if p50 is None else p50 * 1000,
+        p99_ms=None if p99 is None else p99 * 1000,
+        attainment=tally.attainment,
+        slo_ms=newest.spec.settings.slo_ms,
+        host_bytes=sum(nbytes for nbytes, _ in held),
+        exclusive_bytes=sum(nbytes for _, nbytes in held),
+        private_bytes=sum(private[id_] for id_ in ids),
+        wakes=tally.wakes.total(),
+        requests=tally.requests,
+        refused=tally.refused.total(),
+    )
+
+
+def lately(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
+    """Answers per second, and the median and the 99th percentile of their seconds, within the window."""
+    late = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
+    if not late:
+        return 0.0, None, None
+    # So many that older ones of the window are forgotten: then their own time is the window.
+    span = now - late[0][0] if len(late) == RECENT else WINDOW_S
+    ordered = sorted(seconds for _, seconds in late)
+    p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
+    return len(late) / max(span, 1e-3), p50, p99

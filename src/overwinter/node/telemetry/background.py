@@ -1,0 +1,211 @@
+"""Which workers compute beyond what they were given?
+
+They were given the cores of their runs, as long as a run, or the load before the first, goes on for no longer than it
+usually does, four times over. One that only waits for the core, because others compute, is not late: it must have
+computed for longer than that, too. A handler may leave threads behind, and may never come to an end. A worker that
+computes beyond that is put behind everybody else for good: it gets no more work, and what it runs goes on when a core
+is free. What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped. So is
+one that was forked ahead and computes before anybody runs anything in it.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from overwinter.core.events import Demoted, Event
+from overwinter.core.ids import Seconds, WorkerId
+from overwinter.core.underway import LivingWorker
+from overwinter.node import clock
+from overwinter.node.demotion import put_behind
+from overwinter.node.faults import Faults
+from overwinter.node.processes import Processes
+from overwinter.node.sparing import Sparing
+from overwinter.node.telemetry.statistics import FunctionStatistics, Statistics, Told
+from overwinter.node.workers import WorkerProcess
+
+LOOK_S = 0.1
+TURNS = 10
+"""One that runs nothing, and did not compute, is looked at so many times less often."""
+PATIENCE, PATIENCE_S = 4.0, 1.0
+"""How much longer than usual a run or a load may go on, and how long at least."""
+NOISE = 0.05
+"""Of a core: a worker that tidies up after itself is not billed for it."""
+SHARE = 0.1
+"""Of a core: what a worker may compute for ever while nothing runs."""
+BEYOND_S = 0.1
+"""Of a core, beyond what it was given and that share: then it is put behind everybody else."""
+AHEAD_S = 1.0
+"""Of a core: what a process that was forked ahead may compute until a function comes; then it is ended."""
+BOUND_S = 5.0
+"""Of a core, beyond its runs and that share: then it is stopped."""
+
+
+class Seen(NamedTuple):
+    """What was known of a worker at the last look."""
+
+    at: Seconds
+    computed_s: float
+    allowed_s: float
+    over_s: float = 0.0
+    """What it computed beyond its share while nothing ran, and did not make good by being still."""
+    late_s: float = 0.0
+    """What it computed for something that went on for too long."""
+    loading: bool = False
+    begun: Seconds | None = None
+    """When the oldest of its runs began."""
+    run_s: float = 0.0
+    """What it computed since."""
+    still: bool = False
+    """Whether it did not compute between the last two looks."""
+
+
+class Background:
+    """Looks now and then. Belongs to the loop's thread: a look costs microseconds a worker that does something."""
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        processes: Callable[[], Processes],
+        post: Callable[[Event], None],
+        log: Callable[[str], None],
+        bound_s: float = BOUND_S,
+    ) -> None:
+        self._statistics = statistics
+        self._processes = processes
+        self._post = post
+        self._sparing = Sparing(log)
+        self._bound_s = bound_s
+        self._seen: dict[WorkerId, Seen] = {}
+        self._turn = 0
+        self._behind: dict[WorkerId, bool] = {}
+        """Workers that were put behind everybody else, and whether the scheduler knows."""
+
+    async def run(self, faults: Faults) -> None:
+        """Look for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found: list[WorkerProcess] = []
+            with faults.contained("workers' time"):
+                found = self.look(clock.now())
+            for process in found:
+                with faults.contained("workers behind all others"):
+                    await self.put_behind(process)
+
+    def look(self, now: Seconds) -> list[WorkerProcess]:
+        """Bill what was computed since the last look, and stop who does not end; who is to be put behind."""
+        before, self._seen = self._seen, {}
+        self._behind = {worker: told for worker, told in self._behind.items() if worker in self._statistics.workers}
+        self._turn = (self._turn + 1) % TURNS
+        found = []
+        for worker, living in list(self._statistics.workers.items()):
+            last = before.get(worker)
+            if last is not None and worker % TURNS != self._turn and _rests(last, living):
+                self._seen[worker] = last
+                continue
+            process = self._processes().process(worker)
+            if process is None or process.pid is None:
+                continue
+            computed_s = clock.computed_s(process.pid)
+            if computed_s is None:
+                continue
+            seen = self._seen[worker] = _seen(last, living, process.ready, computed_s, now)
+            if seen.over_s > self._bound_s:
+                self._stop(process, living, seen, now)
+            elif worker in self._behind:
+                self._tell(process)
+            elif max(seen.over_s, seen.late_s) > BEYOND_S:
+                self._decide(process, living, seen, now)
+                found.append(process)
+        self._look_ahead()
+        return found
+
+    def _look_ahead(self) -> None:
+        """What was forked ahead waits, and computes for nobody."""
+        ahead = self._processes().ahead
+        for process in list(ahead.workers.values()):
+            computed_s = None if process.pid is None else clock.computed_s(process.pid)
+            if computed_s is not None and computed_s > AHEAD_S:
+                ahead.give_up(process, f"it computed {computed_s:.1f} s of a core before anything ran in it")
+
+    async def put_behind(self, process: WorkerProcess) -> None:
+        """Let a worker compute only when nobody else wants the core. A thread does it: the kernel takes a while."""
+        processes = self._processes()
+        if process.pid is None or process.pidfd is None or processes.process(process.worker) is not process:
+            return
+        # Its end closes the node's own, also while the thread looks.
+        pidfd = os.dup(process.pidfd)
+        await asyncio.to_thread(put_behind, processes.zygotes.groups, process.pid, pidfd)
+
+    def _decide(
+        self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Seen, now: Seconds
+    ) -> None:
+        what = "run" if process.ready else "load"
+        reason = f"its {what} goes on for much longer than usual"
+        if seen.over_s > BEYOND_S:
+            reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
+        told = f"worker {process.worker} of {living.function} computes only when a core is free from now on: {reason}"
+        self._sparing.say(("demote", process.family.tenant), told)
+        living.tally.decisions.append(Told(now, "demote", reason))
+        self._behind[process.worker] = False
+
+    def _tell(self, process: WorkerProcess) -> None:
+        """The scheduler hears of it at the look after: what was slow to load may then have begun to run something."""
+        if process.ready and not self._behind[process.worker]:
+            self._behind[process.worker] = True
+            self._post(Demoted(process.worker))
+
+    def _stop(self, process: WorkerProcess, living: LivingWorker[FunctionStatistics], seen: Seen, now: Seconds) -> None:
+        reason = f"it computed {seen.over_s:.1f} s of a core beyond its runs"
+        self._sparing.say(
+            ("stop", process.family.tenant), f"worker {process.worker} of {living.function} is stopped: {reason}"
+        )
+        living.tally.decisions.append(Told(now, "stop", reason))
+        self._processes().give_up(process, reason)
+
+
+def _seen(
+    last: Seen | None, living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
+) -> Seen:
+    """What is known now; what the worker computed on its own is billed."""
+    busy_s = living.busy_s + (now - living.busy_since if living.is_busy else 0.0)
+    allowed_s = busy_s * living.cores
+    if last is None:
+        return Seen(now, computed_s, allowed_s, loading=not ready)
+    spent_s, passed_s = computed_s - last.computed_s, now - last.at
+    if not ready or last.loading:
+        # That is the wake's, also what came after the look before its end.
+        is_late = not ready and _is_late(living, ready, computed_s, now)
+        late_s = last.late_s + spent_s if is_late else 0.0
+        return Seen(now, computed_s, allowed_s, late_s=late_s, loading=not ready)
+    begun = _begun(living)
+    run_s = spent_s + (last.run_s if begun == last.begun else 0.0)
+    late_s = last.late_s + spent_s if _is_late(living, ready, run_s, now) else 0.0
+    own_s = max(0.0, spent_s - (allowed_s - last.allowed_s))
+    if own_s > NOISE * passed_s:
+        payer = living.tally if living.trial is None else living.trial
+        payer.background_core_s += own_s
+    over_s = max(0.0, last.over_s + own_s - SHARE * passed_s)
+    still = spent_s < NOISE * passed_s and over_s == 0.0
+    return Seen(now, computed_s, allowed_s, over_s, late_s, False, begun, run_s, still)
+
+
+def _rests(last: Seen, living: LivingWorker[FunctionStatistics]) -> bool:
+    """Whether it did nothing the last time, and has run nothing since."""
+    return last.still and not living.is_busy and living.busy_s * living.cores == last.allowed_s
+
+
+def _begun(living: LivingWorker[FunctionStatistics]) -> Seconds | None:
+    """When the oldest of its runs began; None: it runs nothing."""
+    return min((run.begun for run in living.runs.values()), default=None)
+
+
+def _is_late(living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:
+    """Whether what it does, and has computed so much for, should have ended long ago. What others slow down goes on for
+    long as well, but computes no more than usual.
+    """
+    begun = _begun(living) if ready else living.since
+    usual_s = PATIENCE * (living.tally.usual_run_s if ready else living.tally.usual_wake_s)
+    if begun is None:
+        return False
+    return now - begun > max(PATIENCE_S, usual_s) and computed_s >= usual_s * living.cores

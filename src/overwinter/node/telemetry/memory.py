@@ -1,0 +1,92 @@
+"""How much memory does a process take, and how much a host store, as the kernel counts it?"""
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from overwinter.core.ids import Address
+
+SECTOR_BYTES = 512
+"""The unit of st_blocks."""
+KIB = 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+STATM_BYTES = 256
+
+_MAPPINGS = re.compile(
+    rb"^[0-9a-f]+-[0-9a-f]+ (....) .*\n(?:[A-OQ-Z].*\n)*Pss: +(\d+) (?:.*\n)*?"
+    rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) ",
+    re.MULTILINE,
+)
+
+
+class ProcessMemory(NamedTuple):
+    """Bytes of one process."""
+
+    private: int
+    """In private mappings that can be written to, and mapped by nobody else. The kernel calls a shared page private
+    as long as one process maps it: weights and buffers must not count here."""
+    pss: int
+    """Everything, a page that n processes map counting 1/n."""
+    shared: int
+    """Of this, what lies in shared mappings: weights and buffers."""
+
+
+def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
+    """What the process takes that opened its own smaps; None when it is gone. Milliseconds: call it in a thread."""
+    try:
+        smaps.seek(0)
+        text = smaps.read()
+    except OSError:
+        return None
+    if not text:
+        return None
+    private = pss = shared = 0
+    for found in _MAPPINGS.finditer(text):
+        rights = found[1]
+        pss += int(found[2])
+        if rights[3:] == b"s":
+            shared += int(found[2])
+        elif rights[:2] == b"rw":
+            private += int(found[3]) + int(found[4])
+    return ProcessMemory(private * KIB, pss * KIB, shared * KIB)
+
+
+def anonymous_bytes(pid: int) -> int | None:
+    """What the process has in memory of no file, also where it shares it with one that it was forked from; None when it
+    is gone, or going. Anybody may ask; a few microseconds.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        _, resident, shared, _ = os.read(fd, STATM_BYTES).split(b" ", 3)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+    return (int(resident) - int(shared)) * PAGE_BYTES if int(resident) else None
+
+
+class FileMemory(NamedTuple):
+    """One file of a tmpfs."""
+
+    nbytes: int
+    allocated: int
+    """Memory behind it: less than its bytes where it has holes."""
+
+
+def directory_memory(root: Path) -> dict[Address, FileMemory]:
+    """The files of a host store's directory by name; drafts, whose names have a dot, and directories are no blocks."""
+    found = {}
+    for entry in os.scandir(root):
+        if "." in entry.name or not entry.is_file(follow_symlinks=False):
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            # Dropped meanwhile.
+            continue
+        found[Address(entry.name)] = FileMemory(status.st_size, status.st_blocks * SECTOR_BYTES)
+    return found

@@ -1,0 +1,171 @@
+"""Who used what, and what is to be paid for it?
+
+Two prices of a core: the time in which it ran something, and a tenth of that while a worker was alive and ran nothing,
+as in Torpor. What a worker computes while nothing runs has the first price. A worker that was started to try a version
+is the node's own until it serves a request: nobody pays for it. Memory is counted in byte-seconds for each
+tier; the sharers of a block pay equal parts of it. What was used is written to the ledger once a minute and at a clean
+stop: a crash loses a minute.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from overwinter.core.errors import MachineError
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
+from overwinter.core.underway import LivingWorker
+from overwinter.node.telemetry.statistics import FunctionStatistics, Statistics
+from overwinter.store.ledger import Amounts, Ledger
+
+IDLE_PRICE = 0.1
+"""Of the price of a core that runs something."""
+
+Key = tuple[TenantId, FunctionName]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a function of a tenant used, for people and programs."""
+
+    tenant: TenantId
+    function: FunctionName
+    since: str
+    """The first day on which it was used, in UTC."""
+    requests: int
+    """Answered."""
+    core_ms: float
+    """Run time on each of a run's cores, and what workers computed beyond that."""
+    idle_core_ms: float
+    """Cores of workers that were alive and ran nothing."""
+    billed_core_ms: float
+    """Both, the idle ones at a tenth."""
+    disk_byte_s: float | None
+    """Its part of the blocks in the repository, over time; None: not told to a tenant, whom it would tell what others
+    have."""
+    host_byte_s: float | None
+    """Its part of the blocks in host stores, over time; None: the same."""
+    private_byte_s: float
+    """Memory of its workers alone, over time."""
+    family: FunctionId | None = None
+    """The first of the functions with which it may share workers, whose idle cores and memory they split; itself if it
+    shares with nobody, None if it is not deployed."""
+
+
+class Meter:
+    """Turns statistics into entries of the ledger. `flush` and `usage` take their time: call them in a thread."""
+
+    def __init__(self, statistics: Statistics, ledger: Ledger, log: Callable[[str], None]) -> None:
+        self._statistics = statistics
+        self._ledger = ledger
+        self._log = log
+        self._lock = threading.Lock()
+        self._written: dict[FunctionStatistics, Amounts] = {}
+        self._failing = False
+
+    def flush(self, now: Seconds, wall: float) -> None:
+        """Write down what was used since the last time; what cannot be written waits for the next."""
+        day = datetime.fromtimestamp(wall, UTC).date().isoformat()
+        with self._lock:
+            # Of functions that are gone nothing more comes once their last worker is.
+            gone = [tally for tally in self._statistics.left if tally.workers == 0]
+            totals = self._totals(now)
+            try:
+                self._ledger.add(day, self._unwritten(totals))
+            except MachineError as error:
+                if not self._failing:
+                    self._log(f"usage is kept in memory until it can be written: {error}")
+                self._failing = True
+                return
+            self._failing = False
+            for tally in gone:
+                self._statistics.left.remove(tally)
+            self._written = {tally: total for tally, total in totals.items() if tally not in gone}
+
+    def usage(self, tenant: TenantId | None, now: Seconds, wall: float) -> list[Usage]:
+        """What each function used, of all tenants or of one, since the ledger began."""
+        today = datetime.fromtimestamp(wall, UTC).date().isoformat()
+        with self._lock:
+            entries, unwritten = self._ledger.entries(tenant), self._unwritten(self._totals(now))
+        used: defaultdict[Key, Amounts] = defaultdict(Amounts)
+        since: dict[Key, str] = {}
+        for day, owner, name, amounts in entries:
+            used[owner, name] = used[owner, name].plus(amounts)
+            since.setdefault((owner, name), day)
+        for key, amounts in unwritten.items():
+            if tenant in (None, key[0]):
+                used[key] = used[key].plus(amounts)
+                since.setdefault(key, today)
+        return [_told(key, since[key], amounts) for key, amounts in sorted(used.items())]
+
+    def _unwritten(self, totals: dict[FunctionStatistics, Amounts]) -> dict[Key, Amounts]:
+        used: defaultdict[Key, Amounts] = defaultdict(Amounts)
+        for tally, total in totals.items():
+            assert tally.tenant is not None
+            key = tally.tenant, tally.name
+            used[key] = used[key].plus(total.plus(self._written.get(tally, Amounts()), -1))
+        return {key: amounts for key, amounts in used.items() if amounts != Amounts()}
+
+    def _totals(self, now: Seconds) -> dict[FunctionStatistics, Amounts]:
+        """What each function used since the node started, with what is under way.
+
+        The loop goes on counting meanwhile. What this misses or sees twice is put right by the next difference.
+        """
+        seen = self._statistics
+        totals = {
+            tally: Amounts(
+                tally.answered,
+                tally.core_s + tally.background_core_s,
+                tally.idle_core_s,
+                tally.disk_byte_s,
+                tally.host_byte_s,
+                tally.private_byte_s,
+            )
+            for tally in [*list(seen.tallies.values()), *seen.left]
+        }
+        for worker in list(seen.workers.values()):
+            _add_worker(totals, worker, now)
+        for spec in list(seen.specs.values()):
+            tally = seen.tallies.get(spec.name)
+            if tally in totals:
+                host = seen.stores.get(spec.store)
+                owed_s = 0.0 if host is None else host.owed(spec.id, now)
+                totals[tally] = totals[tally].plus(
+                    Amounts(disk_byte_s=seen.disk.owed(spec.id, now), host_byte_s=owed_s)
+                )
+        return totals
+
+
+def _add_worker(
+    totals: dict[FunctionStatistics, Amounts], worker: LivingWorker[FunctionStatistics], now: Seconds
+) -> None:
+    """What a worker cost since it was last weighed: runs for whose they are, the rest split among those who pay."""
+    for run in list(worker.runs.values()):
+        for tally, _, share in run.shares():
+            if tally in totals:
+                totals[tally] = totals[tally].plus(Amounts(core_s=(now - run.begun) * worker.run_cores * share))
+    payers, passed = worker.payers, now - worker.weighed
+    busy_s = worker.busy_s + (now - worker.busy_since if worker.is_busy else 0.0) - worker.busy_weighed
+    each = Amounts(
+        idle_core_s=(passed - busy_s) * worker.cores / len(payers), private_byte_s=passed * worker.nbytes / len(payers)
+    )
+    for tally in payers:
+        if tally in totals:
+            totals[tally] = totals[tally].plus(each)
+
+
+def _told(key: Key, since: str, amounts: Amounts) -> Usage:
+    tenant, function = key
+    return Usage(
+        tenant=tenant,
+        function=function,
+        since=since,
+        requests=amounts.requests,
+        core_ms=amounts.core_s * 1e3,
+        idle_core_ms=amounts.idle_core_s * 1e3,
+        billed_core_ms=(amounts.core_s + IDLE_PRICE * amounts.idle_core_s) * 1e3,
+        disk_byte_s=amounts.disk_byte_s,
+        host_byte_s=amounts.host_byte_s,
+        private_byte_s=amounts.private_byte_s,
+    )

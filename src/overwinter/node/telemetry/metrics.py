@@ -1,0 +1,336 @@
+"""What does Prometheus see of the node? Rendered from the statistics when it asks; docs/metrics.md tells every name.
+
+Series are bounded by what is deployed: `function` is the name of a deployed function, or empty for requests that named
+none. What has many buckets is kept for the node as a whole, but for the duration of requests.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from overwinter.core.actions import Decision
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.ids import FunctionId, Seconds, split_id
+from overwinter.node import clock
+from overwinter.node.pipelines import Seen
+from overwinter.node.telemetry.accounting import KINDS, Accounting
+from overwinter.node.telemetry.sources import Sources
+from overwinter.node.telemetry.statistics import FunctionStatistics, Histogram, Statistics, VersionStatistics
+from overwinter.scheduler.lifecycles import FunctionState, WorkerState
+from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
+from overwinter.store.host import Health
+
+PREFIX = "overwinter_"
+Labels = Sequence[str]
+Sample = tuple[Labels, float]
+
+
+def render(sources: Sources, known: Snapshot, pipelines: Sequence[Seen] = ()) -> bytes:
+    """All metrics in Prometheus's text format. With a thousand functions it takes a while: call it in a thread."""
+    registry = CollectorRegistry()
+    registry.register(_Node(sources, known, pipelines))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Node(Collector):
+    def __init__(self, sources: Sources, known: Snapshot, pipelines: Sequence[Seen]) -> None:
+        self._sources = sources
+        self._known = known
+        self._pipelines = pipelines
+
+    def collect(self) -> Iterable[Metric]:
+        sources, known, now = self._sources, self._known, clock.now()
+        seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
+        yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
+        yield from _requests(seen, sources.statistics.versions.copy(), known.functions)
+        yield from _passages(self._pipelines)
+        yield from _runs(sources.statistics, seen)
+        yield from _workers(sources.statistics, known, seen)
+        yield from _decisions(sources.statistics, seen)
+        yield from _functions(known)
+        yield from _profiles(seen, now)
+        yield from _bytes(sources, known)
+        yield from _machine(sources.config, known)
+        yield from _accounts(sources.accounting)
+        yield from _health(sources.health)
+        told = "Looks of the node's at something that the machine let fail."
+        yield counter("looks_failed", told, ["what"], _by_name(sources.faults.counts.copy()))
+
+
+def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
+    """A family of counters."""
+    return _filled(CounterMetricFamily(PREFIX + name, told, labels=labels), samples)
+
+
+def gauge(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
+    """A family of gauges."""
+    return _filled(GaugeMetricFamily(PREFIX + name, told, labels=labels), samples)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[Sample]) -> Metric:
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def histogram(name: str, told: str, labels: Labels, samples: Iterable[tuple[Labels, Histogram]]) -> Metric:
+    """A family of histograms."""
+    family = HistogramMetricFamily(PREFIX + name, told, labels=labels)
+    for values, each in samples:
+        # One copy: the loop counts on.
+        counts, total, below = list(each.counts), each.total, 0
+        buckets = []
+        for bound, count in zip([*each.bounds, None], counts, strict=True):
+            below += count
+            buckets.append(("+Inf" if bound is None else str(bound), below))
+        family.add_metric(values, buckets, total)
+    return family
+
+
+def _requests(
+    seen: Sequence[FunctionStatistics],
+    versions: Mapping[FunctionId, VersionStatistics],
+    functions: Sequence[FunctionSnapshot],
+) -> Iterator[Metric]:
+    yield counter(
+        "requests",
+        "Requests that ended; refused ones by the error's name.",
+        ["function", "outcome", "error"],
+        (sample for each in seen for sample in _outcomes(each)),
+    )
+    yield histogram(
+        "request_duration_seconds",
+        "From a request's arrival to its answer, by where the weights lay when it came.",
+        ["function", "start"],
+        (((each.name, start), times) for each in seen for start, times in list(each.durations.items())),
+    )
+    queued: Counter[str] = Counter()
+    for function in functions:
+        queued[function.spec.name] += function.queued
+    yield gauge("requests_queued", "Requests that wait.", ["function"], _by_name(queued))
+    with_slo = [each for each in seen if each.slo_s is not None]
+    yield gauge(
+        "slo_seconds", "Latency objective.", ["function"], (((each.name,), each.slo_s or 0) for each in with_slo)
+    )
+    yield counter(
+        "slo_requests",
+        "Requests, of functions with a SLO, that were answered or refused.",
+        ["function"],
+        (((each.name,), each.ended) for each in with_slo),
+    )
+    yield counter(
+        "slo_met",
+        "Of these, those answered within the SLO.",
+        ["function"],
+        (((each.name,), each.within) for each in with_slo),
+    )
+    yield from _versions(versions)
+    yield counter("retries", "Requests run again after a worker died.", ["function"], _named(seen, "retries"))
+
+
+def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metric]:
+    """What a split is judged by: only of functions with several versions, and of versions that had a request."""
+    counts = Counter(split_id(id_)[0] for id_ in versions)
+    named = {split_id(id_): each for id_, each in versions.items() if counts[split_id(id_)[0]] > 1}
+    outcomes: list[Sample] = []
+    for (name, number), each in named.items():
+        if answered := sum(each.durations.counts):
+            outcomes.append(((name, str(number), "answered", ""), answered))
+        refused = each.refused.copy()
+        outcomes += [((name, str(number), "refused", error), count) for error, count in refused.items()]
+    labels = ["function", "version"]
+    told = "Requests that a version answered, or that were refused of it, by the error's name."
+    yield counter("version_requests", told, [*labels, "outcome", "error"], outcomes)
+    yield histogram(
+        "version_request_duration_seconds",
+        "From the arrival of a request to the answer of the version.",
+        labels,
+        (((name, str(number)), each.durations) for (name, number), each in named.items() if any(each.durations.counts)),
+    )
+
+
+def _outcomes(each: FunctionStatistics) -> Iterator[Sample]:
+    yield (each.name, "answered", ""), each.answered
+    yield (each.name, "cancelled", ""), each.cancelled
+    for error, count in list(each.refused.items()):
+        yield (each.name, "refused", error), count
+
+
+def _passages(pipelines: Sequence[Seen]) -> Iterator[Metric]:
+    label = ["pipeline"]
+    outcomes = [((each.name, "answered"), each.tally.answered) for each in pipelines]
+    outcomes += [((each.name, "failed"), each.tally.failed) for each in pipelines]
+    yield counter("pipeline_requests", "Requests for pipelines that ended.", [*label, "outcome"], outcomes)
+    running = (((each.name,), each.tally.running) for each in pipelines)
+    yield gauge("pipeline_requests_running", "Requests that pass through pipelines.", label, running)
+    durations = (((each.name,), each.durations) for each in pipelines)
+    yield histogram("pipeline_duration_seconds", "From a request's arrival to the last answer.", label, durations)
+    with_slo = [each for each in pipelines if each.slo_ms is not None]
+    slo_s = (((each.name,), (each.slo_ms or 0.0) / 1000) for each in with_slo)
+    yield gauge("pipeline_slo_seconds", "Latency objective of the whole.", label, slo_s)
+    met = (((each.name,), each.tally.in_slo) for each in with_slo)
+    yield counter("pipeline_slo_met", "Requests answered within the SLO.", label, met)
+
+
+def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    told = "From a request's arrival until a worker had it."
+    yield histogram("queue_wait_seconds", told, [], [((), statistics.waits)])
+    yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
+    yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
+    running: Counter[str] = Counter()
+    for process in list(statistics.workers.values()):
+        running.update({tally.name: 0 for tally in list(process.bound.values())})
+        for run in list(process.runs.values()):
+            running.update({tally.name: count for tally, count in run.requests.items()})
+    yield gauge("requests_running", "Requests that workers have.", ["function"], _by_name(running))
+    yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
+    yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
+    told = "Of these runs, those of several functions: each counts one."
+    yield counter("shared_runs", told, ["function"], _named(seen, "shared_runs"))
+    told = "Requests in runs of several functions, each its function's."
+    yield counter("shared_run_requests", told, ["function"], _named(seen, "shared_batched"))
+    yield counter("run_seconds", "Time of these runs.", ["function"], _named(seen, "run_s"))
+    yield counter(
+        "run_core_seconds", "Time of these runs on each of their cores.", ["function"], _named(seen, "core_s")
+    )
+    told = "From arrivals until a worker had the request."
+    yield counter("wait_seconds", told, ["function"], _named(seen, "wait_s"))
+
+
+def _workers(statistics: Statistics, known: Snapshot, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    states = Counter(worker.state for worker in known.workers)
+    counts = [((name,), states[name]) for name in get_args(WorkerState)]
+    yield gauge("workers", "Worker processes, by what they do.", ["state"], counts)
+    alive = (((each.name,), float(each.workers)) for each in seen if each.workers)
+    yield gauge("function_workers", "Worker processes that were forked for a function.", ["function"], alive)
+    living = list(statistics.workers.values())
+    bound = Counter[str](name for process in living for name in {tally.name for tally in list(process.bound.values())})
+    yield gauge("function_bound", "Workers that have a function, alone or with others.", ["function"], _by_name(bound))
+    told = "Times that a function was bound in a worker of its family, those that failed among them."
+    yield counter("binds", told, ["function"], _named(seen, "binds"))
+    yield counter("bind_seconds", "Time of binds.", ["function"], _named(seen, "bind_s"))
+    yield counter(
+        "wakes",
+        "Workers asked for, by where the weights lay.",
+        ["function", "start"],
+        (((each.name, start), count) for each in seen for start, count in list(each.wakes.items())),
+    )
+    yield counter(
+        "wake_seconds",
+        "Time of wakes, from their first step until the worker was ready.",
+        ["function", "start"],
+        (((each.name, start), each.wake_s[start]) for each in seen for start in list(each.woken)),
+    )
+    yield histogram(
+        "wake_duration_seconds",
+        "From the first step of a wake until the worker was ready.",
+        ["start"],
+        (((start,), times) for start, times in statistics.wake_times.items()),
+    )
+    yield counter("worker_crashes", "Workers that died unasked.", ["function"], _named(seen, "crashes"))
+    yield counter("zygote_losses", "Zygotes that died or made room.", [], [((), statistics.zygotes_lost)])
+
+
+def _decisions(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterator[Metric]:
+    counts = (((what,), statistics.decided[what]) for what in get_args(Decision))
+    yield counter("decisions", "Decisions of the scheduler that `explain` tells of.", ["decision"], counts)
+    yield counter("evictions", "Times that a function's blocks had to leave.", ["function"], _named(seen, "evictions"))
+    yield counter("memory_pressure", "Times that the machine ran short of memory.", [], [((), statistics.pressed)])
+
+
+def _functions(known: Snapshot) -> Iterator[Metric]:
+    lives = Counter(function.state for function in known.functions)
+    counts = (((life,), lives[life]) for life in get_args(FunctionState))
+    yield gauge("functions", "Deployed versions, by their state.", ["state"], counts)
+    yield gauge("families", "Families of functions: a family shares workers.", [], [((), known.families)])
+    hopeless = sum(function.best_effort for function in known.functions)
+    yield gauge("functions_best_effort", "Of these, those whose SLO no configuration keeps.", [], [((), hopeless)])
+    told = "Of these, those that wait for a core, for room for a worker, or for room in a host store."
+    yield gauge("functions_waiting", told, ["wants"], (((wants,), count) for wants, count in known.waiting.items()))
+
+
+def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
+    ages = (((each.name,), now - each.profiled) for each in seen if each.profiled is not None)
+    yield gauge("profile_age_seconds", "Since a function was measured, or its profile read.", ["function"], ages)
+
+
+def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
+    statistics = sources.statistics
+    disk, stores = statistics.disk, dict(statistics.stores)
+    own: Counter[str] = Counter()
+    for process in list(statistics.workers.values()):
+        own.update(dict.fromkeys(list(process.bound), process.part_bytes))
+    samples: list[Sample] = []
+    for function in known.functions:
+        spec = function.spec
+        named = (spec.name, str(spec.version))
+        places = [("disk", disk)] + ([("host", stores[spec.store])] if spec.store in stores else [])
+        for tier, shares in places:
+            exclusive = shares.exclusive(spec.id)
+            samples.append(((*named, tier, "exclusive"), exclusive))
+            samples.append(((*named, tier, "shared"), shares.held(spec.id) - exclusive))
+        if own[spec.id]:
+            samples.append(((*named, "private", "exclusive"), own[spec.id]))
+    labels = ["function", "version", "tier", "sharing"]
+    yield gauge("function_bytes", "Bytes that a version holds, by whether others hold them too.", labels, samples)
+    tiers = [(("disk",), disk.nbytes), (("host",), known.host_bytes), (("private",), sum(own.values()))]
+    yield gauge("tier_bytes", "Bytes of all functions together, each block once.", ["tier"], tiers)
+    resident = (((name,), nbytes) for name, nbytes in known.stores.items())
+    yield gauge("host_store_bytes", "Bytes in a host store, those on their way included.", ["store"], resident)
+    released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
+    yield counter("host_store_released_bytes", "Bytes that left a host store.", ["store"], released)
+    seen = [tally for tally in list(statistics.tallies.values()) if tally.loaded_bytes]
+    yield counter("loaded_bytes", "Bytes brought from disk.", ["function"], _named(seen, "loaded_bytes"))
+
+
+def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
+    yield gauge("cores", "Cores that workers may use.", [], [((), config.cores or 1)])
+    yield gauge("cores_running", "Cores that the runs under way may use.", [], [((), known.cores_running)])
+    yield gauge("cores_reserved", "Cores of all workers that stay.", [], [((), known.cores_reserved)])
+    budgets = [("host", known.host_budget), ("private", config.memory_bytes)]
+    bounded: list[Sample] = [((tier,), nbytes) for tier, nbytes in budgets if nbytes is not None]
+    yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
+
+
+def _accounts(accounting: Accounting) -> Iterator[Metric]:
+    workers, stores = list(accounting.workers.values()), list(accounting.stores.values())
+    amounts = {
+        "store_table": sum(sum(store.resident.values()) for store in stores),
+        "store_scheduler": sum(sum(store.held.values()) for store in stores),
+        "store_kernel": sum(file.allocated for store in stores for file in store.files.values()),
+        "worker_expected": sum(process.expected or 0 for process in workers),
+        "worker_private": sum(process.memory.private for process in workers),
+        "worker_pss": sum(process.memory.pss for process in workers),
+        "worker_shared_pss": sum(process.memory.shared for process in workers),
+        "zygote_pss": accounting.zygotes,
+    }
+    told = "Memory, as whoever counts it said at the last pass."
+    yield gauge("memory_bytes", told, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
+    yield counter(
+        "accounting_mismatch",
+        "Things on which the scheduler and the kernel disagreed in two passes.",
+        ["kind"],
+        (((kind,), accounting.mismatches[kind]) for kind in KINDS),
+    )
+    yield counter("accounting_passes", "Times that bytes were compared.", [], [((), accounting.passes)])
+
+
+def _health(health: Health) -> Iterator[Metric]:
+    damaged = [(("host",), health.damaged_memory), (("disk",), health.damaged_disk)]
+    yield counter("blocks_damaged", "Blocks that no longer were what their name says.", ["tier"], damaged)
+    yield counter("verified_bytes", "Bytes in memory that were hashed again.", [], [((), health.verified_bytes)])
+
+
+def _named(seen: Iterable[FunctionStatistics], field: str) -> Iterator[Sample]:
+    """A count of each function that had a request or a worker."""
+    return (((each.name,), getattr(each, field)) for each in seen if each.requests or each.wakes)
+
+
+def _by_name(counts: Counter[str]) -> Iterator[Sample]:
+    return (((name,), count) for name, count in counts.items())

@@ -1,0 +1,203 @@
+"""What has the node seen of its functions? The one reader of the scheduler's steps that a live node keeps.
+
+Metrics, usage, `top` and `explain` are made of it when somebody asks, in threads of their own: here things are only
+counted. What grows is bounded: by the functions that are deployed, never by the names that callers ask for.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from overwinter.core.actions import Decision, Explanation, Refuse, Reply, Start, StartWorker
+from overwinter.core.events import Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
+from overwinter.core.function import FunctionSpec
+from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
+from overwinter.core.tally import Tally
+from overwinter.core.tracking import Tracker
+from overwinter.core.underway import LivingWorker, OpenRun
+from overwinter.scheduler.latency import WORKER_BYTES
+from overwinter.store.shares import Shares
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+SMOOTHING = 0.2
+"""Of the last in what is usual."""
+RECENT = 256
+"""Answers of a function whose latencies are remembered one by one."""
+BESIDE = 64
+"""Runs of a function of which it is remembered who shared them."""
+TOLD = 32
+"""Decisions and refusals of a function that are remembered."""
+
+Answer = tuple[Seconds, float]
+"""When an answer was given, and how many seconds the request had waited for it."""
+
+
+class Histogram:
+    """How many values lie up to each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Told(NamedTuple):
+    """Something that was said about a function: what kind of thing, and in words."""
+
+    at: Seconds
+    what: str
+    why: str
+
+
+class FunctionStatistics(Tally):
+    """What was seen of one function."""
+
+    def __init__(self, name: FunctionName) -> None:
+        super().__init__(name)
+        self.durations: dict[Start, Histogram] = {}
+        """Of answered requests, by from where the function had to be woken."""
+        self.recent: deque[Answer] = deque(maxlen=RECENT)
+        self.decisions: deque[Told] = deque(maxlen=TOLD)
+        self.refusals: deque[Told] = deque(maxlen=TOLD)
+        self.beside: deque[tuple[FunctionName, ...]] = deque(maxlen=BESIDE)
+        """With whom it shared its last runs of several functions."""
+        self.disk_byte_s = self.host_byte_s = 0.0
+        """Owed for blocks that it holds no more."""
+        self.usual_run_s = self.usual_wake_s = 0.0
+        """Smoothed seconds of a run, and of a wake; 0 until there was one."""
+        self.background_core_s = 0.0
+        """What its workers computed beyond the cores of their runs."""
+        self.profiled: Seconds | None = None
+        """When a profile of it came."""
+
+
+def _smoothed(before: float, seconds: float) -> float:
+    return before + SMOOTHING * (seconds - before) if before else seconds
+
+
+class VersionStatistics:
+    """What became of the requests for one version of a function."""
+
+    def __init__(self) -> None:
+        self.durations = Histogram(SECONDS)
+        """Of answered requests."""
+        self.refused: Counter[str] = Counter()
+        """By the error's name."""
+
+
+class Statistics(Tracker[FunctionStatistics]):
+    """Counts while steps are read; changed by the loop's thread alone."""
+
+    def __init__(self) -> None:
+        super().__init__(FunctionStatistics)
+        self.waits, self.run_times = Histogram(SECONDS), Histogram(SECONDS)
+        self.batches = Histogram(BATCHES)
+        self.wake_times: dict[Start, Histogram] = {"host": Histogram(SECONDS), "disk": Histogram(SECONDS)}
+        self.decided: Counter[Decision] = Counter()
+        self.pressed = self.zygotes_lost = 0
+        self.disk: Shares[FunctionId] = Shares()
+        self.stores: dict[StoreName, Shares[FunctionId]] = {}
+        self.released_bytes: Counter[StoreName] = Counter()
+        """Of blocks that nobody holds any more."""
+        self.versions: dict[FunctionId, VersionStatistics] = {}
+        self.left: list[FunctionStatistics] = []
+        """Functions that are gone, until their usage is written down."""
+        self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
+
+    def store(self, name: StoreName) -> Shares[FunctionId]:
+        """Who holds what in a host store."""
+        shares = self.stores.get(name)
+        if shares is None:
+            shares = self.stores[name] = Shares()
+        return shares
+
+    # Told by the steps
+
+    def _body_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
+        points = () if spec.profile is None else spec.profile.points
+        fitting = (p for p in points if (p.cores, p.concurrency) == (action.cores, action.concurrency))
+        return next((float(point.memory_bytes) for point in fitting), float(WORKER_BYTES))
+
+    def _answered(self, tally: FunctionStatistics, action: Reply, seconds: float, now: Seconds) -> None:
+        histogram = tally.durations.get(action.start)
+        if histogram is None:
+            histogram = tally.durations[action.start] = Histogram(SECONDS)
+        histogram.add(seconds)
+        tally.recent.append((now, seconds))
+        version = self.versions.get(action.function)
+        if version is not None:
+            version.durations.add(seconds)
+
+    def _refused(self, tally: FunctionStatistics, action: Refuse, now: Seconds) -> None:
+        tally.refusals.append(Told(now, action.error, action.message))
+        version = None if action.function is None else self.versions.get(action.function)
+        if version is not None:
+            version.refused[action.error] += 1
+
+    def _handed(self, tally: FunctionStatistics, seconds: float) -> None:
+        self.waits.add(seconds)
+
+    def _ran(self, run: OpenRun[FunctionStatistics], seconds: float) -> None:
+        self.run_times.add(seconds)
+        self.batches.add(run.batch)
+        for tally in run.requests:
+            tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
+            if len(run.requests) > 1:
+                tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
+
+    def _woken(self, process: LivingWorker[FunctionStatistics], seconds: float) -> None:
+        self.wake_times[process.start].add(seconds)
+        process.tally.usual_wake_s = _smoothed(process.tally.usual_wake_s, seconds)
+
+    def _came(self, spec: FunctionSpec, now: Seconds) -> None:
+        self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
+        self.versions[spec.id] = VersionStatistics()
+        self.disk.hold(spec.id, self._sizes[spec.id], now)
+        if spec.profile is not None:
+            self.tallies[spec.name].profiled = now
+
+    def _left(self, spec: FunctionSpec, now: Seconds) -> None:
+        self.tallies[spec.name].disk_byte_s += self.disk.release(spec.id, now)
+        del self._sizes[spec.id], self.versions[spec.id]
+
+    def _ended(self, tally: FunctionStatistics) -> None:
+        self.left.append(tally)
+
+    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+        self.store(spec.store).hold(spec.id, self._sizes[spec.id], now)
+
+    def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
+        shares = self.store(spec.store)
+        before = shares.nbytes
+        self.tallies[spec.name].host_byte_s += shares.release(spec.id, now)
+        self.released_bytes[spec.store] += before - shares.nbytes
+
+    def _decided(self, tally: FunctionStatistics, action: Explanation, now: Seconds) -> None:
+        tally.decisions.append(Told(now, action.what, action.why))
+        self.decided[action.what] += 1
+
+    def _profiled(self, event: Profiled, now: Seconds) -> None:
+        spec = self.specs.get(event.function)
+        if spec is not None:
+            self.tallies[spec.name].profiled = now
+
+    def _heard(self, event: Event, now: Seconds) -> None:
+        if isinstance(event, MemoryMeasured):
+            for worker, taken in event.taken:
+                process = self.workers.get(worker)
+                # The full account tells more exactly what is less.
+                if process is not None and taken > process.nbytes:
+                    self.weigh(process, float(taken), now)
+        elif isinstance(event, MemoryPressure):
+            self.pressed += 1
+        elif isinstance(event, ZygoteLost):
+            self.zygotes_lost += 1

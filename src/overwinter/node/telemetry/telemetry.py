@@ -1,0 +1,193 @@
+"""What can people see of the node? Its one reader of steps, the meter, the accounts, and the answers made of them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import NotFoundError
+from overwinter.core.events import Event
+from overwinter.core.ids import Address, FunctionName, TenantId
+from overwinter.core.versions import Versions
+from overwinter.node import clock
+from overwinter.node.families import family_names
+from overwinter.node.faults import Faults
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.pipelines import Seen
+from overwinter.node.printed import Line
+from overwinter.node.processes import Processes
+from overwinter.node.telemetry.accounting import Accounting
+from overwinter.node.telemetry.activity import NodeActivity, activity
+from overwinter.node.telemetry.background import Background
+from overwinter.node.telemetry.explaining import Explanation, Times, explanation, siblings, tiers_of
+from overwinter.node.telemetry.metering import Meter, Usage
+from overwinter.node.telemetry.metrics import render
+from overwinter.node.telemetry.sharing import Shared
+from overwinter.node.telemetry.sources import Sources
+from overwinter.node.telemetry.statistics import Statistics
+from overwinter.node.views import TenantBlocks
+from overwinter.scheduler.scheduler import Scheduler
+from overwinter.scheduler.snapshot import Snapshot, snapshot
+from overwinter.store.hosts import HostStores
+from overwinter.store.ledger import Ledger
+from overwinter.store.repository import Repository
+
+Find = Callable[[FunctionName, int | None], DeployedFunction]
+
+LEDGER_FILE = "usage.sqlite"
+FLUSH_S = 60.0
+"""What was used in the last of these is lost in a crash."""
+
+
+class Parts(Protocol):
+    """The node, as far as it is looked at."""
+
+    @property
+    def config(self) -> NodeConfig:
+        """What it was told at start, bounds filled in."""
+        ...
+
+    @property
+    def repository(self) -> Repository:
+        """Blocks on disk."""
+        ...
+
+    @property
+    def hosts(self) -> HostStores:
+        """Blocks in memory."""
+        ...
+
+    @property
+    def processes(self) -> Processes:
+        """Zygotes and workers."""
+        ...
+
+    def post(self, event: Event) -> None:
+        """Let the scheduler know what happened."""
+        ...
+
+    def pipelines_seen(self) -> Sequence[Seen]:
+        """What was seen of each pipeline."""
+        ...
+
+
+class _Disk:
+    """The repository as a place of blocks."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def holds(self, address: Address) -> bool:
+        return self._repository.holds(address)
+
+
+class Telemetry:
+    """Belongs to the loop's thread; what takes long is made in others."""
+
+    def __init__(
+        self, parts: Parts, scheduler: Scheduler, find: Find, faults: Faults, log: Callable[[str], None]
+    ) -> None:
+        """`find` gives a version of a function, or the one that answers for the name; NotFoundError."""
+        self._faults = faults
+        self._parts = parts
+        self._find = find
+        self.statistics = Statistics()
+        self._scheduler = scheduler
+        accounting = Accounting(scheduler.state, parts.hosts, lambda: parts.processes, self.statistics, log)
+        self._sources = Sources(
+            parts.config.scheduler,
+            self.statistics,
+            accounting,
+            parts.hosts.health,
+            faults,
+        )
+        self._background = Background(self.statistics, lambda: parts.processes, parts.post, log)
+        self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
+        self._meter = Meter(self.statistics, self._ledger, log)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._metrics = Shared(self._render)
+        self._activity = Shared(self._look)
+
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        """Write down what is used, compare bytes, and look at who computes, now and then, until closed."""
+        accounting = self._sources.accounting.run(self._parts.config.accounting_s, self._faults)
+        self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
+        self._tasks.append(tasks.create_task(self._background.run(self._faults)))
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            with self._faults.contained("ledger"):
+                await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
+
+    def stop(self) -> None:
+        """Look no more: the processes that are looked at are to be closed."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Write down what is not written yet; `stop` comes before."""
+        # What a thread has begun it ends.
+        await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
+        self._ledger.close()
+
+    async def metrics(self) -> bytes:
+        """All metrics, in Prometheus's text format."""
+        return await self._metrics.get()
+
+    async def _render(self) -> bytes:
+        known = await self._known()
+        return await asyncio.to_thread(render, self._sources, known, self._parts.pipelines_seen())
+
+    async def usage(self, tenant: TenantId | None) -> list[Usage]:
+        """What each function used, of all tenants or of one."""
+        families = family_names(self._scheduler.state.functions.values())
+        used = await asyncio.to_thread(self._meter.usage, tenant, clock.now(), clock.wall())
+        return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
+
+    async def activity(self) -> NodeActivity:
+        """What goes on just now."""
+        return await self._activity.get()
+
+    async def _look(self) -> NodeActivity:
+        known = await self._known()
+        return await asyncio.to_thread(activity, self._sources, known, clock.now())
+
+    async def _known(self) -> Snapshot:
+        """What the scheduler knows: its tables are read on the loop alone."""
+        steps = snapshot(self._scheduler.state, self._scheduler.resources, clock.now())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as taken:
+                known: Snapshot = taken.value
+                return known
+            await asyncio.sleep(0)
+
+    async def logs(self, name: FunctionName, version: int | None) -> list[Line]:
+        """What the code of a function printed of late; NotFoundError."""
+        printed = self._find(name, version).printed
+        return [] if printed is None else printed.lines()
+
+    async def explain(self, name: FunctionName, version: int | None) -> Explanation:
+        """Why a function is as it is; NotFoundError."""
+        function = self._find(name, version)
+        # What counts steps reads them soon after the scheduler: of a function deployed in this turn of the loop, in the
+        # next.
+        await asyncio.sleep(0)
+        host = self._parts.hosts.store(function.store)
+        own = TenantBlocks(host, self._scheduler.state, function.manifest.tenant)
+        places = _Disk(self._parts.repository), own
+        times = Times(clock.now(), clock.wall())
+        pids, state = self._parts.processes.worker_pids(), self._scheduler.state
+        known = state.functions.get(function.id)
+        if known is None:
+            raise NotFoundError(f"function {function.id!r} is gone")
+        told = explanation(self._sources, known, state.versions.get(known.spec.name, Versions()), pids, times)
+        own.own()
+        others = siblings(state.functions.values(), known)
+        tiers = await asyncio.to_thread(tiers_of, self._sources, function, others, places)
+        return msgspec.structs.replace(told, tiers=tiers)

@@ -1,0 +1,264 @@
+"""What does the node hold of one worker? Its channel, where its runs lie, and what is known of its end."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from typing import NamedTuple
+
+from overwinter.core.ids import RequestId, RunId, WorkerId
+from overwinter.core.tensor import Tensor
+from overwinter.node import clock
+from overwinter.node.answers import AnswerCheck
+from overwinter.node.bindings import Bindings
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.log import Log
+from overwinter.node.output import Output
+from overwinter.node.printed import Line, Printed
+from overwinter.node.proofs import kill
+from overwinter.node.telemetry.memory import SECTOR_BYTES
+from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
+from overwinter.worker.channel import Channel, pair
+from overwinter.worker.messages import Answer, Failure, FromWorker, Load
+
+AFTER_RUN_S = 0.002
+"""Of a core, after a run: what a worker needs to tidy up."""
+
+
+class Flight(NamedTuple):
+    """A run that the worker has not answered yet."""
+
+    slot: int
+    requests: tuple[RequestId, ...]
+
+
+class WorkerProcess:
+    """One worker: its channel, a slot for each run that it may have at once, and what is known of its end."""
+
+    def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Log) -> None:
+        """`function` is the one that it is forked for; `log` takes what it prints. OSError when the system has no
+        descriptors left.
+        """
+        self.worker = worker
+        self.forked_as = worker
+        """By which name its zygote knows it."""
+        self.is_ahead = False
+        """Whether it was forked ahead, and no function is known yet."""
+        self.waits = False
+        """Whether it has said then that it is contained."""
+        self.function = function.id
+        self.family = function.family
+        self.printed: Printed | None = None
+        """Where what it prints is kept; None: it is nobody's yet."""
+        self.bindings = Bindings()
+        self.lost_blocks = False
+        """Whether it is killed because a block of it had changed in memory."""
+        self.answer_check = AnswerCheck(load.outputs)
+        self.tried = False
+        """Whether it has said that it tries its function."""
+        self.dismissed = False
+        """Whether the node has ended it, or told it to end."""
+        self._handled = load.source_bytes is not None
+        self.pid: int | None = None
+        self.pidfd: int | None = None
+        """Its process, whoever gets its number later; None before it said that it lives."""
+        self._doomed = False
+        self.smaps: int | None = None
+        """The file in which the kernel counts its memory."""
+        self.inherited_bytes = 0
+        """Memory that it shares with its zygote, as last known."""
+        self.failure: Failure | None = None
+        self.ready = False
+        self.over = False
+        """Whether its end is told: what is copied out of its buffers comes too late."""
+        self._closed = False
+        self._copies = 0
+        self.last_run: RunId | None = None
+        self._flights: dict[RunId, Flight] = {}
+        self._alone_s = 0.0
+        self._alone_from: float | None = None
+        """What it had computed when nothing ran any more; None: something runs, or that is not known."""
+        # The one used last is taken first: its pages are there.
+        self._free = list(range(load.concurrency))
+        with ExitStack() as undo:
+            self.slots = [
+                Slot(_buffer(f"overwinter-in-{worker}", undo), _buffer(f"overwinter-out-{worker}", undo))
+                for _ in range(load.concurrency)
+            ]
+            self.words = Output("worker", log, self._keep)
+            self.words.belong(function.id)
+            undo.callback(self.words.close)
+            here, self.there = pair()
+            undo.pop_all()
+        here.setblocking(False)
+        self.channel: Channel[FromWorker] = Channel(here, FromWorker, fds_max=0)  # type: ignore[arg-type]
+
+    def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
+        """It was forked ahead, and serves this function's family from now on, as this worker."""
+        self.worker, self.function, self.family = worker, function.id, function.family
+        self.answer_check = AnswerCheck(load.outputs)
+        self._handled = load.source_bytes is not None
+        self.is_ahead = False
+        self.words.belong(function.id)
+
+    def _keep(self, text: str) -> None:
+        if self.printed is not None:
+            self.printed.add(Line(clock.wall(), self.worker, text))
+
+    def buffer_fds(self) -> list[int]:
+        """The descriptors of its buffers, slot by slot."""
+        return [buffer.fd for slot in self.slots for buffer in slot]
+
+    def lay(self, slot: int, tensors: Sequence[Tensor]) -> int:
+        """Lay inputs into a slot's buffer, in order; the bytes it has then. OSError when the system has no memory."""
+        return _lay(self.slots[slot].inputs, tensors)
+
+    def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
+        """The slot that is this run's until it ends; the scheduler never asks for more runs than there are slots."""
+        if not self._flights:
+            self.computed_alone_s()
+            self._alone_from = None
+        self.last_run = run
+        slot = self._free.pop()
+        self._flights[run] = Flight(slot, requests)
+        return slot
+
+    def end(self, answer: Answer) -> Flight:
+        """The run that was answered, whose slot is its own until `free`; ValueError if nobody asked for it."""
+        flight = self._flights.pop(answer.run, None)
+        if flight is None or len(flight.requests) != len(answer.outcomes):
+            raise ValueError(f"run {answer.run} was not asked for")
+        if not self._flights:
+            computed_s = self._computed_s()
+            self._alone_from = None if computed_s is None else computed_s + AFTER_RUN_S
+        return flight
+
+    def take_back(self, run: RunId) -> Flight:
+        """A run that the worker will not be told of; its slot is its own until `free`."""
+        return self._flights.pop(run)
+
+    def computed_alone_s(self) -> float:
+        """Seconds of all cores that it computed so far while it was ready and nothing ran."""
+        computed_s = self._computed_s() if self.ready and not self._flights else None
+        if computed_s is not None:
+            if self._alone_from is not None:
+                self._alone_s += max(0.0, computed_s - self._alone_from)
+            self._alone_from = max(computed_s, self._alone_from or 0.0)
+        return self._alone_s
+
+    def _computed_s(self) -> float | None:
+        return None if self.pid is None else clock.computed_s(self.pid)
+
+    def free(self, flight: Flight) -> None:
+        """Its outputs were taken."""
+        self._free.append(flight.slot)
+
+    def is_idle_since(self, run: RunId) -> bool:
+        """Whether nothing runs, and this run was the last one that began."""
+        return len(self._free) == len(self.slots) and self.last_run == run
+
+    def copy_begins(self) -> None:
+        """A thread copies something: the buffers stay, whatever becomes of the worker."""
+        self._copies += 1
+
+    def copy_ended(self) -> None:
+        """It has copied it."""
+        self._copies -= 1
+        self._close_buffers()
+
+    def ended(self, how: str) -> Failure:
+        """Why its process is over, where it did not say so. On trial nothing runs in it but what its author gave."""
+        if self.ready or not self.tried or self.dismissed:
+            return Failure("WorkerError", how)
+        told = f"{self.function} was tried, and {how}"
+        if not self._handled:
+            return Failure("ProgramError", f"{told}. Its program ended it; if it needs more memory, set memory_mib")
+        return Failure(
+            "HandlerError",
+            f"{told}. Its program or its handler ended it; if the handler does where a request is made up, give one "
+            "that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
+            "memory_mib",
+        )
+
+    def buffer_bytes(self) -> int:
+        """Memory behind its buffers."""
+        return sum(os.fstat(buffer.fd).st_blocks for slot in self.slots for buffer in slot) * SECTOR_BYTES
+
+    def is_large(self) -> bool:
+        """Whether its buffers may hold more memory than they may keep."""
+        return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
+
+    def give_back(self) -> Iterator[None]:
+        """Let go of the memory of large buffers, a piece at a time; nothing may run."""
+        for buffer in chain.from_iterable(self.slots):
+            yield from buffer.give_back()
+
+    def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
+        """Its process lives, unless it was to be killed before."""
+        self.pid, self.pidfd, self.smaps = pid, pidfd, smaps
+        if self._doomed:
+            self.kill()
+
+    def kill(self) -> None:
+        """End its process, as soon as there is one."""
+        self._doomed = True
+        if self.pidfd is not None:
+            kill(self.pidfd)
+
+    def close(self) -> None:
+        """Close what the node holds of it."""
+        self.over = self._closed = True
+        self.last_run = None
+        self.channel.close()
+        self.words.close()
+        for fd in (self.smaps, self.pidfd):
+            if fd is not None:
+                os.close(fd)
+        self.close_there()
+        self._close_buffers()
+
+    def close_there(self) -> None:
+        """Close what is its process' alone: it was handed over, or never will be."""
+        self.there.close()
+        self.words.close_there()
+
+    def _close_buffers(self) -> None:
+        if self._closed and not self._copies:
+            for slot in self.slots:
+                slot.inputs.close()
+                slot.outputs.close()
+
+
+def ending(status: int) -> str:
+    """How a process ended, for people."""
+    if -status not in set(signal.Signals):
+        return f"its process exited with status {status}"
+    name = signal.Signals(-status).name
+    hint = ": it may have written to a weight, which is mapped read-only" if -status == signal.SIGSEGV else ""
+    return f"its process was killed by signal {-status} ({name}){hint}"
+
+
+def laid(tensors: Sequence[Tensor]) -> int:
+    """A descriptor of a new buffer in which these tensors lie, in order; the caller closes it. OSError."""
+    buffer = SharedBuffer.make("overwinter-samples")
+    try:
+        _lay(buffer, tensors)
+        return os.dup(buffer.fd)
+    finally:
+        buffer.close()
+
+
+def _lay(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
+    *places, nbytes = offsets(tensor.meta for tensor in tensors)
+    buffer.hold(nbytes)
+    for tensor, at in zip(tensors, places, strict=True):
+        buffer.put(at, tensor.data)
+    return buffer.nbytes
+
+
+def _buffer(name: str, undo: ExitStack) -> SharedBuffer:
+    """A new buffer, closed should another of the same worker not come to be."""
+    buffer = SharedBuffer.make(name)
+    undo.callback(buffer.close)
+    return buffer

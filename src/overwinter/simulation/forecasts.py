@@ -1,0 +1,28 @@
+"""What does an oracle know? The rate at which requests will come, from a second pass over the same arrivals."""
+
+from collections import deque
+from collections.abc import Iterator
+from math import inf
+
+TELLINGS = 10
+"""How often in each period it speaks: nobody has told it when the scheduler asks."""
+
+
+def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float, float]]:
+    """At 0 and every tenth of a period after it, without end: (time, arrivals per second in the period that follows).
+
+    `times` are seconds in ascending order; those at the end of a period belong to the next.
+    """
+    ahead: deque[float] = deque()
+    telling = 0
+    following = next(times, inf)
+    while True:
+        at = telling * period_s / TELLINGS
+        while ahead and ahead[0] < at:
+            ahead.popleft()
+        while following < at + period_s:
+            if following >= at:
+                ahead.append(following)
+            following = next(times, inf)
+        yield at, len(ahead) / period_s
+        telling += 1

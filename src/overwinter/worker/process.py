@@ -1,0 +1,293 @@
+"""What a worker does: load one family, then bind and run its functions as it is told until nobody tells it anything.
+
+A worker that may have several runs at once has as many threads. One of them leads: it waits for the next message, hands
+the lead to another, and does what it was told. So a run never changes threads on its way, and a worker of one run at a
+time is the same loop in one thread. A bind is done as a run is: others go on beside it.
+"""
+
+import ctypes
+import gc
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import torch
+
+from overwinter.core.errors import OverwinterError, WorkerError
+from overwinter.core.ids import Address, RunId
+from overwinter.worker.buffer import SharedBuffer, Slot, offsets
+from overwinter.worker.channel import Channel, ChannelClosedError
+from overwinter.worker.family import Family
+from overwinter.worker.heap import give_back_heap
+from overwinter.worker.measure import Gauge
+from overwinter.worker.messages import (
+    Answer,
+    Bind,
+    BindFailed,
+    Bound,
+    Failure,
+    Load,
+    LoadFailed,
+    Measure,
+    Outputs,
+    Ready,
+    RunBatch,
+    Stop,
+    ToWorker,
+    Trying,
+    Unbind,
+)
+from overwinter.worker.runner import Outcome, Prepared, Runner, answer
+from overwinter.worker.shortage import lacks_memory
+from overwinter.worker.values import parcels, read_requests
+
+Job = Callable[[], Answer | Bound | BindFailed]
+"""What one thread does while another leads; the answer is the node's."""
+
+IDLE_MS = 100
+"""A worker that had nothing to do for so long gives its free heap back to the system."""
+
+STACK_BYTES = 8 << 20
+"""Of a further thread: as much as the first usually has, so that a handler runs alike in all."""
+
+_libc = ctypes.CDLL(None)
+_ARENA_MAX = -8
+
+
+class Worker:
+    """One worker process after its fork; each slot is room for one run at a time."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        slots: Sequence[Slot],
+        prepared: Mapping[Address, Prepared],
+        gauge: Gauge | None = None,
+    ) -> None:
+        """With a gauge it can be measured."""
+        self._channel: Channel[ToWorker] = Channel(end, ToWorker)  # type: ignore[arg-type]
+        self._waiting = select.poll()
+        self._waiting.register(self._channel.fileno(), select.POLLIN)
+        self._slots = slots
+        self._prepared = prepared
+        self._gauge = gauge
+        self._family: Family | None = None
+        self._lead = threading.Lock()
+        self._followers: list[threading.Thread] = []
+        self._under_way: set[int] = set()
+        """The runs and binds that are done just now, by the numbers of their messages."""
+        self._messages = 0
+        self._tidy = False
+        self._over = False
+
+    def work(self) -> None:
+        """Serve until told to stop or until the node is gone; what runs then is still answered."""
+        self._serve()
+        for follower in self._followers:
+            follower.join()
+
+    def _serve(self) -> None:
+        """What each thread does: lead until there is something to do, then do it while another leads."""
+        while True:
+            with self._lead:
+                job = None if self._over else self._next()
+                self._over = job is None
+            if job is None:
+                return
+            answer = job()
+            # It may be the last that knows of a function.
+            del job
+            # One packet and one call, so that no other thread's answer can come between.
+            self._channel.send(answer)
+
+    def _next(self) -> Job | None:
+        """The next run or bind; None when nothing more will come."""
+        while True:
+            try:
+                message, fds = self._received()
+            except ChannelClosedError:
+                return None
+            match message:
+                case RunBatch():
+                    runners = [self._loaded.runner(function) for function in message.functions]
+                    return self._counted(partial(self._run, message, runners))
+                case Bind(function):
+                    return self._counted(partial(self._bind, function, self._loaded.take(message, fds)))
+                case Unbind(function):
+                    self._loaded.drop(function)
+                case Load():
+                    if not self._load(message, fds):
+                        return None
+                case Measure(function):
+                    runner = self._loaded.runner(function)
+                    assert self._gauge is not None, "nothing to measure with"
+                    assert runner is not None, "nothing to measure"
+                    self._channel.send(self._gauge.measured(runner, message))
+                case Stop():
+                    return None
+
+    def _received(self) -> tuple[ToWorker, list[int]]:
+        """The next message and its descriptors; gives memory back meanwhile. ChannelClosedError."""
+        while not self._tidy and not self._waiting.poll(IDLE_MS):
+            if not self._under_way:
+                gc.collect()
+                give_back_heap()
+                self._tidy = True
+        received = self._channel.receive()
+        self._tidy = False
+        return received
+
+    @property
+    def _loaded(self) -> Family:
+        assert self._family is not None, "nothing is loaded"
+        return self._family
+
+    def _counted(self, job: Job) -> Job:
+        """The same, under way from now until it is done."""
+        self._messages += 1
+        number = self._messages
+        self._under_way.add(number)
+
+        def done() -> Answer | Bound | BindFailed:
+            try:
+                return job()
+            finally:
+                self._under_way.discard(number)
+
+        return done
+
+    def _load(self, load: Load, fds: list[int]) -> bool:
+        """Load the family, and bind the function that comes with it; whether both could be done. The node may hash the
+        function's blocks meanwhile, and sends the bind then.
+        """
+        if load.tried:
+            self._channel.send(Trying())
+        torch.set_num_threads(load.threads)
+        made = _made(load, fds, self._prepared)
+        try:
+            bind, bind_fds = self._channel.receive()
+        except ChannelClosedError:
+            return False
+        if not isinstance(bind, Bind):
+            # It is stopped before the blocks were hashed.
+            return False
+        try:
+            family = made()
+            told = family.take(bind, bind_fds)()
+            self._grow(load.concurrency, load.threads)
+        except Exception as error:  # noqa: BLE001 - the border to a program and a handler that nobody has run before
+            self._channel.send(LoadFailed(*_fault(bind.function, error)))
+            return False
+        self._family = family
+        self._channel.send(Ready(told))
+        return True
+
+    def _bind(self, function: str, finish: Callable[[], str]) -> Bound | BindFailed:
+        """Bind a further function."""
+        try:
+            finish()
+        except Exception as error:  # noqa: BLE001 - the border to the function's own code: the worker lives on
+            return BindFailed(function, *_fault(function, error))
+        return Bound(function)
+
+    def _grow(self, concurrency: int, threads: int) -> None:
+        """Start a thread for each further run at once; WorkerError when the system has none."""
+        if concurrency > 1:
+            threading.stack_size(STACK_BYTES)
+            # Further heaps would keep what their threads freed.
+            _libc.mallopt(_ARENA_MAX, 1)
+        for number in range(1, concurrency):
+            follower = threading.Thread(target=self._follow, args=(threads,), name=f"run-{number}", daemon=True)
+            try:
+                follower.start()
+            except RuntimeError as error:
+                raise WorkerError(
+                    f"there is no thread for {concurrency} runs at once: {error}; each needs {STACK_BYTES >> 20} MiB "
+                    "of its memory_mib: set it to more, or ask for fewer runs at once"
+                ) from error
+            self._followers.append(follower)
+
+    def _follow(self, threads: int) -> None:
+        """A further thread. What it does not survive, the worker does not: nobody else would answer its run."""
+        try:
+            # Part of the count is each thread's own.
+            torch.set_num_threads(threads)
+            self._serve()
+        except BaseException:  # noqa: BLE001 - the border of the thread: whatever it was, it is told and ends the worker
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _run(self, message: RunBatch, runners: Sequence[Runner | None]) -> Answer:
+        slot = self._slots[message.slot]
+        try:
+            slot.inputs.follow(message.buffer_bytes)
+            requests = read_requests(slot.inputs, message.requests)
+            bound = [(runner, request) for runner, request in zip(runners, requests, strict=True) if runner is not None]
+            outcomes = iter(answer(bound))
+            # Whoever is not bound fails alone.
+            told = [
+                _unbound(name) if runner is None else next(outcomes)
+                for name, runner in zip(message.functions, runners, strict=True)
+            ]
+            return _packed(message.run, told, slot.outputs)
+        except Exception as error:  # noqa: BLE001 - the border to the function's own code: the worker lives on
+            failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
+            return Answer(message.run, (failure,) * len(message.requests), 0)
+
+
+def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> Callable[[], Family]:
+    """What gives the family that is loaded now, or raises why it could not be."""
+    made: Future[Family] = Future()
+    try:
+        made.set_result(Family(load, fds, prepared))
+    except Exception as error:  # noqa: BLE001 - the border to a program that nobody has run before
+        made.set_exception(error)
+    return made.result
+
+
+def _unbound(function: str) -> Failure:
+    return Failure("WorkerError", f"{function} is not bound in this worker")
+
+
+def _fault(function: str, error: Exception) -> tuple[str, str]:
+    """Whose fault it is that a function cannot be bound, what happened, and the way out where there was too little
+    memory.
+    """
+    kind, told = "ProgramError", f"{type(error).__name__}: {error}"
+    if isinstance(error, OverwinterError):
+        kind, told = type(error).__name__, str(error)
+    if lacks_memory(error):
+        told = (
+            f"there is too little memory to load {function} ({told}): set memory_mib to more, or load less; if it is "
+            "the machine's that lacks, unload other functions"
+        )
+    return kind, told
+
+
+def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer:
+    """The answer, with the outputs written into the buffer."""
+    packed: list[Outputs | Failure] = []
+    filled = 0
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            packed.append(outcome)
+            continue
+        try:
+            sent = parcels(outcome)
+            *places, nbytes = offsets(parcel.meta for parcel in sent)
+            buffer.hold(filled + nbytes)
+            for parcel, at in zip(sent, places, strict=True):
+                parcel.write(buffer.map, filled + at)
+        except OverwinterError as error:
+            packed.append(Failure(type(error).__name__, str(error)))
+            continue
+        filled += nbytes
+        packed.append(Outputs(tuple(parcel.meta for parcel in sent)))
+    return Answer(run, tuple(packed), buffer.nbytes)

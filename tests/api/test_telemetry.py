@@ -1,0 +1,68 @@
+"""What lookers-on ask for reaches the node, and comes back in the form that they read."""
+
+import httpx
+import pytest
+
+from overwinter.core.errors import NotFoundError
+from tests.api.door import Served
+
+
+class Telemetry:
+    """Answers with what it was asked."""
+
+    async def metrics(self) -> bytes:
+        return b"# TYPE a counter\na 1.0\n"
+
+    async def usage(self, tenant):
+        return [{"tenant": tenant}]
+
+    async def activity(self):
+        return {"functions": []}
+
+    async def explain(self, name, version):
+        if name == "none":
+            raise NotFoundError("no function 'none' here")
+        return {"name": name, "version": version}
+
+    async def logs(self, name, version):
+        return [{"name": name, "version": version}]
+
+
+@pytest.fixture(autouse=True)
+def telemetry(served: Served) -> None:
+    served.door.telemetry = Telemetry()
+
+
+def test_metrics_come_as_text_that_prometheus_reads(http: httpx.Client) -> None:
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert answer.text == "# TYPE a counter\na 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("activity", {"functions": []}),
+        ("usage", [{"tenant": None}]),
+        ("usage/some.one", [{"tenant": "some.one"}]),
+        ("functions/f/explain", {"name": "f", "version": None}),
+        ("functions/f/versions/3/explain", {"name": "f", "version": 3}),
+        ("functions/add/logs", [{"name": "add", "version": None}]),
+        ("functions/add/versions/2/logs", [{"name": "add", "version": 2}]),
+    ],
+)
+def test_questions_reach_the_node(http: httpx.Client, path: str, expected: object) -> None:
+    assert http.get(f"/overwinter/v1/{path}").json() == expected
+
+
+def test_what_is_not_there_is_said(http: httpx.Client) -> None:
+    answer = http.get("/overwinter/v1/functions/none/explain")
+    assert (answer.status_code, answer.json()) == (404, {"error": "no function 'none' here"})
+    assert http.post("/metrics").status_code == 405
+
+
+def test_what_a_function_printed_is_its_tenants(http: httpx.Client) -> None:
+    asked = "/overwinter/v1/functions/add/logs"
+    assert http.get(asked, headers={"overwinter-tenant": "default"}).status_code == 200
+    assert http.get(asked, headers={"overwinter-tenant": "other"}).status_code == 403
+    assert http.get("/overwinter/v1/functions/none/logs").status_code == 404

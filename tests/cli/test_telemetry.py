@@ -1,0 +1,113 @@
+"""How activity, explanations and usage look: nothing is left out, and nothing that is not known is made up."""
+
+from rich.console import Console
+
+from overwinter.cli.telemetry_tables import activity_table, explained_tables, usage_table
+
+FUNCTION = {
+    "name": "f0", "tenant": "t", "state": "awake", "running": 2, "queued": 3, "shared": 0.25, "rate": 4.25,
+    "family": "f0@1", "members": 3, "workers": [3, 7],
+    "p50_ms": 12.34, "p99_ms": 250.4, "attainment": 0.985, "slo_ms": 80, "host_bytes": 2048, "exclusive_bytes": 0,
+    "private_bytes": 1 << 20, "wakes": 7, "requests": 9, "refused": 1,
+}  # fmt: skip
+ACTIVITY = {
+    "cores": 4, "cores_running": 2, "worker_states": {"idle": 1}, "functions_deployed": 3, "running": 2, "queued": 3,
+    "host_bytes": 2048, "host_budget": None, "private_bytes": 1 << 20, "private_budget": 1 << 30,
+    "functions": [{**FUNCTION, "name": f"f{number}", "p50_ms": None} for number in range(3)], "workers": [],
+}  # fmt: skip
+EXPLAINED = {
+    "name": "f", "version": 2, "tenant": "t", "traffic": 10, "promoted": True, "answered": 7, "refused": 1,
+    "state": "backoff", "on_trial": False, "queued": 0,
+    "settings": {"slo_ms": 80}, "best_effort": True, "attainment": 0.5, "rate": 1.0, "expected_rate": 2.0,
+    "run_s": None, "failures": 3, "rests_s": 1.25, "workers": [], "refusals": [], "family": "f@2", "members": ["f@2"],
+    "tiers": [
+        {"tier": "host", "store": "t", "resident": 5, "missing": 7, "exclusive": 2, "shared": 3, "sharers": 9},
+    ],
+    "profile": {"points": [[1, 1024, 4, 2, 0.5], [2, 1024, 4, 2, 0.25]], "age_s": 120.0, "pace": 1.5},
+    "decisions": [{"at": 0.0, "what": "evict", "why": "others needed room"}],
+    "shared": {
+        "runs": 0, "all_runs": 0, "requests": 0, "all_requests": 0, "core_s": 0.0, "whole_core_s": 0.0, "own": 0.0,
+        "cost": None, "beside": {},
+    },
+}  # fmt: skip
+WORKER = {
+    "worker": 9, "pid": 5, "state": "busy", "since_s": 1.0, "cores": 1, "batch": 1, "concurrency": 2, "runs": 1,
+    "requests": 1, "private_bytes": None, "pss_bytes": None,
+    "bound": [
+        {"function": "a@1", "doing": "running", "runs": 1, "requests": 3, "private_bytes": 2048},
+        {"function": "f@2", "doing": "binding", "runs": 0, "requests": 0, "private_bytes": None},
+    ],
+}  # fmt: skip
+USED = {
+    "tenant": "t", "function": "f", "family": "a@1", "since": "2025-01-02", "requests": 3, "core_ms": 10.0,
+    "idle_core_ms": 100.0,
+    "billed_core_ms": 20.0, "disk_byte_s": 3600.0 * 1024, "host_byte_s": 0.0, "private_byte_s": 7200.0,
+}  # fmt: skip
+
+
+def text(*what: object) -> str:
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(*what)
+    return captured.get()
+
+
+def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
+    shown = text(activity_table(ACTIVITY, 2))
+    assert "cores 2 of 4 run   workers: 1 idle   requests: 2 running, 3 waiting   versions: 3" in shown
+    assert "host store 2.0 KiB   private memory of workers 1.0 MiB of 1.0 GiB" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("f")] == ["f0", "f1"]
+    assert "and 1 more" in shown
+    assert "more" not in text(activity_table(ACTIVITY, None))
+    row = next(line.split() for line in shown.splitlines() if line.startswith("f0"))
+    assert row[1:11] == ["awake", "f0@1", "(3)", "3,7", "2", "3", "25.0%", "4.2", "-", "250"]
+    assert "98.5%" in row
+
+
+def test_an_explanation_tells_why() -> None:
+    shown = text(*explained_tables(EXPLAINED))
+    assert "10% of the requests that name no version (as promoted or split); 7 answered, 1 refused" in " ".join(
+        shown.split()
+    )
+    assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
+    assert "80 ms, met by 50.0%; no configuration keeps it here" in shown
+    assert "2 configurations, known for 2 min; in service 1.50 of what was measured" in shown
+    assert "the fastest takes 250 ms with 2 cores, batch 4, 2 at once, 1.0 KiB" in shown
+    assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
+        "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
+    ]  # fmt: skip
+    assert "others needed room" in shown
+    assert "REFUSED" not in shown
+    assert "shares workers with nobody" in shown
+    assert "HAS" not in shown
+
+
+def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
+    elsewhere = {**WORKER, "worker": 8, "bound": WORKER["bound"][:1]}
+    family = {"family": "a@1", "members": ["a@1", "f@2"], "workers": [WORKER, elsewhere]}
+    shown = text(*explained_tables({**EXPLAINED, **family}))
+    assert "a@1, f@2" in shown
+    assert "bound in 1 worker," in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["9", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
+    assert ["9", "f@2", "binding", "0", "0", "-"] in lines
+    assert ["8", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
+
+
+def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> None:
+    assert "runs shared none" in " ".join(text(*explained_tables(EXPLAINED)).split())
+    shared = {
+        "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "core_s": 0.5, "whole_core_s": 2.0, "own": 0.25,
+        "cost": None, "beside": {f"g{number}": 7 - number for number in range(7)},
+    }  # fmt: skip
+    shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
+    assert "4 of 10, 5 of 20 requests; paid 0.5 of their 2 core seconds; 25.0%" in shown
+    assert "with g0, g1, g2, g3, g4 and 2 more" in shown
+    assert "they took" not in shown
+    told = explained_tables({**EXPLAINED, "shared": {**shared, "cost": 0.625}})
+    assert "they took 62.5% of the time of runs of each alone" in " ".join(text(*told).split())
+
+
+def test_usage_is_told_in_units_that_people_read() -> None:
+    row = text(usage_table([USED])).splitlines()[-1]
+    assert " ".join(row.split()) == "t f a@1 2025-01-02 3 10 ms 100 ms 20 ms 1.0 KiB h 0 B h 2 B h"

@@ -1,0 +1,132 @@
+"""A difference counts when it lasts, once; what settles meanwhile does not."""
+
+import asyncio
+import os
+
+import pytest
+
+from overwinter.node.telemetry.accounting import SLACK_BYTES, Accounting, Mismatch, WeighedWorker
+from overwinter.node.telemetry.memory import ProcessMemory
+from overwinter.node.telemetry.statistics import Statistics
+from overwinter.store.blocks import address_of
+from overwinter.store.hosts import HostStores
+from tests.scheduler.world import World, spec
+from tests.store.source import Source
+
+CONTENTS = {address_of(data): data for data in (b"a" * 5000, b"b" * 70_000)}
+
+
+class NoProcesses:
+    """A node whose processes are all gone."""
+
+    def zygote_smaps(self):
+        return []
+
+    def worker_smaps(self):
+        return {}
+
+
+class Parts:
+    """A scheduler, a host store with what it holds, and the accounts of both."""
+
+    def __init__(self, root) -> None:
+        self.world, self.said = World(), []
+        self.hosts = HostStores(root / "store", Source(CONTENTS))
+        self.function = spec("f", blobs=tuple((address, len(data)) for address, data in CONTENTS.items()))
+        self.world.deploy(self.function)
+        self.world.arrive()
+        self.store = self.hosts.store("")
+        self.store.load(self.function.blobs)
+        self.accounting = Accounting(self.world.state, self.hosts, NoProcesses, Statistics(), self.said.append)
+
+    def stage(self) -> None:
+        """Tell the scheduler what has come."""
+        self.world.stage()
+
+    def compare(self, times: int = 1) -> None:
+        for _ in range(times):
+            asyncio.run(self.accounting.compare())
+
+
+@pytest.fixture
+def parts(tmp_path):
+    return Parts(tmp_path)
+
+
+def test_what_is_on_its_way_is_no_difference(parts):
+    parts.compare(3)
+    parts.stage()
+    parts.compare(3)
+    assert parts.accounting.mismatches.total() == 0
+    assert (parts.said, parts.accounting.passes) == ([], 6)
+
+
+def test_a_block_that_lost_its_file_is_told_once(parts):
+    parts.stage()
+    parts.compare()
+    (parts.store.root / min(CONTENTS)).unlink()
+    parts.compare()
+    assert parts.accounting.mismatches["files"] == 0
+    parts.compare(3)
+    assert parts.accounting.mismatches == {"files": 1, "blocks": 0, "workers": 0}
+    assert len(parts.said) == 1
+    assert f"block {min(CONTENTS)} in the shared store has no file" in parts.said[0]
+
+
+@pytest.mark.parametrize("harm", ["cut", "hole", "stranger"])
+def test_every_harm_to_a_file_is_seen(parts, harm):
+    parts.stage()
+    path = parts.store.root / max(CONTENTS, key=lambda address: len(CONTENTS[address]))
+    path.chmod(0o600)
+    if harm == "cut":
+        os.truncate(path, 100)
+    elif harm == "hole":
+        size = path.stat().st_size
+        path.write_bytes(b"")
+        os.truncate(path, size)
+    else:
+        (path.parent / ("e" * 64)).write_bytes(b"x")
+    parts.compare(3)
+    assert parts.accounting.mismatches["files"] == 1
+
+
+def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(parts):
+    parts.stage()
+    parts.world.state.functions.clear()
+    parts.world.state.stores.clear()
+    parts.compare(2)
+    assert parts.accounting.mismatches["blocks"] == 2
+    assert parts.said[0].endswith("is held for no function, and 1 more")
+
+
+def test_what_comes_and_goes_between_two_passes_is_not_told(parts):
+    parts.stage()
+    stranger = parts.store.root / ("e" * 64)
+    for _ in range(3):
+        stranger.write_bytes(b"x")
+        parts.compare()
+        stranger.unlink()
+        parts.compare()
+    assert parts.accounting.mismatches.total() == 0
+
+
+def test_a_difference_that_comes_back_counts_again(parts):
+    one = Mismatch("files", "e" * 64, "is wrong")
+    for found in ({one}, {one}, {one}, set(), {one}, {one}):
+        parts.accounting._judge(found)
+    assert parts.accounting.mismatches["files"] == 2
+
+
+@pytest.mark.parametrize(
+    ("expected", "private", "told"), [(100, 200, 0), (100, 200 + SLACK_BYTES, 1), (None, 1 << 40, 0)]
+)
+def test_a_worker_may_have_a_little_more_than_its_profile_says(parts, expected, private, told):
+    parts.stage()
+    assert list(parts.world.state.workers) == [1]
+    parts.accounting.workers[1] = WeighedWorker("f@1", ProcessMemory(private, private, 0), expected, 0.0)
+    parts.compare(3)
+    assert parts.accounting.mismatches["workers"] == told
+    assert len(parts.said) == told
+    parts.world.state.workers.clear()
+    parts.compare()
+    assert parts.accounting.workers == {}

@@ -1,0 +1,254 @@
+"""What a worker computes beyond what it was given puts it behind everybody else; what goes on while nothing runs is
+billed, and one that does not end is stopped.
+"""
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from overwinter.core.actions import Run, StartWorker
+from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
+from overwinter.node import clock
+from overwinter.node.cgroups import IDLE
+from overwinter.node.telemetry.background import LOOK_S, TURNS, Background
+from overwinter.node.telemetry.metering import Meter
+from overwinter.node.telemetry.statistics import Statistics
+from overwinter.store.ledger import Ledger
+from tests.node.rig import Function, Rig, Same, until
+from tests.scheduler.world import spec
+
+SPINS = """
+import threading
+
+def spin():
+    while True:
+        pass
+
+def setup(assets):
+    threading.Thread(target=spin, daemon=True).start()
+"""
+SLOW = """
+import time
+
+def preprocess(inputs, state):
+    until = time.process_time() + 0.45
+    while time.process_time() < until:
+        pass
+    return inputs
+"""
+X = {"x": torch.zeros(2, 4)}
+BOUND_S = 0.1
+BEHIND_S = 240.0
+
+
+def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(rig, tmp_path):
+    statistics, said = Statistics(), []
+    background = Background(statistics, lambda: rig.processes, [].append, said.append, BOUND_S)
+
+    async def scene(handler):
+        worker = await rig.start_worker(Function(Same(), X, handler))
+        name = "spins" if handler else "rests"
+        start = StartWorker(worker.worker, f"{name}@1", False, 1, 1)
+        statistics.observe(0.0, Deployed(spec(name), resident=True), [start])
+        statistics.observe(0.0, WorkerReady(worker.worker), [])
+        return worker
+
+    async def both():
+        rests, spins = await scene(None), await scene(SPINS)
+        background.look(1.0)
+        before = clock.computed_s(spins.pid)
+        await until(lambda: clock.computed_s(spins.pid) > before + 3 * BOUND_S)
+        background.look(1.0 + BOUND_S)
+        await until(lambda: rig.exits(spins.worker))
+        return rests, spins
+
+    rests, spins = rig.run(both())
+    assert "beyond its runs" in rig.exits(spins.worker)[0].reason
+    assert not rig.exits(rests.worker)
+    assert any("spins@1 is stopped" in line for line in said)
+    assert [told.what for told in statistics.tallies["spins"].decisions] == ["stop"]
+    ledger = Ledger(tmp_path / "usage.sqlite")
+    rested, spun = Meter(statistics, ledger, said.append).usage(None, 2.0, 2.0)
+    ledger.close()
+    assert (rested.function, spun.function) == ("rests", "spins")
+    assert spun.core_ms >= 2 * BOUND_S * 1e3
+    assert rested.core_ms == 0.0
+
+
+@pytest.fixture(params=["groups", "no groups"])
+def machine(request, monkeypatch):
+    """A node's processes, where the system gives control groups and where it gives none."""
+    if request.param == "no groups":
+        monkeypatch.setattr("overwinter.node.cgroups.group_of", lambda controller: None)
+    with closing(Rig()) as made:
+        if request.param == "groups" and not made.processes.zygotes.groups.shares_cores:
+            pytest.skip("the system gives no control groups")
+        yield made
+
+
+class Scene:
+    """Workers that are looked at as the node would, at times that the test says."""
+
+    def __init__(self, rig):
+        self.rig = rig
+        self.statistics, self.posted = Statistics(), []
+        self.background = Background(self.statistics, lambda: rig.processes, self.posted.append, [].append)
+
+    async def start(self, handler, ready=True):
+        worker = await self.rig.start_worker(Function(Same(), X, handler))
+        self.statistics.observe(
+            0.0, Deployed(spec("f"), resident=True), [StartWorker(worker.worker, "f@1", False, 1, 1)]
+        )
+        if ready:
+            self.statistics.observe(0.0, WorkerReady(worker.worker), [])
+        return worker
+
+    async def compute(self, worker):
+        """Let the worker compute for a while."""
+        before = clock.computed_s(worker.pid)
+        await until(lambda: clock.computed_s(worker.pid) > before + 0.2)
+
+    async def look(self, now):
+        found = self.background.look(now)
+        for worker in found:
+            await self.background.put_behind(worker)
+        return found
+
+    def is_behind(self, worker):
+        if self.rig.processes.zygotes.groups.shares_cores:
+            return IDLE in Path(f"/proc/{worker.pid}/cgroup").read_text()
+        threads = [int(name) for name in os.listdir(f"/proc/{worker.pid}/task")]
+        return all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in threads)
+
+    def decisions(self):
+        return [told.what for told in self.statistics.tallies["f"].decisions]
+
+
+def test_a_worker_that_goes_on_alone_is_put_behind_and_gets_no_more_work(machine):
+    scene = Scene(machine)
+
+    async def act():
+        worker = await scene.start(SPINS)
+        assert await scene.look(1.0) == []
+        assert not scene.is_behind(worker)
+        await scene.compute(worker)
+        assert await scene.look(1.25) == [worker]
+        assert scene.is_behind(worker)
+        assert scene.posted == []
+        assert await scene.look(1.5) == await scene.look(1.75) == []
+        assert scene.posted == [Demoted(worker.worker)]
+        assert scene.decisions() == ["demote"]
+
+    machine.run(act())
+
+
+@pytest.mark.timeout(2 * BEHIND_S)
+def test_a_run_that_goes_on_for_long_is_put_behind_and_ends_with_the_right_answer(machine):
+    scene = Scene(machine)
+
+    async def act():
+        worker = await scene.start(SLOW)
+        x = {"x": torch.ones(2, 4)}
+        run = machine.begin(worker, **x)
+        arrived = Arrived(run, "f", None, None)
+        scene.statistics.observe(1.0, arrived, [Run(worker.worker, run, (run,))])
+        await scene.look(1.0)
+        await scene.compute(worker)
+        # So far it may: nothing is known of how long a run takes.
+        assert await scene.look(1.9) == []
+        await scene.compute(worker)
+        assert await scene.look(2.1) == [worker]
+        assert scene.is_behind(worker)
+        # Where others compute all the time it takes long.
+        await until(lambda: run in machine.ends(), BEHIND_S)
+        assert torch.equal(machine.output(run), x["x"] + 1.0)
+        # It was a run's, and is billed as one.
+        assert scene.statistics.tallies["f"].background_core_s == 0.0
+
+    machine.run(act())
+
+
+def test_one_that_has_rested_is_found_all_the_same_when_it_goes_on_alone(rig):
+    scene = Scene(rig)
+
+    async def act():
+        worker = await scene.start(SPINS)
+        # Before it began, as far as is known here.
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert [await scene.look(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)] == [[]] * 5
+        os.kill(worker.pid, signal.SIGCONT)
+        for _ in range(3):
+            await scene.compute(worker)
+        assert worker in [each for number in range(TURNS) for each in await scene.look(5.25 + number * LOOK_S)]
+
+    rig.run(act())
+
+
+def test_a_run_that_waits_for_long_is_left_alone(rig):
+    scene = Scene(rig)
+
+    async def act():
+        worker = await scene.start(None)
+        arrived = Arrived(1, "f", None, None)
+        scene.statistics.observe(1.0, arrived, [Run(worker.worker, 1, (1,))])
+        assert [await scene.look(now) for now in (1.0, 5.0, 9.0)] == [[], [], []]
+
+    rig.run(act())
+
+
+def test_a_worker_that_is_usually_slow_has_the_time_that_it_needs(rig):
+    scene = Scene(rig)
+
+    async def act():
+        worker = await scene.start(SPINS)
+        scene.statistics.tallies["f"].usual_run_s = 0.3
+        arrived = Arrived(1, "f", None, None)
+        scene.statistics.observe(1.0, arrived, [Run(worker.worker, 1, (1,))])
+        await scene.look(1.0)
+        await scene.compute(worker)
+        assert await scene.look(2.1) == []
+        # By now it should have ended, but others had the core.
+        await scene.compute(worker)
+        assert await scene.look(12.0) == []
+        for _ in range(6):
+            await scene.compute(worker)
+        assert await scene.look(13.0) == [worker]
+
+    rig.run(act())
+
+
+def test_what_loads_for_long_is_put_behind_and_known_once_it_is_ready(rig):
+    scene = Scene(rig)
+
+    async def act():
+        worker = await scene.start(SPINS, ready=False)
+        worker.ready = False
+        for now in (0.5, 1.5):
+            await scene.compute(worker)
+            found = await scene.look(now)
+        assert found == [worker]
+        await scene.look(1.75)
+        assert scene.posted == []
+        worker.ready = True
+        await scene.look(2.0)
+        assert scene.posted == [Demoted(worker.worker)]
+
+    rig.run(act())
+
+
+def test_what_loads_until_between_two_looks_is_not_put_behind_for_it(rig):
+    scene = Scene(rig)
+
+    async def act():
+        worker = await scene.start(SPINS, ready=False)
+        worker.ready = False
+        await scene.look(0.25)
+        await scene.compute(worker)
+        worker.ready = True
+        assert await scene.look(0.5) == []
+
+    rig.run(act())

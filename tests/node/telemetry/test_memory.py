@@ -1,0 +1,66 @@
+"""What a process takes is what the kernel says, and what it shares is not called its own."""
+
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+from overwinter.node.telemetry.memory import directory_memory, process_memory
+
+MIB = 1 << 20
+GROW = f"""
+import mmap, os, sys
+def held(): print("held", flush=True), sys.stdin.readline()
+held()
+own = bytearray(os.urandom(1)) * (24 * {MIB})
+held()
+fd = os.memfd_create("shared"); os.ftruncate(fd, 16 * {MIB})
+shared = mmap.mmap(fd, 16 * {MIB})
+shared[:] = b"x" * (16 * {MIB})
+held()
+"""
+
+
+def test_private_memory_grows_by_what_is_private():
+    with subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        seen = []
+        for _ in range(3):
+            assert process.stdout.readline() == b"held\n"
+            with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
+                seen.append(process_memory(smaps))
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+    first, grown, sharing = seen
+    assert 24 * MIB <= grown.private - first.private < 28 * MIB
+    assert grown.shared - first.shared < MIB
+    # The kernel calls these private too, as nobody else maps them.
+    assert 16 * MIB <= sharing.shared - grown.shared < 17 * MIB
+    assert abs(sharing.private - grown.private) < MIB
+    assert sharing.pss >= sharing.private + sharing.shared
+
+
+def test_the_sum_is_the_kernels_own():
+    fields = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    with open("/proc/self/smaps", "rb", buffering=0) as smaps:
+        seen = process_memory(smaps)
+    assert abs(seen.pss - int(fields["Pss:"]) * 1024) < 4 * MIB
+
+
+def test_what_is_gone_takes_nothing():
+    process = subprocess.Popen([sys.executable, "-c", GROW], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(f"/proc/{process.pid}/smaps", "rb", buffering=0) as smaps:
+        with process:
+            process.kill()
+        assert process_memory(smaps) is None
+
+
+def test_files_of_a_store_are_seen_with_the_memory_behind_them(tmp_path):
+    (tmp_path / "whole").write_bytes(b"x" * 5000)
+    (tmp_path / "draft.1").write_bytes(b"x")
+    (tmp_path / "tenant.t").mkdir()
+    with open(tmp_path / "holes", "wb") as file:
+        file.truncate(9 * mmap.PAGESIZE)
+    found = directory_memory(tmp_path)
+    assert set(found) == {"whole", "holes"}
+    assert (found["whole"].nbytes, found["holes"].nbytes, found["holes"].allocated) == (5000, 9 * mmap.PAGESIZE, 0)
+    assert found["whole"].allocated >= 5000

@@ -1,0 +1,143 @@
+"""What is billed is what ran, what idled and what lay where; nothing is billed twice or forgotten."""
+
+import pytest
+
+from overwinter.core.actions import Bind, LoadFinished, Reply, Run, StartWorker, StopWorker
+from overwinter.core.events import Arrived, Bound, Deployed, Removed, RunEnded, WorkerExited, WorkerReady
+from overwinter.core.profile import Point, Profile
+from overwinter.node.telemetry.metering import Meter
+from overwinter.node.telemetry.statistics import Statistics
+from overwinter.store.ledger import Ledger
+from tests.scheduler.world import spec
+
+DAY = 86400.0
+PROFILE = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))
+LIFE = (
+    (0.0, Deployed(spec("f", profile=PROFILE), resident=True)),
+    (0.0, Deployed(spec("g", blobs=(("a", 10),), tenant="u"))),
+    (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1", False, 2, 1)),
+    (1.0, WorkerReady(1), Run(1, 1, (1,))),
+    (4.0, RunEnded(1, 1), Reply(1, "f@1", "host")),
+    (9.0, Removed("f@1"), StopWorker(1)),
+    (10.0, WorkerExited(1, "WorkerError", "stopped")),
+)
+
+
+SHARED = (
+    (0.0, Deployed(spec("f", family="one"), resident=True)),
+    (0.0, Deployed(spec("g", family="one"), resident=True)),
+    (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1")),
+    (0.0, Arrived(2, "g", None, None)),
+    (0.0, Arrived(3, "g", None, None)),
+    (1.0, WorkerReady(1), Bind(1, "g@1", 1)),
+    (1.0, Bound(1, "g@1", 1), Run(1, 1, (1, 2, 3), None, ("f@1", "g@1", "g@1"))),
+)
+"""A run of two functions, which has not ended."""
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path / "usage.sqlite")
+    yield ledger
+    ledger.close()
+
+
+@pytest.mark.parametrize("flushes", [(), (0.5,), (2.0, 2.5, 6.0), (9.5,), (10.0, 10.0)])
+def test_a_life_is_billed_once_however_often_it_is_written_down(ledger, flushes):
+    statistics, said = Statistics(), []
+    meter = Meter(statistics, ledger, said.append)
+    for now, event, *actions in sorted([*LIFE, *((at, None) for at in flushes)], key=lambda step: step[0]):
+        if event is None:
+            meter.flush(now, DAY + now)
+        else:
+            statistics.observe(now, event, actions)
+    for written in (False, True):
+        if written:
+            meter.flush(20.0, DAY)
+            assert statistics.left == []
+        f, g = meter.usage(None, 20.0, DAY)
+        assert (f.tenant, f.function, f.requests, f.since) == ("t", "f", 1, "1970-01-02")
+        assert f.core_ms == pytest.approx(6000)
+        assert f.idle_core_ms == pytest.approx(2 * 7000)
+        assert f.billed_core_ms == pytest.approx(6000 + 1400)
+        assert f.private_byte_s == pytest.approx(10 * 500)
+        assert f.host_byte_s == pytest.approx(9 * 30)
+        assert f.disk_byte_s == pytest.approx(9 * (5 + 20))
+        assert (g.tenant, g.core_ms, g.host_byte_s) == ("u", 0, 0)
+        assert g.disk_byte_s == pytest.approx(9 * 5 + 11 * 10)
+    assert [usage.function for usage in meter.usage("u", 20.0, DAY)] == ["g"]
+    assert said == []
+
+
+def test_what_is_under_way_is_billed_so_far(ledger):
+    statistics = Statistics()
+    for now, event, *actions in LIFE[:4]:
+        statistics.observe(now, event, actions)
+    f, _ = Meter(statistics, ledger, print).usage(None, 3.0, DAY)
+    assert (f.core_ms, f.idle_core_ms, f.private_byte_s, f.host_byte_s) == (4000, 2000, 1500, 90)
+
+
+def test_a_ledger_that_cannot_be_written_loses_nothing(ledger, tmp_path):
+    statistics, said = Statistics(), []
+    for now, event, *actions in LIFE:
+        statistics.observe(now, event, actions)
+    broken = Ledger(tmp_path / "broken.sqlite")
+    broken.close()
+    meter = Meter(statistics, broken, said.append)
+    meter.flush(11.0, DAY)
+    meter.flush(12.0, DAY)
+    assert len(said) == 1
+    assert "broken.sqlite" in said[0]
+    assert len(statistics.left) == 1
+    meter = Meter(statistics, ledger, said.append)
+    meter.flush(13.0, DAY)
+    assert meter.usage("t", 13.0, DAY)[0].core_ms == 6000
+
+
+def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(ledger):
+    statistics = Statistics()
+    for now, event, *actions in SHARED:
+        statistics.observe(now, event, actions)
+    told = Meter(statistics, ledger, print).usage(None, 4.0, DAY)
+    assert {each.function: each.core_ms for each in told} == {"f": pytest.approx(1000), "g": pytest.approx(2000)}
+
+
+TRIED = (
+    (0.0, Deployed(spec("f", family="one"), on_trial=True), StartWorker(1, "f@1", True, 2, 1)),
+    (1.0, WorkerReady(1), LoadFinished("f@1", None)),
+)
+CALLED = (
+    (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
+    (6.0, RunEnded(1, 1), Reply(1, "f@1", "warm")),
+)
+SIBLING = (
+    (1.0, Deployed(spec("g", family="one"), resident=True)),
+    (2.0, Arrived(1, "g", None, None), Bind(1, "g@1", 1)),
+    (2.0, Bound(1, "g@1", 1), Run(1, 1, (1,), "g@1")),
+    (3.0, RunEnded(1, 1), Reply(1, "g@1", "bound")),
+)
+
+
+def idle_ms(steps, ledger):
+    """What each function pays for idle cores after ten seconds, before and after its worker has ended."""
+    statistics = Statistics()
+    meter = Meter(statistics, ledger, print)
+    for now, event, *actions in steps:
+        statistics.observe(now, event, actions)
+    before = {each.function: each for each in meter.usage(None, 10.0, DAY)}
+    statistics.observe(10.0, WorkerExited(1, "WorkerError", "stopped"), [])
+    after = {each.function: each for each in meter.usage(None, 10.0, DAY)}
+    for name, each in before.items():
+        assert after[name].idle_core_ms == pytest.approx(each.idle_core_ms)
+        assert after[name].private_byte_s == pytest.approx(each.private_byte_s)
+        assert bool(each.private_byte_s) == bool(each.idle_core_ms)
+    return {name: pytest.approx(each.idle_core_ms) for name, each in before.items()}
+
+
+def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(ledger):
+    assert idle_ms(TRIED, ledger) == {"f": 0}
+    assert idle_ms((*TRIED, *CALLED), ledger) == {"f": 2 * 4000}
+
+
+def test_who_was_only_tried_does_not_pay_beside_a_sibling(ledger):
+    assert idle_ms((*TRIED, *SIBLING), ledger) == {"f": 0, "g": 7000}

@@ -1,0 +1,179 @@
+"""Metrics say what the statistics counted, under the names that the docs tell, in series that nobody can make many."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from overwinter.core.actions import Bind, Explanation, Refuse, Reply, Run, StartWorker
+from overwinter.core.config import SchedulerConfig
+from overwinter.core.events import Arrived, Bound, Deployed, RunEnded, TrafficSet, WorkerReady
+from overwinter.core.versions import Share
+from overwinter.node.faults import Faults
+from overwinter.node.pipelines import Seen, Tally
+from overwinter.node.telemetry.accounting import Accounting
+from overwinter.node.telemetry.metrics import render
+from overwinter.node.telemetry.sources import Sources
+from overwinter.node.telemetry.statistics import BATCHES, SECONDS, Histogram, Statistics
+from overwinter.scheduler.scheduler import Scheduler
+from overwinter.store.host import Health
+from tests.scheduler.test_snapshot import taken
+from tests.scheduler.world import spec
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
+
+
+def rendered(*steps, pipelines=()) -> bytes:
+    scheduler, statistics = Scheduler(SchedulerConfig()), Statistics()
+    for now, event, *actions in steps:
+        statistics.observe(now, event, actions)
+        if isinstance(event, Deployed):
+            scheduler.handle(event, now)
+    accounting = Accounting(scheduler.state, None, None, statistics, print)
+    sources = Sources(
+        SchedulerConfig(cores=4, memory_bytes=1 << 30),
+        statistics,
+        accounting,
+        Health(),
+        Faults(print),
+    )
+    return render(sources, taken(scheduler, steps[-1][0]), pipelines)
+
+
+STEPS = (
+    (0.0, Deployed(spec("f", slo_ms=2000), resident=True)),
+    (0.0, Deployed(spec("g", blobs=(("a", 10),)), resident=True)),
+    (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1", False, 2, 1)),
+    (0.0, Arrived(2, "f", None, None)),
+    (1.5, WorkerReady(1), Run(1, 1, (1, 2)), Explanation("f@1", "scale-out", "one more")),
+    (1.75, RunEnded(1, 1), Reply(1, "f@1", "host"), Refuse(2, "HandlerError", "bad")),
+    (1.75, Arrived(3, "none", None, None), Refuse(3, "NotFoundError", "no")),
+    (2.0, Arrived(4, "g", None, None), Bind(1, "g@1", 1)),
+    (2.25, Bound(1, "g@1", 1)),
+)
+SPLIT = (
+    *STEPS,
+    (2.25, Deployed(spec("f", 2))),
+    (2.25, TrafficSet("f", (Share(1, 90), Share(2, 10)))),
+    (2.5, Arrived(5, "f", None, None), Refuse(5, "OverloadedError", "full", 1.0, "f@2")),
+)
+
+
+def passed() -> Seen:
+    durations = Histogram(SECONDS)
+    durations.add(0.3)
+    return Seen("p", 500, Tally(running=2, answered=3, in_slo=1, failed=4), durations)
+
+
+@pytest.fixture
+def seen() -> dict:
+    return samples_of(rendered(*STEPS, pipelines=[passed()]))
+
+
+def samples_of(text: bytes) -> dict:
+    return {
+        (
+            sample.name.removeprefix("overwinter_"),
+            *(f"{key}={value}" for key, value in sorted(sample.labels.items())),
+        ): (sample.value)
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_counts_are_what_happened(seen):
+    assert seen["requests_total", "error=", "function=f", "outcome=answered"] == 1
+    assert seen["requests_total", "error=HandlerError", "function=f", "outcome=refused"] == 1
+    assert seen["requests_total", "error=NotFoundError", "function=", "outcome=refused"] == 1
+    assert (seen["slo_requests_total", "function=f"], seen["slo_met_total", "function=f"]) == (2, 1)
+    assert ("slo_requests_total", "function=g") not in seen
+    assert (seen["run_requests_total", "function=f"], seen["run_core_seconds_total", "function=f"]) == (2, 0.5)
+    assert seen["wake_seconds_total", "function=f", "start=host"] == 1.5
+    assert seen["decisions_total", "decision=scale-out"] == 1
+    assert seen["functions", "state=asleep"] == seen["families",] == 2
+    assert (seen["binds_total", "function=g"], seen["bind_seconds_total", "function=g"]) == (1, 0.25)
+    assert seen["function_bound", "function=f"] == seen["function_bound", "function=g"] == 1
+    assert ("function_workers", "function=g") not in seen
+    assert [seen["functions_waiting", f"wants={wants}"] for wants in ("core", "worker", "store")] == [0, 0, 0]
+    assert seen["function_bytes", "function=f", "sharing=shared", "tier=host", "version=1"] == 10
+    assert seen["function_bytes", "function=f", "sharing=exclusive", "tier=host", "version=1"] == 20
+    assert seen["function_bytes", "function=g", "sharing=shared", "tier=disk", "version=1"] == 10
+    assert (seen["tier_bytes", "tier=host"], seen["tier_bytes", "tier=disk"]) == (30, 30)
+    assert (seen["cores",], seen["budget_bytes", "tier=private"]) == (4, 1 << 30)
+    assert ("budget_bytes", "tier=host") not in seen
+
+
+def test_versions_are_told_apart_where_there_are_several(seen):
+    assert not [name for name, *_ in seen if name.startswith("version_")]
+    seen = samples_of(rendered(*SPLIT))
+    told = {
+        (labels[-1], *labels[:-1]): value for (name, *labels), value in seen.items() if name == "version_requests_total"
+    }
+    assert told == {
+        ("version=1", "error=", "function=f", "outcome=answered"): 1,
+        ("version=2", "error=OverloadedError", "function=f", "outcome=refused"): 1,
+    }
+    assert seen["version_request_duration_seconds_sum", "function=f", "version=1"] == 1.75
+    assert ("version_request_duration_seconds_count", "function=f", "version=2") not in seen
+
+
+def test_a_pipeline_is_told_as_a_whole(seen):
+    assert seen["pipeline_requests_total", "outcome=answered", "pipeline=p"] == 3
+    assert seen["pipeline_requests_total", "outcome=failed", "pipeline=p"] == 4
+    assert (seen["pipeline_slo_seconds", "pipeline=p"], seen["pipeline_slo_met_total", "pipeline=p"]) == (0.5, 1)
+    assert seen["pipeline_requests_running", "pipeline=p"] == 2
+    assert seen["pipeline_duration_seconds_bucket", "le=0.25", "pipeline=p"] == 0
+    assert seen["pipeline_duration_seconds_bucket", "le=0.5", "pipeline=p"] == 1
+
+
+def test_histograms_are_cumulative_and_end_with_their_count(seen):
+    for name, labels, bounds in (
+        ("request_duration_seconds", ("function=f", "start=host"), SECONDS),
+        ("queue_wait_seconds", (), SECONDS),
+        ("batch_size", (), BATCHES),
+    ):
+        buckets = {
+            float(place.removeprefix("le=")): value
+            for (its, *rest), value in seen.items()
+            if its == f"{name}_bucket" and set(labels) <= set(rest)
+            for place in rest
+            if place.startswith("le=")
+        }
+        counts = [buckets[bound] for bound in sorted(buckets)]
+        assert sorted(buckets) == [*bounds, float("inf")]
+        assert counts == sorted(counts)
+        assert counts[-1] == seen[(f"{name}_count", *labels)] > 0
+    assert seen["request_duration_seconds_sum", "function=f", "start=host"] == 1.75
+    assert seen["request_duration_seconds_bucket", "function=f", "le=1.0", "start=host"] == 0
+    assert seen["request_duration_seconds_bucket", "function=f", "le=2.5", "start=host"] == 1
+
+
+def test_the_docs_tell_every_name_its_kind_and_its_labels():
+    text = rendered(*SPLIT, pipelines=[passed()]).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    told = {
+        name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)), meaning)
+        for name, kind, labels, meaning in ROW.findall(DOCS.read_text())
+    }
+    assert set(told) == {name for name in families if name.startswith("overwinter_")}
+    for name, (kind, labels, meaning) in told.items():
+        assert (families[name].type, families[name].documentation) == (kind, meaning)
+        for sample in families[name].samples:
+            assert set(sample.labels) - {"le"} == labels
+
+
+def test_callers_cannot_make_series():
+    invented = [(0.0, Arrived(n, f"name-{n}", None, None), Refuse(n, "NotFoundError", "no")) for n in range(200)]
+    assert b"name-" not in rendered(*STEPS[:2], *invented)
+    lines = [len(rendered(*STEPS[:2], *some).splitlines()) for some in (invented[:1], invented)]
+    assert lines[0] == lines[1]
+
+
+def test_a_function_that_nobody_uses_has_few_series():
+    few, many = (
+        len(rendered(*((0.0, Deployed(spec(f"f{n}", slo_ms=9))) for n in range(count))).splitlines())
+        for count in (10, 20)
+    )
+    assert (many - few) / 10 <= 10

@@ -1,0 +1,79 @@
+"""What is costly is made once at a time, and nobody gets an answer that is older than his question."""
+
+import asyncio
+
+import pytest
+
+from overwinter.node.telemetry.sharing import Shared
+
+
+class Maker:
+    """Makes numbers, each when it is let."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.at_once = 0
+        self.let = asyncio.Semaphore(0)
+
+    async def make(self) -> int:
+        self.begun += 1
+        number = self.begun
+        self.at_once += 1
+        assert self.at_once == 1
+        try:
+            await self.let.acquire()
+        finally:
+            self.at_once -= 1
+        if number == 13:
+            raise ValueError("thirteen")
+        return number
+
+
+async def asking(shared: Shared[int], count: int) -> list[asyncio.Task[int]]:
+    tasks = [asyncio.ensure_future(shared.get()) for _ in range(count)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def test_all_who_ask_while_one_is_made_share_the_next():
+    async def scene() -> None:
+        maker = Maker()
+        shared = Shared(maker.make)
+        [first] = await asking(shared, 1)
+        others = await asking(shared, 900)
+        maker.let.release()
+        assert await first == 1
+        maker.let.release()
+        assert set(await asyncio.gather(*others)) == {2}
+        maker.let.release()
+        assert await shared.get() == 3
+
+    asyncio.run(scene())
+
+
+def test_who_goes_away_leaves_it_to_the_others():
+    async def scene() -> None:
+        maker = Maker()
+        shared = Shared(maker.make)
+        [first] = await asking(shared, 1)
+        others = await asking(shared, 2)
+        first.cancel()
+        await asyncio.wait([first])
+        maker.let.release()
+        assert set(await asyncio.gather(*others)) == {2}
+
+    asyncio.run(scene())
+
+
+def test_a_failure_is_told_and_the_next_is_made():
+    async def scene() -> None:
+        maker = Maker()
+        maker.begun = 12
+        shared = Shared(maker.make)
+        maker.let.release()
+        with pytest.raises(ValueError, match="thirteen"):
+            await shared.get()
+        maker.let.release()
+        assert await shared.get() == 14
+
+    asyncio.run(scene())

@@ -1,0 +1,213 @@
+"""Steps alone tell the reader what the scheduler's tables say, whatever happens in whatever order."""
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from overwinter.core.actions import Bind, Explanation, LoadBlocks, Refuse, Reply, Run, StartWorker, StopWorker
+from overwinter.core.events import (
+    Arrived,
+    BlocksLoaded,
+    Bound,
+    Cancelled,
+    Deployed,
+    MemoryMeasured,
+    MemoryPressure,
+    Removed,
+    RunEnded,
+    WorkerExited,
+    WorkerReady,
+    ZygoteLost,
+)
+from overwinter.core.profile import Point, Profile
+from overwinter.node.telemetry.statistics import RECENT, TOLD, Statistics
+from overwinter.scheduler.latency import WORKER_BYTES
+from tests.scheduler.test_properties import AnyOrder
+from tests.scheduler.world import World, spec
+
+
+class Watched(AnyOrder):
+    """The scheduler in any order, read by the statistics after each step."""
+
+    # A node gives each version an id of its own, and the readers rely on it.
+    reuses_ids = False
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    @world.setter
+    def world(self, world: World) -> None:
+        self._world, self.statistics, send = world, Statistics(), world.send
+
+        def watched(event):
+            actions = send(event)
+            self.statistics.observe(world.now, event, actions)
+            self.agree()
+            return actions
+
+        world.send = watched
+
+    def agree(self) -> None:
+        state, seen = self.world.state, self.statistics
+        assert seen.specs.keys() == state.functions.keys()
+        assert seen.open_requests == len(state.requests)
+        assert {worker: set(process.runs) for worker, process in seen.workers.items()} == {
+            id_: set(worker.runs) for id_, worker in state.workers.items()
+        }
+        assert {worker for worker, process in seen.workers.items() if process.stopping} == {
+            id_ for id_, worker in state.workers.items() if worker.stopping
+        }
+        for id_, function in state.functions.items():
+            held = seen.store(function.spec.store).held(id_)
+            assert held == (sum(function.sizes.values()) if function.loaded else 0)
+            assert seen.tallies[function.spec.name].name == function.spec.name
+        for name, versions in state.versions.items():
+            default = state.functions[f"{name}@{versions.default}"].spec
+            assert seen.tallies[name].slo_s == (default.settings.slo_ms and default.settings.slo_ms / 1000)
+        assert seen.versions.keys() == state.functions.keys()
+        assert set(seen.tallies) == {function.spec.name for function in state.functions.values()}
+
+    def teardown(self) -> None:
+        super().teardown()
+        if not hasattr(self, "_world"):
+            return
+        seen, answers = self.statistics, list(self.world.answers.values())
+        tallies = [seen.nobody, *seen.tallies.values(), *seen.left]
+        assert sum(tally.requests for tally in tallies) == self.world.next_request
+        assert sum(tally.answered for tally in tallies) == sum(isinstance(answer, Reply) for answer in answers)
+        assert sum(tally.refused.total() for tally in tallies) == sum(isinstance(each, Refuse) for each in answers)
+        assert all(tally.workers == 0 for tally in tallies)
+        assert all(tally.busy_s <= tally.worker_s + 1e-9 for tally in tallies)
+
+
+def test_the_reader_agrees_with_the_scheduler():
+    run_state_machine_as_test(Watched, settings=settings(max_examples=30, stateful_step_count=40, deadline=None))
+
+
+def read(*steps) -> Statistics:
+    statistics = Statistics()
+    for now, event, *actions in steps:
+        statistics.observe(now, event, actions)
+    return statistics
+
+
+def test_a_request_is_followed_to_its_answer():
+    seen = read(
+        (0.0, Deployed(spec("f", slo_ms=2000))),
+        (1.0, Arrived(1, "f", None, None), LoadBlocks("f@1", 1)),
+        (1.5, Arrived(2, "f", None, None)),
+        (2.0, BlocksLoaded("f@1", 1, 30), StartWorker(1, "f@1", False, 4, 2)),
+        (2.5, WorkerReady(1), Run(1, 1, (1, 2))),
+        (3.5, RunEnded(1, 1), Reply(1, "f@1", "disk"), Refuse(2, "HandlerError", "bad")),
+    )
+    tally = seen.tallies["f"]
+    assert (tally.requests, tally.answered, tally.ended, tally.within, tally.attainment) == (2, 1, 2, 0, 0.0)
+    assert (tally.wakes, tally.woken, tally.wake_s["disk"]) == ({"disk": 1}, {"disk": 1}, 1.5)
+    assert (tally.wait_s, tally.runs, tally.batched, tally.run_s, tally.core_s) == (2.5, 1, 2, 1.0, 2.0)
+    assert (tally.loaded_bytes, tally.started, tally.refused) == (30, {"disk": 1}, {"HandlerError": 1})
+    assert list(tally.recent) == [(3.5, 2.5)]
+    assert [(told.what, told.why) for told in tally.refusals] == [("HandlerError", "bad")]
+    [histogram] = tally.durations.values()
+    assert (sum(histogram.counts), histogram.total, histogram.counts[histogram.bounds.index(2.5)]) == (1, 2.5, 1)
+    assert (sum(seen.waits.counts), sum(seen.batches.counts), seen.batches.total) == (2, 1, 2.0)
+
+
+def test_runs_at_once_are_busy_once_and_pay_for_each_of_their_cores():
+    seen = read(
+        (0.0, Deployed(spec("f"), resident=True)),
+        (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1", False, 4, 2)),
+        (1.0, WorkerReady(1), Run(1, 1, (1,))),
+        (2.0, Arrived(2, "f", None, None), Run(1, 2, (2,))),
+        (3.0, RunEnded(1, 1), Reply(1, "f@1", "host")),
+        (5.0, RunEnded(1, 2), Reply(2, "f@1", "warm")),
+        (9.0, Cancelled(99), StopWorker(1)),
+        (10.0, WorkerExited(1, "WorkerError", "stopped")),
+    )
+    tally = seen.tallies["f"]
+    assert (tally.run_s, tally.core_s, tally.busy_s, tally.worker_s) == (5.0, 10.0, 4.0, 10.0)
+    assert (tally.idle_core_s, tally.crashes, tally.private_byte_s) == (24.0, 0, 10.0 * WORKER_BYTES)
+
+
+def test_functions_that_share_a_run_pay_for_it_by_their_requests():
+    seen = read(
+        (0.0, Deployed(spec("f", family="one"), resident=True)),
+        (0.0, Deployed(spec("g", family="one"), resident=True)),
+        (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1", False, 2, 1)),
+        (1.0, WorkerReady(1), Bind(1, "g@1", 1)),
+        (1.0, Bound(1, "g@1", 1)),
+        (1.0, Arrived(2, "g", None, None)),
+        (1.0, Arrived(3, "g", None, None)),
+        (1.0, Arrived(4, "g", None, None), Run(1, 1, (1, 2, 3, 4), None, ("f@1", "g@1", "g@1", "g@1"))),
+        (5.0, RunEnded(1, 1), *(Reply(id_, "f@1" if id_ == 1 else "g@1", "warm") for id_ in (1, 2, 3, 4))),
+    )
+    paid = {name: (tally.runs, tally.batched, tally.run_s, tally.core_s) for name, tally in seen.tallies.items()}
+    assert paid == {"f": (1, 1, 4.0, 2.0), "g": (1, 3, 4.0, 6.0)}
+    shared = {
+        name: (tally.shared_runs, tally.shared_batched, tally.shared_core_s, tally.shared_whole_core_s)
+        for name, tally in seen.tallies.items()
+    }
+    assert shared == {"f": (1, 1, 2.0, 8.0), "g": (1, 3, 6.0, 8.0)}
+    assert {name: list(tally.beside) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
+    # Whoever led: what is usual of a worker is told of each.
+    assert [tally.usual_run_s for tally in seen.tallies.values()] == [4.0, 4.0]
+    assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
+    assert (seen.batches.total, sum(seen.batches.counts)) == (4.0, 1)
+
+
+def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():
+    seen = read(
+        (0.0, Deployed(spec("f"), resident=True)),
+        (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1")),
+        (1.0, WorkerReady(1), Run(1, 1, (1,))),
+        (3.0, WorkerExited(1, "WorkerError", "signal 9"), StartWorker(2, "f@1")),
+        (4.0, WorkerReady(2), Run(2, 2, (1,))),
+        (5.0, RunEnded(2, 2), Reply(1, "f@1", "host")),
+    )
+    tally = seen.tallies["f"]
+    assert (tally.crashes, tally.retries, tally.answered, tally.wait_s, tally.run_s) == (1, 1, 1, 1.0, 3.0)
+    assert tally.wakes == {"host": 2}
+
+
+def test_names_that_nobody_deployed_make_no_tally_of_their_own():
+    seen = read(*((0.0, Arrived(n, f"invented-{n}", None, None), Refuse(n, "NotFoundError", "no")) for n in range(50)))
+    assert seen.tallies == {}
+    assert (seen.nobody.requests, seen.nobody.refused, len(seen.nobody.refusals)) == (50, {"NotFoundError": 50}, TOLD)
+
+
+def test_what_is_remembered_is_bounded():
+    seen = read((0.0, Deployed(spec("f"), resident=True)), (0.0, MemoryPressure(9)), (0.0, ZygoteLost()))
+    for n in range(2 * RECENT):
+        actions = [Explanation("f@1", "wait", str(n)), Reply(n, "f@1", "warm")]
+        seen.observe(float(n), Arrived(n, "f", None, None), actions)
+    tally = seen.tallies["f"]
+    assert (len(tally.recent), len(tally.decisions), tally.decisions[-1].why) == (RECENT, TOLD, str(2 * RECENT - 1))
+    assert (seen.pressed, seen.zygotes_lost, seen.decided) == (1, 1, {"wait": 2 * RECENT})
+
+
+def test_a_worker_weighs_what_its_profile_says_until_it_is_weighed():
+    profile = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))
+    seen = read(
+        (0.0, Deployed(spec("f", profile=profile))),
+        (0.0, BlocksLoaded("f@1", 1, 0), StartWorker(1, "f@1", False, 2, 1)),
+    )
+    # What a quick look says counts where it is more: it may overlook what the full account finds.
+    seen.observe(2.0, MemoryMeasured(((1, 700), (2, 900))), [])
+    seen.observe(3.0, MemoryMeasured(((1, 100),)), [])
+    seen.observe(5.0, WorkerExited(1, "WorkerError", "gone"), [])
+    assert seen.tallies["f"].private_byte_s == 2 * 500 + 3 * 700
+
+
+@pytest.mark.parametrize("gone", [Removed("f@1"), Explanation("f@1", "evict", "room")])
+def test_what_was_held_is_owed_by_equal_parts(gone):
+    steps = [
+        (0.0, Deployed(spec("f"), resident=True)),
+        (0.0, Deployed(spec("g", blobs=(("a", 10),)), resident=True)),
+        (4.0, gone) if isinstance(gone, Removed) else (4.0, ZygoteLost(), gone),
+    ]
+    seen = read(*steps)
+    [tally] = seen.left or [seen.tallies["f"]]
+    assert tally.host_byte_s == 4 * (10 / 2 + 20)
+    assert seen.store("").owed("g@1", 5.0) == 4 * 5 + 10
+    assert seen.released_bytes[""] == 20
+    assert seen.disk.nbytes == (10 if isinstance(gone, Removed) else 30)

@@ -1,0 +1,74 @@
+"""What workers print is told with who printed it; a flood is cut and disturbs nobody."""
+
+import asyncio
+import os
+
+import torch
+
+from overwinter.node import words
+from overwinter.node.output import Output
+
+from .rig import Function, Same, until
+from .said import Said
+
+FLOOD = """
+import os
+def preprocess(inputs, state):
+    for _ in range(20):
+        os.write(1, b"me! " * 4096)
+        os.write(2, b"and me!\\n" * 2048)
+    return inputs
+"""
+TALK = """
+def preprocess(inputs, state):
+    print("hello", flush=True)
+    return inputs
+"""
+
+
+def test_a_flood_is_cut_and_what_others_print_is_told_with_their_name(rig):
+    async def scene():
+        flooding = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, FLOOD))
+        talking = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, TALK))
+        flood = rig.begin(flooding, x=torch.zeros(1, 4))
+        talk = rig.begin(talking, x=torch.zeros(1, 4))
+        await rig.ended(flood, talk)
+        await until(lambda: any("worker f@1: hello" in line for line in rig.said))
+        await until(lambda: any("worker f@1:" in line and "were dropped" in line for line in rig.said))
+
+    rig.run(scene())
+    told = [line for line in rig.said if "me!" in line]
+    assert 0 < len(told) < 20 * words.LINES_MAX
+    assert max(len(line) for line in told) < words.LINE_BYTES_MAX + 100
+
+
+async def spoken(*parts: bytes) -> list[str]:
+    said = Said()
+    mouth = Output("worker", said)
+    mouth.belong("f@1")
+    for part in parts:
+        os.write(mouth.there, part)
+        await asyncio.sleep(0)
+    mouth.close()
+    return said
+
+
+def test_lines_are_whole_and_change_nothing_where_they_are_shown():
+    said = asyncio.run(spoken(b"one\ntw", b"o\n\x1b[2Jthree\r\nlast"))
+    assert said == [f"worker f@1: {line}" for line in ("one", "two", "\ufffd[2Jthree", "last")]
+
+
+def test_how_many_lines_were_dropped_is_told():
+    said = asyncio.run(spoken(b"x\n" * (words.LINES_MAX + 7)))
+    assert len(said) == words.LINES_MAX + 1
+    assert "7 more lines" in said[-1]
+
+
+def test_nothing_stays_open():
+    async def many():
+        for _ in range(20):
+            await spoken(b"x\n")
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(many())
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,561 @@
+"""Several runs at once in one worker: right to the bit, really side by side, and none lost whatever the worker does."""
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from overwinter.core.events import RunEnded
+from overwinter.node import clock
+from overwinter.node.copying import THREADS
+from overwinter.node.effects import BUFFERS_IDLE_S
+from overwinter.node.workers import WorkerProcess
+from overwinter.worker.buffer import KEPT_BYTES, LARGE_BYTES
+
+from .rig import Function, until
+from .said import Said
+
+
+class Wide(torch.nn.Module):
+    """Two matrices: enough work for rows to take their time, and sums whose order shows in their last bits."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = torch.nn.Linear(256, 1024)
+        self.second = torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        for _ in range(6):
+            x = torch.softmax(self.second(torch.nn.functional.gelu(self.first(x))), dim=1)
+        return {"y": x}
+
+
+class Same(torch.nn.Module):
+    """Gives back what it gets, as something new."""
+
+    def forward(self, x):
+        return {"y": x + 1.0}
+
+
+SPARE_BYTES = 16 << 20
+"""Much less than large tensors have."""
+
+GATED = """
+import time
+
+def preprocess(inputs, state):
+    gate = inputs["x"]
+    while gate[0, 0] == 0.0:
+        time.sleep(0.001)
+    if gate[0, 0] == 7.0:
+        raise BaseException("enough")
+    return inputs
+"""
+"""Its inputs lie in the buffer: who holds the buffer's other side opens the gate."""
+
+CENSUS = """
+import time
+import torch
+
+OUTPUTS = [{"name": "most", "datatype": "FP32", "shape": [1]}]
+
+class Census:
+    inside = most = calls = 0
+
+def setup(assets):
+    return Census()
+
+def preprocess(inputs, state):
+    assert state.calls == 0, "called while it is called"
+    state.calls += 1
+    state.inside += 1
+    state.most = max(state.most, state.inside)
+    time.sleep(0.001)
+    state.calls -= 1
+    return inputs
+
+def postprocess(outputs, inputs, state):
+    assert state.calls == 0, "called while it is called"
+    state.inside -= 1
+    return {"most": torch.tensor([float(state.most)])}
+"""
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return Function(Wide(), {"x": torch.zeros(2, 256)})
+
+
+@pytest.fixture(scope="module")
+def gated():
+    return Function(Same(), {"x": torch.zeros(2, 4)}, GATED)
+
+
+def tasks_of(process) -> int:
+    return len(os.listdir(f"/proc/{process.pid}/task"))
+
+
+async def stopped(rig, process) -> str:
+    """Stop the worker; how it ended."""
+    rig.processes.stop(process.worker, kill=False)
+    await until(lambda: rig.exits(process.worker))
+    [end] = rig.exits(process.worker)
+    return end.reason
+
+
+def open_gates(process, value: float = 1.0) -> None:
+    for slot in process.slots:
+        torch.frombuffer(slot.inputs.map, dtype=torch.float32, count=1).fill_(value)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_runs_at_once_give_the_bits_of_a_run_alone(rig, wide, concurrency):
+    chance = random.Random(concurrency)
+    requests = [torch.randn(chance.choice((1, 3, 8, 40)), 256) for _ in range(40)]
+    expected = []
+
+    async def scene():
+        alone = await rig.start_worker(wide)
+        for x in requests:
+            run = rig.begin(alone, x=x)
+            await rig.ended(run)
+            expected.append(rig.output(run))
+        process = await rig.start_worker(wide, cores=concurrency, concurrency=concurrency)
+        runs, waiting = [], list(requests)
+        while waiting or not set(runs) <= set(rig.ends()):
+            flying = len(set(runs) - set(rig.ends()))
+            while waiting and flying < concurrency:
+                runs.append(rig.begin(process, x=waiting.pop(0)))
+                flying += 1
+            await asyncio.sleep(0)
+        assert tasks_of(alone) == 1
+        assert tasks_of(process) == concurrency
+        assert await stopped(rig, alone) == await stopped(rig, process) == "its process exited with status 0"
+        return runs
+
+    runs = rig.run(scene())
+    for run, wanted in zip(runs, expected, strict=True):
+        assert rig.failures(run) == []
+        assert torch.equal(rig.output(run), wanted)
+    with torch.inference_mode():
+        assert torch.allclose(expected[0], Wide()(requests[0])["y"], atol=1e-6)
+
+
+def test_a_short_run_overtakes_a_long_one(rig, wide):
+    async def scene():
+        process = await rig.start_worker(wide, cores=2, concurrency=2)
+        long = rig.begin(process, x=torch.randn(1024, 256))
+        short = rig.begin(process, x=torch.randn(1, 256))
+        await rig.ended(long, short)
+        await stopped(rig, process)
+        return long, short
+
+    long, short = rig.run(scene())
+    ends = rig.ends()
+    assert ends.index(short) < ends.index(long)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_programs_run_side_by_side_and_a_handler_is_called_by_one_at_a_time(rig, concurrency):
+    function = Function(Wide(), {"x": torch.zeros(2, 256)}, CENSUS)
+
+    async def scene():
+        process = await rig.start_worker(function, cores=concurrency, concurrency=concurrency)
+        for _ in range(6):
+            runs = [rig.begin(process, x=torch.randn(200, 256)) for _ in range(concurrency)]
+            await rig.ended(*runs)
+        await stopped(rig, process)
+        assert [rig.failures(run) for run in runs] == [[]] * concurrency
+        return rig.output(runs[-1], "most").item()
+
+    most = rig.run(scene())
+    assert most == 1 if concurrency == 1 else most >= 2
+
+
+def test_all_runs_are_taken_before_the_first_is_answered_and_each_is_answered_after_a_stop(rig, gated):
+    async def scene():
+        process = await rig.start_worker(gated, concurrency=3)
+        runs = [rig.begin(process, x=torch.zeros(1, 4)) for _ in range(3)]
+        rig.processes.stop(process.worker, kill=False)
+        assert not set(runs) & set(rig.ends())
+        open_gates(process)
+        await until(lambda: rig.exits(process.worker))
+        return runs, rig.exits(process.worker)
+
+    runs, ends = rig.run(scene())
+    assert set(runs) <= set(rig.ends())
+    assert [end.reason for end in ends] == ["its process exited with status 0"]
+    assert all(rig.output(run)[0, 1:].tolist() == [1.0] * 3 for run in runs)
+
+
+def test_a_killed_worker_loses_no_run_silently(rig, gated):
+    async def scene():
+        process = await rig.start_worker(gated, concurrency=4)
+        done = rig.begin(process, x=torch.ones(1, 4))
+        await rig.ended(done)
+        flying = [rig.begin(process, x=torch.zeros(1, 4)) for _ in range(4)]
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: rig.exits(process.worker))
+        return done, flying, process
+
+    done, flying, process = rig.run(scene())
+    assert rig.output(done).tolist() == [[2.0] * 4]
+    assert not set(flying) & set(rig.ends())
+    [end] = rig.exits(process.worker)
+    assert "signal 9" in end.reason
+    assert rig.processes.process(process.worker) is None
+
+
+def test_a_thread_that_dies_takes_its_worker_with_it(rig, gated):
+    async def scene():
+        process = await rig.start_worker(gated, concurrency=2)
+        # Both threads wait, one at the gate and one for the handler: whichever fails, neither run may hang.
+        runs = [rig.begin(process, x=torch.zeros(1, 4)) for _ in range(2)]
+        open_gates(process, 7.0)
+        await until(lambda: rig.exits(process.worker))
+        return runs, process
+
+    runs, process = rig.run(scene())
+    assert not set(runs) & set(rig.ends())
+    assert [end.reason for end in rig.exits(process.worker)] == ["its process exited with status 1"]
+
+
+def test_threads_leave_a_small_limit_of_memory_its_room(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=192)
+
+    async def scene():
+        process = await rig.start_worker(function, cores=16, concurrency=16)
+        runs = [rig.begin(process, x=torch.full((1, 4), float(number))) for number in range(16)]
+        await rig.ended(*runs)
+        await stopped(rig, process)
+        return runs
+
+    assert [rig.output(run)[0, 0].item() for run in rig.run(scene())] == [number + 1.0 for number in range(16)]
+
+
+FAT = """
+def setup(assets):
+    return bytearray(1 << 30)
+"""
+
+
+class Fat(torch.nn.Module):
+    """Has in between what it is not given."""
+
+    def forward(self, x):
+        return {"y": x.repeat(1, 40_000).sum(dim=1, keepdim=True)}
+
+
+@pytest.mark.parametrize(("module", "handler"), [(Same(), FAT), (Fat(), None)], ids=["handler", "program"])
+def test_a_worker_that_finds_too_little_memory_to_load_names_it_and_the_way_out(rig, module, handler):
+    function = Function(module, {"x": torch.zeros(2, 1024)}, handler, memory_mib=192)
+
+    async def scene():
+        with pytest.raises(AssertionError) as failed:
+            await rig.start_worker(function, on_trial=True)
+        return str(failed.value)
+
+    reason = rig.run(scene())
+    assert ("HandlerError" if handler else "ProgramError") in reason
+    assert "too little memory" in reason
+    assert "memory_mib" in reason
+
+
+FORGER = """
+import msgspec, os, socket, time
+
+def channel():
+    for fd in range(3, 100):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                return socket.socket(fileno=os.dup(fd))
+        except OSError:
+            pass
+
+def preprocess(inputs, state):
+    run, kind = (int(value) for value in inputs["x"][0, :2])
+    meta = lambda nbytes: ["Outputs", [["y", "UINT8", [nbytes], nbytes]]]
+    forged = [
+        [["Answer", run, [["Failure", "WorkerError", "twice"]], 0]],
+        [["Answer", run + 1, [["Failure", "WorkerError", "not mine"]], 0]] * 2,
+        [["Answer", run, [meta(8)], 1 << 50]],
+        [["Answer", run, [meta(1 << 40)], 0]],
+        [["Answer", run, [meta(-64)], 0]],
+        [["Answer", run, [], 0]],
+        [["Answer", 1 << 62, [meta(8)], 0]],
+        [["Bound", "f@1"]],
+        [["BindFailed", "f@1", "WorkerError", "never"]],
+    ][kind]
+    for message in forged:
+        channel().send(msgspec.msgpack.encode(message))
+    return inputs
+"""
+
+
+@pytest.mark.parametrize("kind", range(9))
+def test_a_forged_answer_costs_the_worker_its_life_and_each_run_ends_at_most_once(rig, kind):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, FORGER)
+
+    async def scene():
+        process = await rig.start_worker(function, concurrency=2)
+        first = rig.number() + 1
+        runs = [rig.begin(process, x=torch.tensor([[float(first), float(kind), 0.0, 0.0]])) for _ in range(2)]
+        assert runs == [first, first + 1]
+        await until(lambda: rig.exits(process.worker))
+        return runs, process
+
+    runs, process = rig.run(scene())
+    [end] = rig.exits(process.worker)
+    assert "it answered nonsense" in end.reason
+    assert all(rig.ends().count(run) <= 1 for run in runs)
+
+
+def test_a_worker_says_once_that_it_tries_its_function(rig):
+    talking = (
+        FORGER
+        + """
+def setup(assets):
+    # More of a message than is known is no fault of it: each might be long.
+    for _ in range(3):
+        channel().send(msgspec.msgpack.encode(["Trying", *[None] * 100_000]))
+    time.sleep(5)
+"""
+    )
+
+    async def scene():
+        with pytest.raises(AssertionError, match="it was tried before"):
+            await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, talking))
+
+    rig.run(scene())
+
+
+def test_a_worker_that_grew_its_buffer_behind_the_nodes_back_is_given_up_alone(rig):
+    grow = (
+        "import os\n"
+        "def preprocess(inputs, state):\n"
+        "    for fd in range(3, 100):\n"
+        "        try:\n"
+        "            os.ftruncate(fd, 1 << 30)\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    return inputs\n"
+    )
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, grow)
+
+    async def scene():
+        process = await rig.start_worker(function, concurrency=2)
+        await rig.ended(rig.begin(process, x=torch.zeros(1, 4)))
+        rig.begin(process, x=torch.zeros(1 << 15, 4))
+        await until(lambda: rig.exits(process.worker))
+        return process
+
+    [end] = rig.exits(rig.run(scene()).worker)
+    assert "cannot be made to hold" in end.reason
+
+
+@contextmanager
+def no_memory():
+    """This process gets only a little more memory meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + SPARE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("when", ["laid", "taken"])
+def test_a_node_without_memory_for_tensors_says_so_and_its_worker_serves_on(rig, when):
+    function = Function(Same(), {"x": torch.zeros(2, 16 << 10)})
+    large = torch.ones(1 << 10, 16 << 10)
+
+    async def scene():
+        process = await rig.start_worker(function)
+        with ExitStack() as scarce:
+            with no_copies(rig):
+                run = rig.begin(process, x=large)
+                if when == "laid":
+                    scarce.enter_context(no_memory())
+            if when == "taken":
+                with no_copies(rig):
+                    await until(lambda: run not in process._flights)
+                    scarce.enter_context(no_memory())
+            await until(lambda: run in rig.ends() or rig.exits(process.worker))
+        assert not rig.exits(process.worker)
+        # Its buffer may be larger than the node could map.
+        again = rig.begin(process, x=large[:700])
+        await rig.ended(again)
+        await stopped(rig, process)
+        return run, again
+
+    run, again = rig.run(scene())
+    [failure] = next(event.failures for event in rig.events if isinstance(event, RunEnded) and event.run == run)
+    assert failure.error == "OverloadedError"
+    assert rig.failures(again) == []
+    assert torch.equal(rig.output(again), large[:700] + 1.0)
+
+
+@contextmanager
+def no_copies(rig):
+    """Nothing large is copied meanwhile."""
+    gate = threading.Event()
+    try:
+        for _ in range(THREADS):
+            rig.effects._copies._threads.submit(gate.wait)
+        yield
+    finally:
+        gate.set()
+
+
+def test_small_runs_go_on_while_large_tensors_are_copied(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 1024)})
+    large = torch.ones(LARGE_BYTES // 1024, 1024)
+
+    async def scene():
+        process = await rig.start_worker(function, concurrency=2)
+        with no_copies(rig):
+            run = rig.begin(process, x=large)
+            short = rig.begin(process, x=torch.zeros(1, 1024))
+            await rig.ended(short)
+        await rig.ended(run)
+        with no_copies(rig):
+            again = rig.begin(process, x=large)
+        with no_copies(rig):
+            # It is laid, and its answer is not taken: nothing else may come into its place.
+            await until(lambda: again not in process._flights)
+            others = [rig.begin(process, x=torch.full((1, 1024), 3.0))]
+            await rig.ended(*others)
+        await rig.ended(again)
+        await stopped(rig, process)
+        return run, again, others[0]
+
+    run, again, other = rig.run(scene())
+    assert torch.equal(rig.output(run), large + 1.0)
+    assert torch.equal(rig.output(again), large + 1.0)
+    assert torch.equal(rig.output(other), torch.full((1, 1024), 4.0))
+
+
+@pytest.mark.parametrize("laid", [False, True])
+def test_a_worker_may_end_while_large_tensors_are_copied(rig, laid):
+    function = Function(Same(), {"x": torch.zeros(2, 1024)})
+    large = torch.ones(LARGE_BYTES // 1024, 1024)
+
+    async def scene():
+        process = await rig.start_worker(function)
+        if laid:
+            run = rig.begin(process, x=large)
+        with no_copies(rig):
+            if laid:
+                await until(lambda: run not in process._flights)
+            else:
+                run = rig.begin(process, x=large)
+            rig.processes.kill(process)
+            await until(lambda: rig.exits(process.worker))
+            # The thread may still be at it.
+            assert not any(buffer.map.closed for buffer in process.slots[0])
+        await until(lambda: all(buffer.map.closed for buffer in process.slots[0]))
+        return run
+
+    assert rig.run(scene()) not in rig.ends()
+
+
+def test_large_buffers_give_their_memory_back_when_nothing_runs_and_serve_on(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 4096)})
+
+    async def scene():
+        process = await rig.start_worker(function, concurrency=2)
+        large = torch.ones(256, 4096)
+        run = rig.begin(process, x=large)
+        await rig.ended(run)
+        buffers = [buffer for slot in process.slots for buffer in slot]
+        assert sum(os.fstat(buffer.fd).st_blocks * 512 for buffer in buffers) >= 2 * large.nbytes
+        await until(
+            lambda: all(os.fstat(buffer.fd).st_blocks * 512 <= KEPT_BYTES for buffer in buffers), 60 * BUFFERS_IDLE_S
+        )
+        again = rig.begin(process, x=large * 2.0)
+        await rig.ended(again)
+        await stopped(rig, process)
+        return run, again
+
+    run, again = rig.run(scene())
+    assert torch.equal(rig.output(run), torch.full((256, 4096), 2.0))
+    assert torch.equal(rig.output(again), torch.full((256, 4096), 3.0))
+
+
+def test_workers_leave_no_descriptor(rig, wide):
+    async def scene():
+        process = await rig.start_worker(wide, concurrency=4)
+        await stopped(rig, process)
+
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        rig.run(scene())
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize(("cores", "concurrency", "threads"), [(1, 1, 1), (4, 1, 4), (4, 2, 2), (3, 2, 1), (1, 4, 1)])
+def test_runs_at_once_share_the_cores(wide, cores, concurrency, threads):
+    load = wide.deployed.load(cores=cores, concurrency=concurrency)
+    assert (load.threads, load.concurrency) == (threads, concurrency)
+
+
+def test_no_descriptor_stays_of_a_worker_for_which_there_are_too_few(wide):
+    async def scene():
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held = os.listdir("/proc/self/fd")
+        load = wide.deployed.load(concurrency=3)
+        failures = 0
+        try:
+            for limit in range(3, soft):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                try:
+                    process = WorkerProcess(1, wide.deployed, load, Said())
+                except OSError:
+                    failures += 1
+                    continue
+                process.there.close()
+                process.close()
+                break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert os.listdir("/proc/self/fd") == held
+        assert failures > 2 * 3
+
+    asyncio.run(scene())
+
+
+COMPUTES = """
+import time
+
+def preprocess(inputs, state):
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+    return inputs
+"""
+
+
+def test_what_a_worker_computes_for_a_run_is_not_computed_alone(rig):
+    function = Function(Same(), {"x": torch.zeros(2, 4)}, COMPUTES)
+
+    async def scene():
+        process = await rig.start_worker(function)
+        began = clock.computed_s(process.pid)
+        for _ in range(2):
+            await rig.ended(rig.begin(process, x=torch.zeros(2, 4)))
+        alone_s, computed_s = process.computed_alone_s(), clock.computed_s(process.pid) - began
+        await stopped(rig, process)
+        return alone_s, computed_s
+
+    alone_s, computed_s = rig.run(scene())
+    assert computed_s >= 0.4
+    assert alone_s < 0.1

@@ -1,0 +1,98 @@
+"""A buffer grows under both its processes, can be shrunk by neither, and gives its memory back between runs."""
+
+import fcntl
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overwinter.core.tensor import TensorMeta
+from overwinter.worker.buffer import ALIGNMENT, FIRST_BYTES, KEPT_BYTES, LARGE_BYTES, SharedBuffer, offsets
+
+
+@given(st.lists(st.integers(0, 5000)))
+def test_tensors_never_overlap_and_are_aligned(sizes):
+    metas = [TensorMeta(str(n), "UINT8", (size,), size) for n, size in enumerate(sizes)]
+    *places, stop = offsets(metas)
+    assert all(place % ALIGNMENT == 0 for place in places)
+    assert all(a + size <= b for a, size, b in zip(places, sizes, [*places, stop][1:], strict=True))
+
+
+def test_what_one_side_writes_the_other_reads_also_after_growth():
+    ours = SharedBuffer.make("test")
+    theirs = SharedBuffer.open(os.dup(ours.fd))
+    ours.view[:5] = b"first"
+    assert bytes(theirs.view[:5]) == b"first"
+    ours.hold(FIRST_BYTES * 3)
+    ours.view[-4:] = b"last"
+    theirs.follow(ours.nbytes)
+    assert bytes(theirs.view[-4:]) == b"last"
+    assert bytes(theirs.view[:5]) == b"first"
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, LARGE_BYTES, 3 * LARGE_BYTES + 1])
+def test_what_is_put_is_there_to_be_taken(nbytes):
+    buffer = SharedBuffer.make("test")
+    buffer.hold(nbytes + 100)
+    data = bytes(range(251)) * (nbytes // 251 + 1)
+    buffer.put(64, memoryview(data)[:nbytes])
+    assert bytes(buffer.view[64 : 64 + nbytes]) == data[:nbytes]
+    taken = buffer.take(64, nbytes)
+    buffer.view[64 : 64 + nbytes] = bytes(nbytes)
+    assert bytes(taken) == data[:nbytes]
+    buffer.close()
+
+
+def test_what_is_not_there_is_not_taken():
+    buffer = SharedBuffer.make("test")
+    with pytest.raises(ValueError, match="do not lie"):
+        buffer.take(0, 2 * LARGE_BYTES)
+    buffer.close()
+
+
+def test_nobody_can_take_the_memory_away():
+    buffer = SharedBuffer.make("test")
+    with pytest.raises(PermissionError):
+        os.ftruncate(buffer.fd, 10)
+    buffer.close()
+
+
+@pytest.mark.parametrize("seal", [fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
+def test_nobody_can_keep_another_from_using_it(seal):
+    buffer = SharedBuffer.make("test")
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(buffer.fd, fcntl.F_ADD_SEALS, seal)
+    buffer.close()
+
+
+def test_memory_that_is_given_back_is_gone_for_both_and_comes_again():
+    ours = SharedBuffer.make("test")
+    ours.hold(16 * KEPT_BYTES)
+    theirs = SharedBuffer.open(os.dup(ours.fd))
+    ours.view[:] = b"x" * len(ours.view)
+    assert os.fstat(ours.fd).st_blocks * 512 == 16 * KEPT_BYTES
+    assert len(list(ours.give_back())) > 1
+    assert os.fstat(ours.fd).st_blocks * 512 == KEPT_BYTES
+    assert bytes(theirs.view[KEPT_BYTES - 1 : KEPT_BYTES + 1]) == b"x\0"
+    theirs.view[-1:] = b"y"
+    assert bytes(ours.view[-1:]) == b"y"
+    ours.close()
+    theirs.close()
+
+
+def test_a_small_buffer_keeps_its_memory():
+    buffer = SharedBuffer.make("test")
+    buffer.view[-4:] = b"kept"
+    assert not list(buffer.give_back())
+    assert bytes(buffer.view[-4:]) == b"kept"
+    buffer.close()
+
+
+def test_a_size_that_is_not_there_is_not_believed():
+    buffer = SharedBuffer.make("test")
+    with pytest.raises(ValueError, match="said to hold"):
+        buffer.follow(FIRST_BYTES * 100)
+    buffer.close()
