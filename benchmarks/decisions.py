@@ -78,12 +78,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     hash: str
     attainment: float | None
-    """Of the requests with a SLO; of pipelines where there are some. None: nothing was promised."""
+    """Of the requests with an SLO; of pipelines where there are some. None: nothing was promised."""
     peak_mib: float
     """Blocks and private memory of workers; of random worlds the blocks alone."""
     wakes: int
     missed: int
-    """Requests with a SLO that were not answered within it."""
+    """Requests with an SLO that were not answered within it."""
     answered: int
     refused: int
     requests_per_s: float

@@ -4,7 +4,7 @@ Two sets of cases, from one seed. `random`: profiles of random models with 36 co
 tests draw them. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at sequence
 64, where batches gain little; an MLP of 100 MB and an LSTM, where they gain much), with private memory modelled as a
 runtime plus the activations of each request under way. A case is a rate, from a fifth of the largest worker to twelve
-of them, and a SLO, from 2 to 8 times the fastest run. A gap is the cost beyond the program's, as a share of it;
+of them, and an SLO, from 2 to 8 times the fastest run. A gap is the cost beyond the program's, as a share of it;
 cases in which nothing is in time are left out. `first` is of rates below one largest worker: the first worker of a
 function, which is what most functions have.
 """

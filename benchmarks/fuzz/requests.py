@@ -89,7 +89,7 @@ class Requests:
                 self._arena.answers()
 
     def _stall(self, rng: Random) -> None:
-        """Workers of which half has come, held for a moment."""
+        """Bodies of which half has come, held for a moment."""
         held = [connect(self._arena.port) for _ in range(STALLED)]
         try:
             for end in held:

@@ -1,4 +1,4 @@
-"""Which workers of inference requests are hostile? Mutants of valid ones, and those that cost much to look at."""
+"""Which bodies of inference requests are hostile? Mutants of valid ones, and those that cost much to look at."""
 
 import gzip
 import json

@@ -173,7 +173,7 @@ def half_open(
             end.close()
 
 
-def stalled(nbytes: int, told_load: int) -> bytes:
+def stalled(nbytes: int, announced: int) -> bytes:
     """The beginning of a request whose body stops in the middle."""
-    head = f"POST /v2/models/scale/infer HTTP/1.1\r\nhost: node\r\ncontent-length: {told_load}\r\n\r\n"
+    head = f"POST /v2/models/scale/infer HTTP/1.1\r\nhost: node\r\ncontent-length: {announced}\r\n\r\n"
     return head.encode() + bytes(nbytes)

@@ -92,7 +92,7 @@ def test_deadline_and_priority_reach_the_node(http: httpx.Client, served: Served
     assert served.door.asked[-1] == ("add", None, 0.25, 2)
 
 
-def test_a_raw_worker(http: httpx.Client) -> None:
+def test_a_raw_body(http: httpx.Client) -> None:
     body = bytes(range(16))
     answer = http.post("/v2/models/echo-fp32/infer", content=body, headers={"Inference-Header-Content-Length": "0"})
     head = int(answer.headers["inference-header-content-length"])
@@ -102,17 +102,17 @@ def test_a_raw_worker(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("coding", "press"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_compressed_workers(http: httpx.Client, coding: str, press: object) -> None:
+def test_compressed_bodies(http: httpx.Client, coding: str, press: object) -> None:
     body = press(msgspec.json.encode(ADD))
     answer = http.post("/v2/models/add/infer", content=body, headers={"Content-Encoding": coding})
     assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
     cut = http.post("/v2/models/add/infer", content=body[:-6], headers={"Content-Encoding": coding})
     assert (cut.status_code, "cut short" in cut.json()["error"]) == (400, True)
-    without_pressure = http.post("/v2/models/add/infer", json=ADD, headers={"Content-Encoding": coding})
-    assert (without_pressure.status_code, "not valid" in without_pressure.json()["error"]) == (400, True)
+    not_compressed = http.post("/v2/models/add/infer", json=ADD, headers={"Content-Encoding": coding})
+    assert (not_compressed.status_code, "not valid" in not_compressed.json()["error"]) == (400, True)
 
 
-def test_a_worker_that_swells_past_the_bound(http: httpx.Client) -> None:
+def test_a_body_that_swells_past_the_bound(http: httpx.Client) -> None:
     bomb = gzip.compress(bytes(REQUEST_BYTES_MAX + 1))
     assert len(bomb) < REQUEST_BYTES_MAX // 100
     answer = http.post("/v2/models/add/infer", content=bomb, headers={"Content-Encoding": "gzip"})
@@ -124,14 +124,14 @@ def test_an_unknown_coding(http: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["error"].split(";")[0]) == (415, "content-encoding 'br' is not known")
 
 
-def test_a_worker_past_the_bound_announced_or_not(http: httpx.Client) -> None:
+def test_a_body_past_the_bound_announced_or_not(http: httpx.Client) -> None:
     too_much = bytes(REQUEST_BYTES_MAX + 1)
     for content in (too_much, iter([too_much[: 1 << 19], too_much[1 << 19 :]])):
         answer = http.post("/v2/models/add/infer", content=content)
         assert (answer.status_code, str(REQUEST_BYTES_MAX) in answer.json()["error"]) == (413, True)
 
 
-def test_a_worker_in_several_chunks(http: httpx.Client) -> None:
+def test_a_body_in_several_chunks(http: httpx.Client) -> None:
     body = msgspec.json.encode(ADD)
     answer = http.post("/v2/models/add/infer", content=iter([body[:20], body[20:21], body[21:]]))
     assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
@@ -158,7 +158,7 @@ def test_paths_that_lead_nowhere(http: httpx.Client, path: str, status: int, wor
     assert words in answer.json()["error"]
 
 
-def test_a_head_request_has_no_worker(http: httpx.Client) -> None:
+def test_a_head_request_has_no_body(http: httpx.Client) -> None:
     answer = http.head("/v2/health/live")
     assert (answer.status_code, answer.content) == (200, b"")
 
@@ -169,7 +169,7 @@ def test_a_head_length_that_is_no_number(http: httpx.Client, length: str) -> Non
     assert (answer.status_code, "not a number" in answer.json()["error"]) == (400, True)
 
 
-def test_a_bad_worker_is_answered_with_where_it_is_bad(http: httpx.Client) -> None:
+def test_a_bad_body_is_answered_with_where_it_is_bad(http: httpx.Client) -> None:
     answer = http.post("/v2/models/add/infer", json={"inputs": [{"name": "a", "datatype": "INT32", "shape": "all"}]})
     assert (answer.status_code, "$.inputs[0].shape" in answer.json()["error"]) == (400, True)
 

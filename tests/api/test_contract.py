@@ -63,13 +63,13 @@ def test_halves_are_refused_as_json_before_anything_runs(datatype: str) -> None:
         ((), 4, ()),
     ],
 )
-def test_a_raw_worker_says_one_size(shape: tuple[int | str, ...], nbytes: int, expected: tuple[int, ...]) -> None:
+def test_a_raw_body_says_one_size(shape: tuple[int | str, ...], nbytes: int, expected: tuple[int, ...]) -> None:
     made = raw_input(bytes(nbytes), [TensorSpec("x", "FP32", shape)])
     assert (made.name, made.datatype, made.shape, len(made.data)) == ("x", "FP32", expected, nbytes)
     check_size(made)
 
 
-def test_a_raw_worker_of_bytes_is_one_element() -> None:
+def test_a_raw_body_of_bytes_is_one_element() -> None:
     made = raw_input(b"hello", [TensorSpec("x", BYTES, ("batch", 1))])
     assert (made.shape, made.data) == ((1, 1), pack_bytes([b"hello"]))
 
@@ -85,6 +85,6 @@ def test_a_raw_worker_of_bytes_is_one_element() -> None:
         ((TensorSpec("x", "FP32", (4,)),), "needs 16 bytes, got 10"),
     ],
 )
-def test_a_raw_worker_that_says_too_little(specs: tuple[TensorSpec, ...], words: str) -> None:
+def test_a_raw_body_that_says_too_little(specs: tuple[TensorSpec, ...], words: str) -> None:
     with pytest.raises(CallerError, match=words):
         raw_input(bytes(10), specs)

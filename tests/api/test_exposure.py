@@ -1,6 +1,10 @@
 """Of a node's metrics a tenant sees the samples of its own functions, and nothing that depends on others."""
 
-from overwinter.api.exposure import own_metrics
+from pathlib import Path
+
+from overwinter.api.exposure import SHARED_FAMILIES, own_metrics
+
+METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 TEXT = b"""\
 # HELP overwinter_workers Worker processes.
@@ -34,3 +38,10 @@ def test_only_samples_of_own_functions_and_pipelines_are_told() -> None:
         'overwinter_pipeline_duration_seconds_bucket{le="1.0",pipeline="chain"} 2.0',
     ]
     assert own_metrics(TEXT, set()) == b""
+
+
+def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None:
+    documented = METRICS.read_text()
+    assert [name for name in SHARED_FAMILIES if f"`{name.decode()}" not in documented] == []
+    text = b"".join(b'# TYPE %b gauge\n%b{function="mine"} 9.0\n' % (name, name) for name in SHARED_FAMILIES)
+    assert own_metrics(text, {b"mine"}) == b""

@@ -55,7 +55,7 @@ def test_json_and_binary_inputs_mix(first: bool, second: bool) -> None:
     assert plain(decode_request(body, head).inputs) == plain(tensors)
 
 
-def test_a_worker_of_json_alone_needs_no_length() -> None:
+def test_a_body_of_json_alone_needs_no_length() -> None:
     body, head = body_of([FLOATS, WORDS], [False, False], id="seven")
     for given_head in (None, head):
         inference = decode_request(body, given_head)
@@ -132,7 +132,7 @@ def test_a_binary_input_needs_the_length_of_the_head() -> None:
         decode_request(msgspec.json.encode({"inputs": [entry]}), None)
 
 
-def test_a_head_longer_than_the_worker() -> None:
+def test_a_head_longer_than_the_body() -> None:
     with pytest.raises(CallerError, match="has 2 bytes"):
         decode_request(b"{}", 3)
 

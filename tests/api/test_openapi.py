@@ -49,13 +49,13 @@ def test_every_path_of_the_document_says_which_methods_it_takes(http: httpx.Clie
         assert set(methods) <= METHODS
 
 
-def test_workers_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
+def test_bodies_that_are_no_json_are_told_of(document: dict[str, Any]) -> None:
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]
-    for content in (infer["requestWorker"]["content"], infer["responses"]["200"]["content"]):
+    for content in (infer["requestBody"]["content"], infer["responses"]["200"]["content"]):
         assert set(content) == {"application/json", "application/octet-stream"}
         assert "Inference-Header-Content-Length" in content["application/octet-stream"]["schema"]["description"]
     blocks = document["paths"]["/overwinter/v1/blocks/{address}"]["put"]
-    assert set(blocks["requestWorker"]["content"]) == {"application/octet-stream"}
+    assert set(blocks["requestBody"]["content"]) == {"application/octet-stream"}
 
 
 def test_tokens_are_told_of(document: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def test_a_quarter_of_the_descriptors_is_for_callers() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_worker_that_drips_is_let_go(strict: Served) -> None:
+def test_a_body_that_drips_is_let_go(strict: Served) -> None:
     with connect(strict) as slow:
         slow.sendall(POST + b"Content-Length: 100000\r\n\r\n")
         slow.settimeout(0.01)
@@ -230,7 +230,7 @@ def test_a_newcomer_does_not_take_the_place_of_one_that_is_about_to_ask(small: S
         assert answer_to(eager, GET + b"\r\n").startswith(b"HTTP/1.1 200")
 
 
-def test_a_newcomer_does_not_take_the_place_of_a_worker_that_comes(small: Served) -> None:
+def test_a_newcomer_does_not_take_the_place_of_a_body_that_comes(small: Served) -> None:
     body = b'{"addresses":[]}'
     head = b"POST /overwinter/v1/blocks/missing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     with ExitStack() as open_:

@@ -42,7 +42,7 @@ def read(chunks: Iterable[bytes], hold: Hold, bounds: Bounds, headers: dict[byte
     return asyncio.run(work())
 
 
-def test_a_worker_is_held_before_it_is_read() -> None:
+def test_a_body_is_held_before_it_is_read() -> None:
     hold = held(MIB)
     with pytest.raises(TooLargeError):
         read([], hold, Bounds(8 * MIB), {b"content-length": b"%d" % (2 * MIB)})
@@ -50,7 +50,7 @@ def test_a_worker_is_held_before_it_is_read() -> None:
     assert hold.nbytes == 24
 
 
-def test_a_worker_of_unknown_length_is_held_as_it_grows() -> None:
+def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
     hold = held(4 * MIB)
     assert len(read([bytes(MIB)] * 3, hold, Bounds(8 * MIB))) == 3 * MIB
     assert 3 * MIB <= hold.nbytes <= 4 * MIB
@@ -60,7 +60,7 @@ def test_a_worker_of_unknown_length_is_held_as_it_grows() -> None:
         read([bytes(MIB)] * 3, held(), Bounds(2 * MIB))
 
 
-def test_a_worker_of_empty_blocks_is_refused_before_its_end() -> None:
+def test_a_body_of_empty_blocks_is_refused_before_its_end() -> None:
     stream = zlib.compressobj(0, zlib.DEFLATED, -zlib.MAX_WBITS)
     empty = stream.flush(zlib.Z_FULL_FLUSH)
     body = b"\x78\x9c" + empty * (2 * MIB // len(empty))
@@ -69,7 +69,7 @@ def test_a_worker_of_empty_blocks_is_refused_before_its_end() -> None:
         deque(islice(steps, 2 * WASTE_FREE_BYTES // PRESSED_STEP_BYTES), 0)
 
 
-def test_a_worker_that_is_flushed_often_is_taken() -> None:
+def test_a_body_that_is_flushed_often_is_taken() -> None:
     lines = [b"%d\n" % number for number in range(1 << 20, (1 << 20) + 40_000)]
     stream = zlib.compressobj(0)
     body = b"".join(stream.compress(line) + stream.flush(zlib.Z_SYNC_FLUSH) for line in lines) + stream.flush()
@@ -78,7 +78,7 @@ def test_a_worker_that_is_flushed_often_is_taken() -> None:
 
 
 @pytest.mark.parametrize("press", [gzip.compress, zlib.compress])
-def test_a_long_worker_is_decompressed_in_steps_and_held(press: object) -> None:
+def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
     plain = bytes(range(256)) * (3 * MIB // 256)
     coding = b"gzip" if press is gzip.compress else b"deflate"
     hold = held()
@@ -90,7 +90,7 @@ def test_a_long_worker_is_decompressed_in_steps_and_held(press: object) -> None:
     assert finish(inflate(press(plain), coding, held(), Bounds(4 * MIB))) == plain
 
 
-def test_a_worker_that_swells_is_cut_off_early() -> None:
+def test_a_body_that_swells_is_cut_off_early() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     hold = held()
     with pytest.raises(TooLargeError, match="send it as it is"):
@@ -110,7 +110,7 @@ def _beside(other: int) -> Hold:
 @pytest.mark.parametrize(
     "change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:100] + b"x" + b[101:], lambda b: b""]
 )
-def test_a_compressed_worker_that_is_not_whole(change: object) -> None:
+def test_a_compressed_body_that_is_not_whole(change: object) -> None:
     pressed = gzip.compress(b"".join(b"%d" % n for n in range(100_000)))
     with pytest.raises(CallerError, match="gzip"):
         finish(inflate(change(pressed), b"gzip", held(), Bounds(64 * MIB)))

@@ -24,7 +24,7 @@ def test_ages(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
 
 
-def test_promises() -> None:
+def test_slos() -> None:
     assert (slo_text(None), slo_text(80.0), slo_text(0.5)) == ("-", "80 ms", "0.5 ms")
 
 

@@ -19,7 +19,7 @@ POOL_MOST = 64
 
 
 def test_a_wake_does_not_wait_for_threads_that_others_hold():
-    host = SimpleNamespace(holds=lambda address: False, stage=lambda blobs: 7, join_pages=lambda blobs: 0)
+    host = SimpleNamespace(holds=lambda address: False, load=lambda blobs: 7, join_pages=lambda blobs: 0)
     function = SimpleNamespace(id="f@1", store="", blobs=[SimpleNamespace(address="a")])
     held = threading.Event()
     heard: list[Event] = []

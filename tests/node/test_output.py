@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from overwinter.node import words
+from overwinter.node import output
 from overwinter.node.output import Output
 
 from .rig import Function, Same, until
@@ -38,8 +38,8 @@ def test_a_flood_is_cut_and_what_others_print_is_told_with_their_name(rig):
 
     rig.run(scene())
     told = [line for line in rig.said if "me!" in line]
-    assert 0 < len(told) < 20 * words.LINES_MAX
-    assert max(len(line) for line in told) < words.LINE_BYTES_MAX + 100
+    assert 0 < len(told) < 20 * output.LINES_MAX
+    assert max(len(line) for line in told) < output.LINE_BYTES_MAX + 100
 
 
 async def spoken(*parts: bytes) -> list[str]:
@@ -59,8 +59,8 @@ def test_lines_are_whole_and_change_nothing_where_they_are_shown():
 
 
 def test_how_many_lines_were_dropped_is_told():
-    said = asyncio.run(spoken(b"x\n" * (words.LINES_MAX + 7)))
-    assert len(said) == words.LINES_MAX + 1
+    said = asyncio.run(spoken(b"x\n" * (output.LINES_MAX + 7)))
+    assert len(said) == output.LINES_MAX + 1
     assert "7 more lines" in said[-1]
 
 

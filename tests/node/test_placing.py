@@ -38,7 +38,7 @@ class Left:
         self.function = Function(Wide(), {"x": torch.zeros(2, 1 << 16)}, memory_mib=512)
         self.deployed = self.function.deployed
         source = Source(self.function.files)
-        HostStores(root, source).store("").stage(self.deployed.blobs)
+        HostStores(root, source).store("").load(self.deployed.blobs)
         self.hosts = HostStores(root, source)
         self.hosts.sweep({"": self.deployed.blobs})
         self.host = self.hosts.store("")
@@ -88,7 +88,7 @@ def test_a_worker_is_forked_while_its_blocks_are_hashed_and_gets_them_after_that
     left = Left(rig, tmp_path / "store")
 
     async def scene():
-        worker = rig.processes.worker(left.worker)
+        worker = rig.processes.process(left.worker)
         await asyncio.sleep(0.05)
         assert not worker.ready
         left.may_hash.set()

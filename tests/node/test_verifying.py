@@ -25,7 +25,7 @@ class Left:
     """What a node left in memory, and the next one's verifier."""
 
     def __init__(self, root) -> None:
-        HostStores(root, Source(CONTENTS)).store("").stage(BLOBS)
+        HostStores(root, Source(CONTENTS)).store("").load(BLOBS)
         self.hosts = HostStores(root, Source(CONTENTS))
         self.hosts.sweep({"": BLOBS})
         self.host = self.hosts.store("")

@@ -177,7 +177,7 @@ def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("memory", [None, 30])
-def test_nobody_waits_behind_an_idle_body(policy, memory):
+def test_nobody_waits_behind_an_idle_worker(policy, memory):
     """There is room for the plainest configuration and none for the one that is wanted."""
     points = (Point(1, 10, 1, 1, 0.3), Point(2, 20, 8, 1, 0.2))
     settings = {"slo_ms": 400, "max_batch": 8, "threads": 2, "timeout_s": 1000.0}

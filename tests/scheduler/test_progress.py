@@ -116,8 +116,8 @@ class Clients:
                 self.after(seconds, deed, number)
                 if self.fails():
                     self.after(seconds / 2, self.exit, workers[number])
-        for _ in range(len(world.loads) - sum(deed == self.stage for _, _, deed, _ in self.heap)):
-            self.after(LOAD_S, self.stage)
+        for _ in range(len(world.loads) - sum(deed == self.load_blocks for _, _, deed, _ in self.heap)):
+            self.after(LOAD_S, self.load_blocks)
         for id_ in [id_ for id_ in self.asked if id_ in world.answers]:
             name, think_s = self.asked.pop(id_)
             if isinstance(world.answers[id_], Reply):

@@ -427,7 +427,7 @@ def test_a_restored_function_gives_back_what_was_resident_and_only_that():
     assert world.answers[request].start == "host"
 
 
-def test_a_slow_program_is_not_rehearsed_in_the_zygote():
+def test_a_slow_program_is_not_warmed_up_in_the_zygote():
     world = World(warm_up_max_s=0.5)
     world.deploy(spec())
     world.arrive()
@@ -455,7 +455,7 @@ def test_the_zygote_holds_so_many_programs_and_the_one_used_longest_ago_makes_ro
     ]  # fmt: skip
 
 
-def test_a_program_is_rehearsed_by_its_tenants_first_trial_alone():
+def test_a_program_is_warmed_up_by_its_tenants_first_trial_alone():
     world = World()
     for version in (1, 2):
         world.deploy(spec(version=version), on_trial=True)
@@ -481,7 +481,7 @@ def told_load(world) -> list:
     return [(action.function, action.error) for action in world.log if isinstance(action, LoadFinished)]
 
 
-def until_staging(world) -> None:
+def until_loading(world) -> None:
     pass
 
 
@@ -497,7 +497,7 @@ def until_quiet(world) -> None:
     world.send(LoadAsked("f@1"))
 
 
-@pytest.mark.parametrize("until", [until_staging, until_starting, until_quiet])
+@pytest.mark.parametrize("until", [until_loading, until_starting, until_quiet])
 @pytest.mark.parametrize(
     ("event", "error"),
     [

@@ -216,7 +216,7 @@ class World:
         return self.send(BlocksLoaded(load.function, load.operation, added, addresses, store))
 
     def fail_load(self, error="NoSpaceError", came=(), at=0) -> list:
-        """A stage, the oldest, fails, though the blocks `came` have come."""
+        """A load, the oldest, fails, though the blocks `came` have come."""
         load = self.loads.pop(at)
         store = self.stores[load.function]
         self.resident |= {(store, address) for address in came}

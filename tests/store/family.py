@@ -19,9 +19,9 @@ TENANT = TenantId("tests")
 NOW = 1000.0
 
 
-def put(repository: Repository, address: str, worker, tenant: TenantId = TENANT, now: float = NOW) -> bool:
+def put(repository: Repository, address: str, body, tenant: TenantId = TENANT, now: float = NOW) -> bool:
     """Store a blob for the tests' tenant."""
-    return repository.put(tenant, address, worker, now)
+    return repository.put(tenant, address, body, now)
 
 
 def missing(repository: Repository, addresses, tenant: TenantId = TENANT, now: float = NOW) -> list[Address]:
@@ -66,8 +66,8 @@ NORM = Shape("float32", (64,))
 
 def shapes(classes: int = 10) -> list[Shape]:
     """Convolutions of 40 KiB with two norms each, then a head."""
-    worker = [shape for _ in range(LAYERS) for shape in (CONVOLUTION, NORM, NORM)]
-    return [*worker, Shape("float32", (classes, 1024)), Shape("float32", (classes,))]
+    body = [shape for _ in range(LAYERS) for shape in (CONVOLUTION, NORM, NORM)]
+    return [*body, Shape("float32", (classes, 1024)), Shape("float32", (classes,))]
 
 
 def values(weights: Sequence[Shape], seed: int) -> list[bytes]:

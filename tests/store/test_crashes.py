@@ -22,12 +22,12 @@ import sys
 from pathlib import Path
 from overwinter.store.repository import Repository
 
-def worker():
+def body():
     yield sys.stdin.buffer.read(1 << 20)
     print("half", flush=True)
     yield sys.stdin.buffer.read()
 
-Repository(Path(sys.argv[1])).put("tests", sys.argv[2], worker(), 1.0)
+Repository(Path(sys.argv[1])).put("tests", sys.argv[2], body(), 1.0)
 """
 
 STAGE = """

@@ -50,7 +50,7 @@ def test_descriptors_are_read_only_and_not_inherited(repository, host):
     assert host.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_staging_again_adds_only_what_is_missing(repository, host):
+def test_loading_again_adds_only_what_is_missing(repository, host):
     one, other = base(), head_variant("other", seed=1)
     one.deploy(repository)
     sent = other.deploy(repository)
@@ -270,7 +270,7 @@ def test_two_threads_copy_a_block_once(memory):
     assert names(host) == {BLOB.address}
 
 
-def test_room_promised_to_a_copy_in_progress_is_not_given_twice(memory):
+def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory):
     source = Pipes()
     host = HostStore(memory / "host", source, budget_bytes=page_bytes(len(DATA)))
     writer = source.pipe(BLOB.address)
@@ -297,13 +297,13 @@ def test_one_who_waited_for_a_failed_copy_meets_the_cause_itself(memory):
     writer = source.pipe(BLOB.address)
     said: list[str] = []
 
-    def stage() -> None:
+    def load() -> None:
         try:
             host.load([BLOB])
         except StoreError as error:
             said.append(str(error))
 
-    threads = [threading.Thread(target=stage, daemon=True) for _ in range(2)]
+    threads = [threading.Thread(target=load, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     with open(writer, "wb") as file:
@@ -322,11 +322,11 @@ def test_two_threads_may_stage_overlapping_models_at_once(repository, host):
     barrier = threading.Barrier(4)
     added: list[int] = []
 
-    def stage(offset: int) -> None:
+    def load(offset: int) -> None:
         barrier.wait()
         added.append(host.load(blobs[offset:] + blobs[:offset]))
 
-    threads = [threading.Thread(target=stage, args=(offset,), daemon=True) for offset in (0, 7, 15, 29)]
+    threads = [threading.Thread(target=load, args=(offset,), daemon=True) for offset in (0, 7, 15, 29)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -65,14 +65,14 @@ def test_the_directory_is_this_users_alone(repository):
 
 
 @pytest.mark.parametrize("body", [DATA[:-1], DATA + b"x", b"", b"\0" + DATA[1:]])
-def test_a_worker_of_another_address_leaves_nothing(repository, body):
+def test_a_body_of_another_address_leaves_nothing(repository, body):
     with pytest.raises(CallerError, match=f"{len(body)} bytes sent for block {ADDRESS}"):
         put(repository, ADDRESS, body)
     assert missing(repository, [ADDRESS]) == [ADDRESS]
     assert blocks_and_drafts(repository) == set()
 
 
-def test_a_worker_that_breaks_off_leaves_nothing(repository):
+def test_a_body_that_breaks_off_leaves_nothing(repository):
     def body():
         yield DATA[:1000]
         raise ConnectionResetError("the deployer went away")

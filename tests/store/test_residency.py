@@ -25,7 +25,7 @@ def test_missing_counts_each_absent_address_once(needed, held):
 
 
 @given(blobs, blobs)
-def test_staging_what_is_missing_leaves_nothing_missing(needed, held):
+def test_loading_what_is_missing_leaves_nothing_missing(needed, held):
     assert missing_bytes(needed, Held([*held, *needed])) == 0
 
 

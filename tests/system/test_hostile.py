@@ -122,7 +122,7 @@ def test_sizes_outside_the_programs_range_are_refused_not_answered_wrong(node: N
         node.client.infer("turning", {"x": torch.ones(1, 4)})
 
 
-def test_a_handler_is_held_to_the_outputs_it_promised(node: NodeProcess):
+def test_a_handler_is_held_to_the_outputs_it_declared(node: NodeProcess):
     handler = (
         "import torch\n"
         "OUTPUTS = [{'name': 'y', 'datatype': 'FP32', 'shape': ['batch', 4]}]\n"

@@ -99,7 +99,7 @@ def attempts(names: tuple[str, ...]) -> list[tuple[str, str, object]]:
 def tried(tenants: Tenants, calls: list[tuple[str, str, object]]) -> list[tuple[int, str]]:
     headers = {"authorization": f"Bearer {tenants.tokens['bob']}"}
     with httpx.Client(base_url=tenants.node.url, trust_env=False, headers=headers, timeout=30) as http:
-        answers = [http.request(method, path, json=worker) for method, path, worker in calls]
+        answers = [http.request(method, path, json=body) for method, path, body in calls]
     return [(answer.status_code, answer.text) for answer in answers]
 
 
@@ -119,7 +119,7 @@ def test_no_header_makes_a_token_another_tenant_s(tenants: Tenants, header: str)
     with httpx.Client(base_url=tenants.node.url, trust_env=False) as http:
         headers = {"authorization": f"Bearer {tenants.tokens['bob']}", "overwinter-tenant": header}
         answers = [
-            http.request(method, path, json=worker, headers=headers) for method, path, worker in attempts(("vault",))
+            http.request(method, path, json=body, headers=headers) for method, path, body in attempts(("vault",))
         ]
     assert {answer.status_code for answer in answers} == {403}
 

@@ -19,7 +19,7 @@ from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, j
 from overwinter.api.front import FunctionView
 from overwinter.api.inference import function_of
 from overwinter.api.listing import listed
-from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
 from overwinter.api.tenants import check_manifest, check_owner, tenant_of
 from overwinter.api.uploads import Uploads
@@ -85,35 +85,35 @@ class DeploymentApi:
         version = "/overwinter/v1/functions/{name}/versions/{version}"
         pipelines, blocks = "/overwinter/v1/pipelines", "/overwinter/v1/blocks"
         manifest = tuple(Body(kind, Manifest) for kind in (JSON, *MSGPACK))
-        told = json_worker(FunctionInfo, PipelineInfo)
+        told = json_body(FunctionInfo, PipelineInfo)
         return [
             Operation(
-                "POST", f"{blocks}/missing", "deploy", self.missing, {200: json_worker(MissingBlocks)},
-                takes=json_worker(MissingRequest), passing=True,
+                "POST", f"{blocks}/missing", "deploy", self.missing, {200: json_body(MissingBlocks)},
+                takes=json_body(MissingRequest), passing=True,
             ),
             Operation(
                 "PUT", blocks + "/{address}", "deploy", self.put_block,
-                {status: json_worker(StoredBlock) for status in (200, 201)},
+                {status: json_body(StoredBlock) for status in (200, 201)},
                 takes=(Body("application/octet-stream", about="The bytes of the block."),), fails=(507,),
             ),
             Operation(
-                "POST", functions, "deploy", self.register, {201: json_worker(RegisteredFunction)}, takes=manifest,
+                "POST", functions, "deploy", self.register, {201: json_body(RegisteredFunction)}, takes=manifest,
                 fails=(409, 504, 507),
             ),
-            Operation("GET", functions, "token", self.functions, {200: json_worker(list[FunctionInfo])}, fails=(413,)),
+            Operation("GET", functions, "token", self.functions, {200: json_body(list[FunctionInfo])}, fails=(413,)),
             Operation(
-                "POST", pipelines, "deploy", self.register_pipeline, {201: json_worker(RegisteredPipeline)},
-                takes=json_worker(Pipeline), fails=(404, 409, 507),
+                "POST", pipelines, "deploy", self.register_pipeline, {201: json_body(RegisteredPipeline)},
+                takes=json_body(Pipeline), fails=(404, 409, 507),
             ),
-            Operation("GET", pipelines, "token", self.pipelines, {200: json_worker(list[PipelineInfo])}, fails=(413,)),
+            Operation("GET", pipelines, "token", self.pipelines, {200: json_body(list[PipelineInfo])}, fails=(413,)),
             *(Operation("GET", path, "token", self.function, {200: told}) for path in (function, version)),
             Operation(
-                "PUT", f"{function}/traffic", "deploy", self.traffic, {200: json_worker(Traffic)},
-                takes=json_worker(Traffic), fails=(409, 507),
+                "PUT", f"{function}/traffic", "deploy", self.traffic, {200: json_body(Traffic)},
+                takes=json_body(Traffic), fails=(409, 507),
             ),
             *(
                 Operation(
-                    "DELETE", path, "deploy", self.remove, {200: json_worker(Removed)}, fails=(409,)
+                    "DELETE", path, "deploy", self.remove, {200: json_body(Removed)}, fails=(409,)
                 )
                 for path in (function, version)
             ),

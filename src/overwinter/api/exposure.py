@@ -15,7 +15,7 @@ import msgspec
 from overwinter.api.front import Front
 from overwinter.core.ids import FunctionName, TenantId
 
-SHARED_FAMILIES = (b"overwinter_function_bytes", b"overwinter_staged_bytes")
+SHARED_FAMILIES = (b"overwinter_function_bytes", b"overwinter_loaded_bytes")
 """Metrics of a function that depend on what others hold."""
 
 _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
@@ -33,7 +33,7 @@ class Names(Protocol):
         ...
 
 
-class TenantInsight:
+class TenantTelemetry:
     """What people can see of a tenant's functions; for the operator, of the node as a whole."""
 
     def __init__(

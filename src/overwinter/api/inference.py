@@ -25,7 +25,7 @@ from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, j
 from overwinter.api.front import FunctionView, Reply
 from overwinter.api.listing import listed
 from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_request, encode_reply
-from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
 from overwinter.api.tenants import check_owner
 from overwinter.core.config import RequestLimits
@@ -92,32 +92,32 @@ class InferenceApi:
         return [
             *(
                 Operation(
-                    "POST", path + "/infer", "infer", self.infer, {200: (*json_worker(InferResponse), BINARY_OUTPUT)},
-                    takes=(*json_worker(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), fails=(504, 507),
+                    "POST", path + "/infer", "infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
+                    takes=(*json_body(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), fails=(504, 507),
                 )
                 for path in (model, version)
             ),
-            Operation("GET", "/v2", "token", self.server, {200: json_worker(ServerMetadata)}),
-            Operation("GET", "/v2/health/live", "nothing", self.live, {200: json_worker(Live), 400: json_worker(Live)}),
-            Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_worker(Ready), 400:
-            json_worker(Ready)}), Operation("GET", "/v2/models", "token", self.models, {200: json_worker(Models)},
+            Operation("GET", "/v2", "token", self.server, {200: json_body(ServerMetadata)}),
+            Operation("GET", "/v2/health/live", "nothing", self.live, {200: json_body(Live), 400: json_body(Live)}),
+            Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_body(Ready), 400:
+            json_body(Ready)}), Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)},
             fails=(413,)), *(
                 Operation("GET", path + action, "token", handler, answers)
                 for path in (model, version)
                 for action, handler, answers in (
-                    ("", self.model, {200: json_worker(ModelMetadata)}),
-                    ("/ready", self.model_ready, {200: json_worker(ModelReady), 400: json_worker(ModelReady)}),
-                    ("/config", self.model_config, {200: json_worker(ModelConfig)}),
+                    ("", self.model, {200: json_body(ModelMetadata)}),
+                    ("/ready", self.model_ready, {200: json_body(ModelReady), 400: json_body(ModelReady)}),
+                    ("/config", self.model_config, {200: json_body(ModelConfig)}),
                 )
             ),
             Operation(
-                "POST", "/v2/repository/index", "token", self.index, {200: json_worker(list[IndexEntry])},
-                takes=json_worker(IndexRequest), optional=True,
+                "POST", "/v2/repository/index", "token", self.index, {200: json_body(list[IndexEntry])},
+                takes=json_body(IndexRequest), optional=True,
             ),
             *(
                 Operation(
                     "POST", f"{repository}/{handler.__name__}", "deploy", handler, {200: ()},
-                    takes=json_worker(LoadRequest), optional=True, fails=(409, 504, 507),
+                    takes=json_body(LoadRequest), optional=True, fails=(409, 504, 507),
                 )
                 for handler in (self.load, self.unload)
             ),

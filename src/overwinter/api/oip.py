@@ -1,4 +1,4 @@
-"""What do the workers of the Open Inference Protocol say?
+"""What do the bodies of the Open Inference Protocol say?
 
 Bytes in, tensors out, and back; no sockets. A body is JSON, or (the binary tensor extension) a JSON head and then
 the bytes of those tensors that say `binary_data_size`, in order.

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from overwinter.api.answers import Error
-from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import HEADER as TENANT_HEADER
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import NAME_PATTERN
@@ -110,14 +110,14 @@ class _Told:
             "responses": {
                 **{str(status): self._response(status, bodies) for status, bodies in operation.gives.items()},
                 **{
-                    str(status): self._response(status, json_worker(Error))
+                    str(status): self._response(status, json_body(Error))
                     for status in _errors(operation, bool(names))
                     if status not in operation.gives
                 },
             },
         }
         if operation.takes:
-            told["requestWorker"] = {"content": self._content(operation.takes), "required": not operation.optional}
+            told["requestBody"] = {"content": self._content(operation.takes), "required": not operation.optional}
         return told
 
     def _response(self, status: int, bodies: Sequence[Body]) -> dict[str, Any]:
@@ -152,10 +152,10 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _errors(operation: Operation, named: bool) -> list[int]:
-    with_worker = WITH_BODY if operation.takes else ()
+    with_body = WITH_BODY if operation.takes else ()
     with_name = WITH_NAME if named else ()
     with_caller = () if operation.needs == "nothing" else WITH_CALLER
-    return sorted({*ALWAYS, *with_worker, *with_name, *with_caller, *operation.fails})
+    return sorted({*ALWAYS, *with_body, *with_name, *with_caller, *operation.fails})
 
 
 def _security(operation: Operation) -> list[dict[str, list[str]]]:

@@ -30,7 +30,7 @@ class Body(msgspec.Struct, frozen=True):
     about: str = ""
 
 
-def json_worker(*messages: Any) -> tuple[Body, ...]:
+def json_body(*messages: Any) -> tuple[Body, ...]:
     """A body of one of these messages in JSON."""
     return tuple(Body("application/json", message) for message in messages)
 

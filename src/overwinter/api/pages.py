@@ -5,7 +5,7 @@ from importlib.resources import files
 
 from overwinter.api.exchange import JSON_TYPE, Request, Response, encode_json
 from overwinter.api.openapi import openapi_document
-from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.operations import Body, Operation, json_body
 
 STATIC = files("overwinter.api") / "static"
 HTML = "text/html; charset=utf-8"
@@ -28,7 +28,7 @@ class Pages:
         pages = [
             Operation("GET", "/", "nothing", self.root, {200: (Body(HTML, str),)}),
             Operation("GET", "/docs", "nothing", self.docs, {200: (Body(HTML, str),)}),
-            Operation("GET", "/openapi.json", "nothing", self.openapi, {200: json_worker(dict)}),
+            Operation("GET", "/openapi.json", "nothing", self.openapi, {200: json_body(dict)}),
         ]
         self._pages = pages
         self._document = encode_json(openapi_document([*operations, *pages], version))

@@ -11,7 +11,7 @@ import msgspec
 from overwinter.api.exchange import Request, Response, StreamingResponse, Write, decode_json, json_response
 from overwinter.api.front import Front
 from overwinter.api.inference import SHORT, function_of
-from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import FunctionName
@@ -34,10 +34,10 @@ class ProfileApi:
         paths = [f"/overwinter/v1/functions/{{name}}{version}/profile" for version in ("", "/versions/{version}")]
         lines = Body(LINES, about="A Line as JSON on each line, or nothing: the measurement still goes on.")
         return [
-            *(Operation("GET", path, "token", self.known, {200: json_worker(Profile)}) for path in paths),
+            *(Operation("GET", path, "token", self.known, {200: json_body(Profile)}) for path in paths),
             *(
                 Operation(
-                    "POST", path, "deploy", self.measure, {200: (lines,)}, takes=json_worker(Wanted),
+                    "POST", path, "deploy", self.measure, {200: (lines,)}, takes=json_body(Wanted),
                     optional=True, fails=(409,),
                 )
                 for path in paths

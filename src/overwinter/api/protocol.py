@@ -103,7 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number = 0
         """Counts the parts of requests: a head that begins, a body that begins, an end."""
         self._in_head = False
-        self._in_worker = False
+        self._in_body = False
         self._chunked = False
         self._chunks = bytearray()
         """What the chunks of one step hold."""
@@ -157,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
         bounds is ever read.
         """
         while data and not (self._refused or self.transport.is_closing()):
-            whole = len(data) <= STEP_BYTES or (self._in_worker and not self._chunked)
+            whole = len(data) <= STEP_BYTES or (self._in_body and not self._chunked)
             step = data if whole else data[:STEP_BYTES]
             data = data[len(step) :]
             self._step_body_bytes = 0
@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(429, f"more than {AHEAD_MAX} requests were sent ahead of the answer to the first")
         self._number += 1
         self._in_head = False
-        self._in_worker = True
+        self._in_body = True
         self._all.busy(self)
         super().on_headers_complete()
 
@@ -226,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request is whole."""
         self._join_chunks()
         self._number += 1
-        self._in_worker = False
+        self._in_body = False
         super().on_message_complete()
         if self.cycle.response_complete:
             self._all.idle(self)
@@ -234,7 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is written."""
         super().on_response_complete()
-        if not (self.pipeline or self._in_worker):
+        if not (self.pipeline or self._in_body):
             self._all.idle(self)
 
     def resume_writing(self) -> None:
@@ -284,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end(self) -> None:
         """Close after the last answer. What still comes of its request is thrown away, or the answer would be."""
-        if self._in_worker:
+        if self._in_body:
             self._refused = True
             # What came behind it would be run, and its answer heard by nobody.
             self.pipeline.clear()
@@ -308,7 +308,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             return "read"
         answered = self.cycle is None or self.cycle.response_complete
-        if self._in_worker:
+        if self._in_body:
             return "linger" if answered else "" if self.flow.read_paused or self._rest else "body"
         if self._in_head or self._number == 0:
             return "head"

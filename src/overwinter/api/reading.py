@@ -70,9 +70,9 @@ async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, 
     """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError when
     there is no memory for it.
     """
-    told_load = check_length(fields, bounds)
-    if told_load:
-        await hold.reserve(told_load * bounds.cost)
+    announced = check_length(fields, bounds)
+    if announced:
+        await hold.reserve(announced * bounds.cost)
     message = await receive()
     body: Buffer = body_of(message)
     if message.get("more_body"):

@@ -4,7 +4,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from overwinter.api.exchange import Request, Response, json_response
 from overwinter.api.inference import function_of
-from overwinter.api.operations import Body, Operation, json_worker
+from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
 from overwinter.node.printed import Line
@@ -24,11 +24,11 @@ class TelemetryApi:
         function = "/overwinter/v1/functions/{name}"
         return [
             Operation("GET", "/metrics", "token", self.metrics, {200: (metrics,)}),
-            Operation("GET", "/overwinter/v1/activity", "token", self.activity, {200: json_worker(NodeActivity)}),
-            Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_worker(list[Usage])}),
-            Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_worker(list[Usage])}),
+            Operation("GET", "/overwinter/v1/activity", "token", self.activity, {200: json_body(NodeActivity)}),
+            Operation("GET", "/overwinter/v1/usage", "token", self.usage, {200: json_body(list[Usage])}),
+            Operation("GET", "/overwinter/v1/usage/{tenant}", "token", self.usage, {200: json_body(list[Usage])}),
             *(
-                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_worker(told)})
+                Operation("GET", f"{path}/{handler.__name__}", "token", handler, {200: json_body(told)})
                 for path in (function, f"{function}/versions/{{version}}")
                 for handler, told in ((self.explain, Explanation), (self.logs, list[Line]))
             ),

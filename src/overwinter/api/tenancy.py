@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
-from overwinter.api.exposure import TenantInsight
+from overwinter.api.exposure import TenantTelemetry
 from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Reply, Start, State, Telemetry, Tried, Upload
 from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
 from overwinter.core.ids import NAME_MAX, Address, FunctionName, TenantId
@@ -148,7 +148,7 @@ class TenantFront:
     @property
     def telemetry(self) -> Telemetry:
         """What can be seen of the tenant's functions."""
-        return TenantInsight(self._node, self._tenant, self.names, self._inner, self._operator)
+        return TenantTelemetry(self._node, self._tenant, self.names, self._inner, self._operator)
 
     def live(self) -> bool:
         """Whether the node's loop still works."""

@@ -184,7 +184,7 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
 
 
 def _share(figures: "Figures") -> float:
-    """Attainment, or for functions without a SLO the share of requests answered."""
+    """Attainment, or for functions without an SLO the share of requests answered."""
     if figures.attainment is not None:
         return figures.attainment
     return figures.answered / figures.requests if figures.requests else 1.0

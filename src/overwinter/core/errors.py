@@ -71,7 +71,7 @@ class TooLargeError(CallerError):
 
 
 class MediaError(CallerError):
-    """The worker comes in a form that the node does not read."""
+    """The body comes in a form that the node does not read."""
 
     status = 415
 

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Tally)
 class Told(Generic[T]):
     """What a tracker calls while it reads (core/tracking.py)."""
 
-    def _body_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
+    def _worker_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
         """Private memory that a worker of the function is taken to have until it is weighed."""
         return 0.0
 

@@ -187,7 +187,7 @@ class Tracker(Told[T]):
         start: Start = "host" if asked is None else "disk"
         trial = self.own if action.function in self._trials else None
         worker = LivingWorker(tally, action, start, now if asked is None else asked, now, trial)
-        worker.nbytes = self._body_bytes(spec, action)
+        worker.nbytes = self._worker_bytes(spec, action)
         self.workers[action.worker] = worker
         tally.wakes[start] += 1
         tally.workers += 1

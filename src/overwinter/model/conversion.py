@@ -38,7 +38,7 @@ from overwinter.model.structure import (
     Weight,
     evaluate,
 )
-from overwinter.model.tracing import Output
+from overwinter.model.tracing import Words
 from overwinter.model.weights import dense, dtype_name, identity, weight_sources
 
 _EXPRESSION = re.compile(r"failed for expression (?P<asked>.+) on node")
@@ -78,7 +78,7 @@ def convert(
     shapes: Sequence[tuple[int | str, ...]],
     sizes: Sizes,
     checks: Sequence[Condition],
-    words: Output,
+    words: Words,
 ) -> Exported:
     """The program of an exported graph whose inputs have these labels and shapes; the graph is changed in place.
 
@@ -107,7 +107,7 @@ def convert(
 class _Conversion:
     """The slots given out so far, and the parts of the program made so far."""
 
-    def __init__(self, exported: ExportedProgram, sizes: Sizes, words: Output) -> None:
+    def __init__(self, exported: ExportedProgram, sizes: Sizes, words: Words) -> None:
         self.exported = exported
         self.sizes = sizes
         self.words = words

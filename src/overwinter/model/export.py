@@ -24,7 +24,7 @@ from overwinter.model.refusals import check_module, no_cache
 from overwinter.model.saved import check_saved
 from overwinter.model.sizes import Sizes, meanings_of, sizes_of
 from overwinter.model.structure import Program
-from overwinter.model.tracing import Output, border, fixing_line, trace
+from overwinter.model.tracing import Words, border, fixing_line, trace
 from overwinter.model.untouched import untouched
 
 __all__ = ["Exported", "export", "export_saved"]
@@ -149,7 +149,7 @@ class _Graph(NamedTuple):
     """What the export says of the values of sizes."""
     unbounded: set[str]
     """Sizes for whose largest value nobody gave a number."""
-    words: Output
+    words: Words
 
 
 def _converted(graph: _Graph) -> Exported:

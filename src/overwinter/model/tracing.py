@@ -24,7 +24,7 @@ from overwinter.model.arguments import Arguments, Bounds
 from overwinter.model.refusals import no_cache, way_past
 from overwinter.model.untouched import untouched
 
-Output = dict[sympy.Expr, str | None]
+Words = dict[sympy.Expr, str | None]
 """What the author says where a `torch._check` fails, by its condition; None if nothing."""
 
 
@@ -32,7 +32,7 @@ class Traced(NamedTuple):
     """An exported graph, and the author's words for its conditions."""
 
     exported: ExportedProgram
-    words: Output
+    words: Words
 
 
 def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Traced:
@@ -139,9 +139,9 @@ def _user_line(error: Exception) -> str:
 
 
 @contextmanager
-def _overheard() -> Iterator[Output]:
+def _overheard() -> Iterator[Words]:
     """The conditions of every `torch._check` made meanwhile, with the author's words, which the exporter drops."""
-    words: Output = {}
+    words: Words = {}
     check = torch._check_with
 
     def listening(error_type: Any, cond: Any, message: Any) -> None:

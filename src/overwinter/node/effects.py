@@ -95,7 +95,7 @@ class NodeEffects:
         self._alarm: asyncio.TimerHandle | None = None
         self.functions: dict[FunctionId, DeployedFunction] = {}
         self.payloads: dict[RequestId, Payload] = {}
-        self.told_load: dict[FunctionId, list[asyncio.Future[None]]] = {}
+        self.load_waiters: dict[FunctionId, list[asyncio.Future[None]]] = {}
         # Both are set by the node before the first event.
         self.post: Callable[[Event], None] = _nobody
         self.processes: Processes
@@ -318,7 +318,7 @@ class NodeEffects:
         error: OverwinterError | None = None
         if action.error is not None:
             error = error_named(action.error)(action.reason)
-        for future in self.told_load.pop(action.function, []):
+        for future in self.load_waiters.pop(action.function, []):
             if future.done():
                 continue
             if error is None:
@@ -349,12 +349,12 @@ class NodeEffects:
         if self._alarm is not None:
             self._alarm.cancel()
         waiting: list[asyncio.Future[Any]] = [payload.reply for payload in self.payloads.values()]
-        waiting += itertools.chain.from_iterable(self.told_load.values())
+        waiting += itertools.chain.from_iterable(self.load_waiters.values())
         for future in waiting:
             if not future.done():
                 future.set_exception(WorkerError("the node is stopping"))
         self.payloads.clear()
-        self.told_load.clear()
+        self.load_waiters.clear()
 
 
 def _nobody(event: Event) -> None:

@@ -202,17 +202,17 @@ class DeployedFunction:
         return [] if handler is None else [blob.address for blob in handler.assets.values()]
 
 
+def blobs_by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:
+    """What these functions need of each host store."""
+    blobs: dict[StoreName, list[Blob]] = {}
+    for function in functions:
+        blobs.setdefault(function.store, []).extend(function.blobs)
+    return blobs
+
+
 def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
     """Address space that a worker which may bind any of these functions needs for what is not its own: blocks, with
     room to align them, and buffers.
     """
     blocks = {block.address: block.nbytes for function in functions for block in function.manifest.blocks}
     return sum(blocks.values()) + len(blocks) * HUGE_BYTES + BUFFERS_BYTES
-
-
-def by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:
-    """The blocks and files of functions, by the host store in which they lie."""
-    blobs: dict[StoreName, list[Blob]] = {}
-    for function in functions:
-        blobs.setdefault(function.store, []).extend(function.blobs)
-    return blobs

@@ -26,7 +26,7 @@ from overwinter.core.versions import Shares, Versions, default_of
 from overwinter.model.program import decode_program, validate
 from overwinter.node import clock
 from overwinter.node.effects import NodeEffects, Payload
-from overwinter.node.functions import DeployedFunction, by_store
+from overwinter.node.functions import DeployedFunction, blobs_by_store
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.pipelines import Pipelines, PipelineView, Seen
@@ -350,7 +350,7 @@ class Node:
 
     async def _ask(self, id_: FunctionId, event: Event) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._effects.told_load.setdefault(id_, []).append(future)
+        self._effects.load_waiters.setdefault(id_, []).append(future)
         self.post(event)
         await future
 
@@ -376,14 +376,14 @@ class Node:
         return all(host.holds(blob.address) for blob in function.blobs)
 
     def _restore(self, log: Log) -> None:
-        """Tell the mind of every function that the repository knows; keep of the host store what they need."""
+        """Tell the scheduler of every function that the repository knows; keep of the host store what they need."""
         self.repository.forget_unproven()
         deployments, memory_bytes = self.repository.deployments(), self.config.scheduler.memory_bytes
         functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
-        self.hosts.sweep(by_store(functions))
-        # A function that is there in part must be staged as a whole: what no whole one shares of it goes.
+        self.hosts.sweep(blobs_by_store(functions))
+        # A function that is there in part must be loaded as a whole: what no whole one shares of it goes.
         whole = [function for function in functions if self._is_resident(function)]
-        self.hosts.sweep(by_store(whole))
+        self.hosts.sweep(blobs_by_store(whole))
         for function in functions:
             function.profile = self.profiler.stored(function)
             self._effects.functions[function.id] = function

@@ -51,7 +51,7 @@ class Tally(msgspec.Struct):
     running: int = 0
     answered: int = 0
     in_slo: int = 0
-    """Of the answered; without a SLO, all."""
+    """Of the answered; without an SLO, all."""
     failed: int = 0
     """Refused, failed, or given up by the caller."""
 

@@ -62,7 +62,7 @@ class Processes:
         self._closing = False
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._measurers: dict[WorkerId, WorkerHearer] = {}
-        """Who hears of a worker in place of the staff."""
+        """Who hears of a worker in place of the node."""
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
         """Workers that wait for the base zygote, in their order."""
@@ -163,7 +163,7 @@ class Processes:
     ) -> None:
         """Fork a worker for a function's family, as soon as a zygote can, or go on in the one forked `ahead`, and hand
         it what to load, and the function to bind first, with their descriptors; WorkerError when the system has no
-        room. The bind may follow later. A measurer hears of the worker in place of the staff.
+        room. The bind may follow later. A measurer hears of the worker in place of the node.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
@@ -237,16 +237,12 @@ class Processes:
         self.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
-        """Let a worker let go of a function that it has bound, once no run of it is under way; ValueError for
-        others.
-        """
+        """Let a worker unbind a function, once no run of it is under way; ValueError for others."""
         process.bindings.end(function)
         self.send(process, Unbind(function))
 
     def _zygote_for(self, tenant: TenantId, order: ForkWorker) -> ZygoteProcess | None:
-        """The tenant's own, where it can fork at once; else the base, if it is up; a worker compiles for itself
-        there.
-        """
+        """The tenant's own, where it can fork at once; else the base, if it is up: there a worker compiles itself."""
         own = self.zygotes.tenants.get(tenant)
         if own is not None and own.can_fork and own.room is not None:
             if own.room.holds(order):
@@ -334,7 +330,7 @@ class Processes:
                 process.failure = failed(message)
 
     def give_up(self, process: WorkerProcess, reason: str) -> None:
-        """Hear no more of a body that cannot be trusted, and kill it; its end is told with this reason."""
+        """Hear no more of a worker that cannot be trusted, and kill it; its end is told with this reason."""
         process.failure = Failure("WorkerError", reason)
         self._loop.remove_reader(process.channel.fileno())
         self.kill(process)

@@ -39,7 +39,7 @@ def capacity(
 ) -> Capacity:
     """Double until the attainment is missed, then bisect: attainment is taken to fall as copies are added.
 
-    CallerError if no function has a SLO to keep, or if the node carries more than anyone would ask.
+    CallerError if no function has an SLO to keep, or if the node carries more than anyone would ask.
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
         raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to look for")

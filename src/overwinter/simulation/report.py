@@ -32,7 +32,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """Neither answered nor refused nor cancelled."""
     attainment: float | None
-    """Share of the requests, of functions with a SLO, that were answered within it; None: no SLO."""
+    """Share of the requests, of functions with an SLO, that were answered within it; None: no SLO."""
     slo_ms: float | None = None
     """Of one function."""
     p50_ms: float | None
@@ -244,7 +244,7 @@ class StepReader:
         tally = self._tally(spec.name)
         tally.wakes["disk" if tally.from_disk else "host"] += 1
         tally.from_disk = False
-        needs = _body_bytes(spec, action, self._shared)
+        needs = _worker_bytes(spec, action, self._shared)
         worker = self._workers[action.worker] = LivingWorker(tally, action, needs, now)
         self._usage.turn(now)
         self._usage.workers += 1
@@ -378,7 +378,7 @@ def _count_life(worker: LivingWorker, now: float) -> None:
     worker.since = now
 
 
-def _body_bytes(spec: FunctionSpec, action: StartWorker, shared: bool) -> dict[int, int]:
+def _worker_bytes(spec: FunctionSpec, action: StartWorker, shared: bool) -> dict[int, int]:
     """By the batches that were measured in a worker so made, ascending."""
     if spec.profile is None:
         return {1: 0}

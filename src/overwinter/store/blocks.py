@@ -134,5 +134,5 @@ def parse_block(data: Buffer) -> BlockPlan:
     """The layout of a whole block file, weights numbered from 0; CallerError when `data` is not one."""
     view = memoryview(data)
     text_stop = max(len(view) - LENGTH_BYTES, 0)
-    worker_stop = text_stop - layout_bytes(view[text_stop:], len(view))
-    return parse_layout(view[worker_stop:text_stop], worker_stop)
+    body_stop = text_stop - layout_bytes(view[text_stop:], len(view))
+    return parse_layout(view[body_stop:text_stop], body_stop)

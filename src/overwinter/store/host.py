@@ -270,11 +270,11 @@ class HostStore:
 
     def _admit(self, mine: dict[Address, int]) -> None:
         needed = sum(map(page_bytes, mine.values()))
-        with_slo = sum(map(page_bytes, self._claimed.values()))
-        free = free_bytes(self.root) - with_slo
+        claimed = sum(map(page_bytes, self._claimed.values()))
+        free = free_bytes(self.root) - claimed
         bound = "on the tmpfs"
         if self.budget_bytes is not None:
-            within = self.budget_bytes - with_slo - sum(map(page_bytes, self._resident.values()))
+            within = self.budget_bytes - claimed - sum(map(page_bytes, self._resident.values()))
             if within < free:
                 free, bound = within, f"of its budget of {self.budget_bytes}"
         if needed > free:

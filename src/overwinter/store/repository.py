@@ -233,8 +233,8 @@ class Repository:
         with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
             file_bytes = os.fstat(file.fileno()).st_size
             text_stop = max(file_bytes - LENGTH_BYTES, 0)
-            worker_stop = text_stop - layout_bytes(os.pread(file.fileno(), LENGTH_BYTES, text_stop), file_bytes)
-            return parse_layout(os.pread(file.fileno(), text_stop - worker_stop, worker_stop), worker_stop)
+            body_stop = text_stop - layout_bytes(os.pread(file.fileno(), LENGTH_BYTES, text_stop), file_bytes)
+            return parse_layout(os.pread(file.fileno(), text_stop - body_stop, body_stop), body_stop)
 
     def prove(self, name: FunctionName, version: int) -> None:
         """The version has passed its trial; NotFoundError when it was removed meanwhile."""

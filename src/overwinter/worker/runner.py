@@ -67,7 +67,7 @@ class Runner:
     ) -> None:
         """`outputs` is what it has to give; who is `measured` runs zeros."""
         self.function = function
-        self._with_slo = outputs
+        self._outputs = outputs
         self.program = prepared.program
         self.prepared = prepared
         self._run = prepared.unchecked() if measured else prepared.run
@@ -150,8 +150,8 @@ class Runner:
             return dict(outputs)
         with self._handling:
             values = self._handler.after(outputs, request)
-        check_slo(values, self._with_slo)
-        return {spec.name: values[spec.name] for spec in self._with_slo} or values
+        check_declared(values, self._outputs)
+        return {spec.name: values[spec.name] for spec in self._outputs} or values
 
     def run(self, requests: list[list[torch.Tensor]]) -> list[Outputs]:
         """Run requests that fit together; if the batch fails, each alone, so that one cannot hurt another."""
@@ -255,14 +255,14 @@ def _taken_apart(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch
     return [{name: part[index] for name, part in parts.items()} for index in range(len(requests))]
 
 
-def check_slo(values: Mapping[str, Value], with_slo: tuple[TensorSpec, ...]) -> None:
+def check_declared(values: Mapping[str, Value], declared: tuple[TensorSpec, ...]) -> None:
     """HandlerError unless a handler gave just what its OUTPUTS list: names, datatypes, ranks, fixed sizes."""
-    if not with_slo:
+    if not declared:
         return
-    names = [spec.name for spec in with_slo]
+    names = [spec.name for spec in declared]
     if sorted(names) != sorted(values):
         raise HandlerError(f"postprocess gave {sorted(values)}; OUTPUTS lists {sorted(names)}")
-    for spec in with_slo:
+    for spec in declared:
         meta = Parcel(spec.name, values[spec.name]).meta
         fits = len(meta.shape) == len(spec.shape) and all(
             isinstance(wanted, str) or size == wanted for size, wanted in zip(meta.shape, spec.shape, strict=True)

@@ -67,7 +67,7 @@ def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
         took = await worker.waves(0.0, never)
         more = await worker.waves(0.05, never)
         await worker.end()
-        assert rig.processes.worker(worker.worker) is None
+        assert rig.processes.process(worker.worker) is None
         return pid, allowed, took, more, ready_s
 
     cores = len(os.sched_getaffinity(0))
@@ -144,7 +144,7 @@ def test_a_long_run_is_given_up_when_a_request_comes(rig):
             await worker.waves(0.0, lambda: True)
         return worker.worker
 
-    assert rig.processes.worker(rig.run(measure())) is None
+    assert rig.processes.process(rig.run(measure())) is None
 
 
 def test_programs_whose_requests_cannot_be_joined_have_no_batches():

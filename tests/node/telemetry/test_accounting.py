@@ -39,9 +39,9 @@ class Parts:
         self.store.load(self.function.blobs)
         self.accounting = Accounting(self.world.state, self.hosts, NoProcesses, Statistics(), self.said.append)
 
-    def stage(self) -> None:
+    def load(self) -> None:
         """Tell the scheduler what has come."""
-        self.world.stage()
+        self.world.load_blocks()
 
     def compare(self, times: int = 1) -> None:
         for _ in range(times):
@@ -55,14 +55,14 @@ def parts(tmp_path):
 
 def test_what_is_on_its_way_is_no_difference(parts):
     parts.compare(3)
-    parts.stage()
+    parts.load()
     parts.compare(3)
     assert parts.accounting.mismatches.total() == 0
     assert (parts.said, parts.accounting.passes) == ([], 6)
 
 
 def test_a_block_that_lost_its_file_is_told_once(parts):
-    parts.stage()
+    parts.load()
     parts.compare()
     (parts.store.root / min(CONTENTS)).unlink()
     parts.compare()
@@ -75,7 +75,7 @@ def test_a_block_that_lost_its_file_is_told_once(parts):
 
 @pytest.mark.parametrize("harm", ["cut", "hole", "stranger"])
 def test_every_harm_to_a_file_is_seen(parts, harm):
-    parts.stage()
+    parts.load()
     path = parts.store.root / max(CONTENTS, key=lambda address: len(CONTENTS[address]))
     path.chmod(0o600)
     if harm == "cut":
@@ -91,7 +91,7 @@ def test_every_harm_to_a_file_is_seen(parts, harm):
 
 
 def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(parts):
-    parts.stage()
+    parts.load()
     parts.world.state.functions.clear()
     parts.world.state.stores.clear()
     parts.compare(2)
@@ -100,7 +100,7 @@ def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(p
 
 
 def test_what_comes_and_goes_between_two_passes_is_not_told(parts):
-    parts.stage()
+    parts.load()
     stranger = parts.store.root / ("e" * 64)
     for _ in range(3):
         stranger.write_bytes(b"x")
@@ -121,7 +121,7 @@ def test_a_difference_that_comes_back_counts_again(parts):
     ("expected", "private", "told"), [(100, 200, 0), (100, 200 + SLACK_BYTES, 1), (None, 1 << 40, 0)]
 )
 def test_a_worker_may_have_a_little_more_than_its_profile_says(parts, expected, private, told):
-    parts.stage()
+    parts.load()
     assert list(parts.world.state.workers) == [1]
     parts.accounting.workers[1] = WeighedWorker("f@1", ProcessMemory(private, private, 0), expected, 0.0)
     parts.compare(3)

@@ -46,7 +46,7 @@ def test_a_full_batch_of_the_largest_worker_does_not_wait():
     assert (step.worker.id, step.count) == (2, 4)
 
 
-def test_what_nobody_can_do_in_time_goes_to_the_strongest_body_as_late():
+def test_what_nobody_can_do_in_time_goes_to_the_strongest_worker_as_late():
     step = adaptive(waiting(3, 0.95), [worker(1, 4), worker(2, 4, cores=2)])
     assert isinstance(step, Send)
     assert step.late

@@ -120,7 +120,7 @@ def _requests(
     )
     yield counter(
         "slo_requests",
-        "Requests, of functions with a SLO, that were answered or refused.",
+        "Requests, of functions with an SLO, that were answered or refused.",
         ["function"],
         (((each.name,), each.ended) for each in with_slo),
     )

@@ -122,7 +122,7 @@ class Statistics(Tracker[FunctionStatistics]):
 
     # Told by the steps
 
-    def _body_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
+    def _worker_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
         points = () if spec.profile is None else spec.profile.points
         fitting = (p for p in points if (p.cores, p.concurrency) == (action.cores, action.concurrency))
         return next((float(point.memory_bytes) for point in fitting), float(WORKER_BYTES))

@@ -27,7 +27,7 @@ cases = {
 
 
 def sized(points, size, slack):
-    """A rate of so many of the largest workers, and a SLO of so many times the fastest run."""
+    """A rate of so many of the largest workers, and an SLO of so many times the fastest run."""
     return size * max(each.throughput for each in points), slack * min(each.latency_s for each in points)
 
 

@@ -35,7 +35,7 @@ class Way(msgspec.Struct, frozen=True):
     """One algorithm. `choose` and `order` are handed a demand that has only the configurations it may choose."""
 
     in_time: Callable[[Point, float], bool]
-    """Whether a configuration meets a SLO of so many seconds."""
+    """Whether a configuration meets an SLO of so many seconds."""
     among: Callable[[Points], Points]
     """Which of the configurations that meet the SLO the algorithm can use."""
     choose: Callable[[Demand, float], Points]
