@@ -2,8 +2,11 @@
 
 import io
 
+import pytest
+
 from overwinter.core.actions import Refuse, Reply, Run, SetAlarm
 from overwinter.core.config import SchedulerConfig
+from overwinter.core.errors import CallerError
 from overwinter.core.events import Alarm, Arrived, RunEnded, RunFailure
 from overwinter.core.journal import Entry, Journal, read_journal
 
@@ -30,3 +33,21 @@ def test_the_ring_keeps_the_last_steps():
     for now, event, actions in STEPS:
         journal.record(now, event, actions)
     assert [entry.now for entry in journal.recent] == [1.75, 2.0]
+
+
+@pytest.mark.parametrize(
+    "config", [b'{"policy":"overwinter","bodies_max":64,"rehearsal_max_s":0.5}', b"", b"[1]", b"\xff"]
+)
+def test_a_journal_of_another_version_is_refused(config):
+    with pytest.raises(CallerError, match="no journal of this version"):
+        read_journal(io.BytesIO(config + b"\n"))
+
+
+def test_a_step_of_another_version_is_refused():
+    file = io.BytesIO()
+    Journal(SchedulerConfig(), 1, file)
+    file.write(b'[0.0,{"type":"BodyExited","worker":1,"error":"","reason":""},[]]\n')
+    file.seek(0)
+    _, entries = read_journal(file)
+    with pytest.raises(CallerError, match="no journal of this version.*BodyExited"):
+        list(entries)

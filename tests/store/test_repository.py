@@ -138,6 +138,19 @@ def test_settings_kept_before_there_were_bounds_count_as_the_nearest_and_are_tol
     assert repository.deployment(BASE).limited == deployment.limited
 
 
+def test_settings_kept_under_older_names_are_read(repository):
+    base().deploy(repository)
+    with sqlite3.connect(repository.root / "catalog.sqlite") as catalog:
+        [[data]] = catalog.execute("SELECT manifest FROM functions")
+        manifest = json.loads(data)
+        del manifest["settings"]["max_workers"]
+        manifest["settings"] |= {"max_bodies": 5000, "threads": 3}
+        catalog.execute("UPDATE functions SET manifest = ?", (json.dumps(manifest).encode(),))
+    [deployment] = repository.deployments()
+    assert deployment.manifest.settings == Settings(max_workers=4096, threads=3)
+    assert [line.split()[:2] for line in deployment.limited] == [["max_workers", "5000"]]
+
+
 def test_a_profile_that_nobody_can_have_measured_is_not_read(repository):
     sound = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1),))
     repository.put_profile("here", "sound", sound, 1.0)

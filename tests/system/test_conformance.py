@@ -52,16 +52,16 @@ FITTING = {
     ("PUT", "{address}"): (BLOCK, {}),
     ("PUT", "traffic"): (b'{"shares":[{"version":1,"percent":100}]}', {}),
 }
-"""Workers that are right for what is deployed, by method and the end of the path: nobody would guess them."""
+"""Bodies that are right for what is deployed, by method and the end of the path: nobody would guess them."""
 
 
 def send(case, token: str, named: bool, fits: bool) -> object:
     """Send a case as it was made up, or to what is deployed, or with what that takes, or both; `token`: if not empty,
     in place of one that was made up.
     """
-    worker, headers = None, {}
+    body, headers = None, {}
     if fits:
-        worker, headers = FITTING.get((case.method, case.path.rpartition("/")[2]), (None, {}))
+        body, headers = FITTING.get((case.method, case.path.rpartition("/")[2]), (None, {}))
     if token:
         headers = headers | {"Authorization": f"Bearer {token}"}
     if named:
@@ -69,9 +69,9 @@ def send(case, token: str, named: bool, fits: bool) -> object:
         case.path_parameters.update({name: value for name, value in own.items() if name in case.path_parameters})
         # What is deployed belongs to the tenant that nobody names.
         case.headers.pop("Overwinter-Tenant", None)
-    if worker is not None:
+    if body is not None:
         case.headers.pop("Inference-Header-Content-Length", None)
-        return case.call(headers=headers, timeout=60, data=worker)
+        return case.call(headers=headers, timeout=60, data=body)
     return case.call(headers=headers, timeout=60)
 
 
@@ -82,7 +82,7 @@ def check_conformance(node: NodeProcess, examples: int, tokens: Sequence[str] = 
     statuses: Counter[int] = Counter()
     for operation in (result.ok() for result in schema.get_all_operations()):
         strategies = [operation.as_strategy(generation_mode=GenerationMode.POSITIVE)]
-        if operation.worker or operation.path_parameters or operation.headers:
+        if operation.body or operation.path_parameters or operation.headers:
             strategies.append(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
 
         @seed(11)

@@ -207,7 +207,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(make_node):
         node.client.profile("nothing")
     with pytest.raises(CallerError, match="batch must be from 1 to"):
         node.client.profile("mlp", wanted=Wanted(batches=(1 << 40,)))
-    with pytest.raises(CallerError, match="the worker is not valid"):
+    with pytest.raises(CallerError, match="the body is not valid"):
         node.client._send("POST", "/overwinter/v1/functions/mlp/profile", content=b'{"colours": 3}')
     node.client.unload("mlp")
     with pytest.raises(ConflictError, match="load it first"):

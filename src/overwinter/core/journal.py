@@ -1,19 +1,22 @@
 """The recorded steps of a scheduler: `(now, event, actions)`, in a bounded ring and, when asked, in a file.
 
 A journal file is JSON, one value a line: first the scheduler's configuration, then one Entry a step. Whoever
-feeds the events through a fresh mind of that configuration must get the same actions.
+feeds the events through a fresh scheduler of that configuration must get the same actions.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TypeVar
 
 import msgspec
 
 from overwinter.core.actions import Action
 from overwinter.core.config import SchedulerConfig
+from overwinter.core.errors import CallerError
 from overwinter.core.events import Event
 from overwinter.core.ids import Seconds
+
+Read = TypeVar("Read")
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +63,16 @@ class Journal:
 
 
 def read_journal(file: IO[bytes]) -> tuple[SchedulerConfig, Iterator[Entry]]:
-    """The configuration and the steps of a journal file; msgspec.ValidationError if it is none."""
-    config = msgspec.json.decode(file.readline(), type=SchedulerConfig)
-    decoder = msgspec.json.Decoder(Entry)
-    return config, (decoder.decode(line) for line in file)
+    """The configuration and the steps of a journal file; CallerError if it is none, or of another version."""
+    [config] = _decoded([file.readline()], SchedulerConfig)
+    return config, _decoded(file, Entry)
+
+
+def _decoded(lines: Iterable[bytes], kind: type[Read]) -> Iterator[Read]:
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        for line in lines:
+            yield decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        way = "read it with the Overwinter that wrote it"
+        raise CallerError(f"this is no journal of this version of Overwinter: {error}; {way}") from error

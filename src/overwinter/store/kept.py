@@ -1,5 +1,7 @@
-"""How is read what was kept before today's bounds were drawn? Its numbers count as the nearest within them, and which
-ones do is told: a node must start with what an older one took.
+"""How is read what an older Overwinter kept? A node must start with what an older one took.
+
+A setting that had another name is the one that has its place. A number outside today's bounds counts as the nearest
+within them, and which ones do is told.
 """
 
 from collections.abc import Callable
@@ -14,6 +16,9 @@ from overwinter.core.pipeline import Pipeline, decode_pipeline
 from overwinter.store.manifest import Manifest, decode_manifest
 
 Kept = TypeVar("Kept")
+
+RENAMED = {"max_bodies": "max_workers"}
+"""Settings that a function's manifest has had, and what they are called now."""
 
 
 def kept_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
@@ -30,16 +35,18 @@ def _kept(decode: Callable[[bytes], Kept], data: bytes, bounds: Bounds, *within:
     try:
         return decode(data), ()
     except CallerError:
-        limited, told = _limited(data, bounds, within)
-        return decode(limited), told
+        today, told = _as_today(data, bounds, within)
+        return decode(today), told
 
 
-def _limited(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
-    """With its numbers brought within the bounds; as it is where that cannot be its fault."""
+def _as_today(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
+    """With today's names, and numbers within the bounds; as it is where that cannot be its fault."""
     try:
         whole = holder = msgspec.json.decode(data, type=dict[str, Any])
         for name in within:
             holder = holder[name]
+        for name in RENAMED.keys() & holder.keys():
+            holder.setdefault(RENAMED[name], holder.pop(name))
         numbers, told = brought_within(holder, bounds)
     except (msgspec.MsgspecError, UnicodeError, LookupError, TypeError, AttributeError):
         return data, ()

@@ -1,0 +1,40 @@
+"""A node starts with the data directory of an older version, and serves what is in it."""
+
+import sqlite3
+from contextlib import closing
+
+import msgspec
+
+from .nodes import NodeProcess, ask, deploy
+
+OLDER = {"max_workers": "max_bodies"}
+"""Settings, and what an older version called them."""
+
+
+def write_as_an_older_version(node: NodeProcess) -> list[dict]:
+    """Rename the settings of all functions; what they are then."""
+    written = []
+    with closing(sqlite3.connect(node.data / "catalog.sqlite")) as catalog, catalog:
+        for name, data in catalog.execute("SELECT name, manifest FROM functions").fetchall():
+            manifest = msgspec.json.decode(data)
+            settings = {OLDER.get(key, key): value for key, value in manifest["settings"].items()}
+            manifest["settings"] = settings
+            catalog.execute("UPDATE functions SET manifest = ? WHERE name = ?", (msgspec.json.encode(manifest), name))
+            written.append(settings)
+    return written
+
+
+def test_a_data_directory_in_older_words_is_served(make_node):
+    node = make_node()
+    deploy(node, "f", max_workers=3, slo_ms=500.0)
+    assert ask(node, "f", 2.0) == [5.0] * 4
+    settings = node.client.function("f")["settings"]
+    node.stop()
+    [written] = write_as_an_older_version(node)
+    assert written["max_bodies"] == 3
+    node.start()
+    assert ask(node, "f", 2.0) == [5.0] * 4
+    assert node.client.function("f")["settings"] == settings
+    assert node.client.function("f")["settings"]["max_workers"] == 3
+    deploy(node, "f", max_workers=2)
+    assert node.client.function("f")["settings"]["max_workers"] == 2
