@@ -1,1 +1,1 @@
-"""How fast, how small and how right is Overwinter? Each file measures one promise and prints a RESULT line."""
+"""How fast, how small and how right is Overwinter? Each file measures one claim and prints a RESULT line."""

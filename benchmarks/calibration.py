@@ -27,7 +27,7 @@ class Observed(NamedTuple):
     first: list[float]
     """From each start of a worker to the end of its first run."""
     later: list[float]
-    """Each run of a body that had run before."""
+    """Each run of a worker that had run before."""
 
 
 class Journey(NamedTuple):
@@ -45,7 +45,7 @@ def observed(entries: Iterable[Entry]) -> Journey:
     ran: set[WorkerId] = set()
     begun: dict[RunId, Seconds] = {}
     asked: dict[FunctionId, Seconds] = {}
-    loaded_bytes, staged_s = 0, 0.0
+    loaded_bytes, loading_s = 0, 0.0
     for entry in entries:
         match entry.event:
             case RunEnded(worker, run) if worker in started:
@@ -58,7 +58,7 @@ def observed(entries: Iterable[Entry]) -> Journey:
                 ran.add(worker)
             case BlocksLoaded(function, _, added) if added and function in asked:
                 loaded_bytes += added
-                staged_s += entry.now - asked[function]
+                loading_s += entry.now - asked[function]
             case _:
                 pass
         for action in entry.actions:
@@ -71,7 +71,7 @@ def observed(entries: Iterable[Entry]) -> Journey:
                     asked[function] = entry.now
                 case _:
                     pass
-    return Journey(dict(functions), loaded_bytes / staged_s if staged_s else None)
+    return Journey(dict(functions), loaded_bytes / loading_s if loading_s else None)
 
 
 def modelled(

@@ -78,7 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     hash: str
     attainment: float | None
-    """Of the requests with an SLO; of pipelines where there are some. None: nothing was promised."""
+    """Of the requests with an SLO; of pipelines where there are some. None: there were none."""
     peak_mib: float
     """Blocks and private memory of workers; of random worlds the blocks alone."""
     wakes: int

@@ -116,7 +116,7 @@ def many_functions(family: Family, count: int) -> Row:
         ask_at_once(node, requests, answers)
         row = node_bytes(node)
     if row["workers"] != count:
-        raise RuntimeError(f"{row['bodies']} workers are alive, not {count}")
+        raise RuntimeError(f"{row['workers']} workers are alive, not {count}")
     return row
 
 
@@ -180,7 +180,7 @@ def measure_model(name: str, workers: int, alive: int) -> dict[str, Row]:
 def report_model(name: str, rows: dict[str, Row], workers: int, alive: int) -> dict[str, float]:
     """The table of one model; its figures for the line for programs."""
     print(f"\n{name}, MiB: {workers} workers or processes (plain ones: {alive} measured, multiplied)")
-    print(f"{'':42}{'anonymous':>12}{'weights':>12}{'trays':>8}{'total':>12}{'saved by overwinter':>22}")
+    print(f"{'':42}{'anonymous':>12}{'weights':>12}{'buffers':>8}{'total':>12}{'saved by overwinter':>22}")
     labels = {
         "overwinter one": "overwinter, 1 worker",
         "overwinter many": f"overwinter, {workers} workers of one function",
@@ -192,7 +192,7 @@ def report_model(name: str, rows: dict[str, Row], workers: int, alive: int) -> d
     for key, row in rows.items():
         ours = rows["overwinter variants" if key.endswith("variants") else "overwinter many"]
         saved[key] = 1 - ours["total"] / row["total"]
-        sizes = f"{row['anonymous'] / MIB:12.0f}{row['weights'] / MIB:12.0f}{row.get('trays', 0) / MIB:8.1f}"
+        sizes = f"{row['anonymous'] / MIB:12.0f}{row['weights'] / MIB:12.0f}{row.get('buffers', 0) / MIB:8.1f}"
         share = "" if key.startswith("overwinter") else f"{saved[key]:22.1%}"
         print(f"{labels.get(key, 'plain, ' + key):42}{sizes}{row['total'] / MIB:12.0f}{share}")
     first, many = rows["overwinter one"], rows["overwinter many"]

@@ -21,7 +21,7 @@ SLO_MS = {
     "densenet169": 400,
     "resnet50": 400,
 }
-"""The base models, and the latency promised for their variants."""
+"""The base models, and the SLO of their variants."""
 OTHER_SLO_MS = 500
 
 
@@ -76,7 +76,7 @@ class Pass(NamedTuple):
 
 
 def slo_ms(base: str) -> int:
-    """The latency promised for the variants of a base model."""
+    """The SLO of the variants of a base model."""
     return SLO_MS.get(base, OTHER_SLO_MS)
 
 

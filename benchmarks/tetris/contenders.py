@@ -13,7 +13,7 @@ from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import FunctionModel, Scenario
 from overwinter.simulation.world import World
 
-BODY_MIB = 8.0
+WORKER_MIB = 8.0
 """Measured (benchmarks.density): each further idle worker 7.9 MiB for BERT, 6.1 for VGG19."""
 NODE_MIB = 184.0
 """Measured there: a node with its first worker, most of it its zygote. Counted whole for each application."""
@@ -62,7 +62,7 @@ def own_workers(function: FunctionModel) -> FunctionModel:
     """The same function in workers of this project: their runtime is the zygote's, and is not copied."""
     if function.law is None:
         raise ValueError(f"function {function.name} has no law by which its memory is known")
-    law = msgspec.structs.replace(function.law, runtime_mib=BODY_MIB)
+    law = msgspec.structs.replace(function.law, runtime_mib=WORKER_MIB)
     return msgspec.structs.replace(function, law=law)
 
 

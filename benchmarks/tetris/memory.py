@@ -76,7 +76,7 @@ def _measured(node: Node, requests: list[bytes], answers: list[bytes]) -> float:
     ask_at_once(node, requests, answers)
     row = node_bytes(node)
     if row["workers"] != len(requests):
-        raise RuntimeError(f"{row['bodies']} workers are alive, not {len(requests)}")
+        raise RuntimeError(f"{row['workers']} workers are alive, not {len(requests)}")
     return row["total"]
 
 

@@ -100,7 +100,7 @@ def saved(by_policy: Mapping[str, Outcome], policy: str, baseline: str) -> float
 
 def report(outcomes: Outcomes) -> None:
     """Print the tables."""
-    print("\nSimulated: memory (MiB), cores and violations of each application's promise (Tetris, figures 12-14a)\n")
+    print("\nSimulated: memory (MiB), cores and violations of each application's SLO (Tetris, figures 12-14a)\n")
     print(__doc__.partition("\n\n")[2])
     head = f"{'mean':>9}{'median':>9}{'peak':>9}{'cores':>8}{'violations':>12}{'vs INFless':>12}{'vs Photons':>12}"
     for load, by_application in outcomes.items():
@@ -126,7 +126,7 @@ def told(row: Outcome, by_policy: Mapping[str, Outcome]) -> str:
 def compare(stable: Mapping[str, Mapping[str, Outcome]]) -> None:
     """Print the paper's claims beside what came of them here."""
     print("Less mean memory under the stable load: at least so much by the paper, and here by Tetris and by Overwinter")
-    print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same bodies':>13}{'memory alone':>14}{'overwinter':>12}")
+    print(f"{'':12}{'than':10}{'paper':>8}{'tetris':>9}{'same workers':>13}{'memory alone':>14}{'overwinter':>12}")
     short = []
     for name, by_policy in stable.items():
         for baseline, claimed in zip(("infless", "photons"), PAPER[name], strict=True):

@@ -36,7 +36,7 @@ def test_the_defaults_are_the_configuration_s_own() -> None:
 def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERWINTER_PORT", "9")
     monkeypatch.setenv("OVERWINTER_HOST_BYTES", "8GiB")
-    monkeypatch.setenv("OVERWINTER_BODIES_MAX", "7")
+    monkeypatch.setenv("OVERWINTER_WORKERS_MAX", "7")
     monkeypatch.setenv("HOME", "/srv/someone")
     found = config(
         "--keep-warm",

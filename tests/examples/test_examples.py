@@ -166,7 +166,7 @@ def test_mtcnn_equals_the_published_architecture(monkeypatch, name, shape):
 
 
 @pytest.mark.slow
-def test_variants_share_the_worker_and_know_their_task(body):
+def test_variants_share_the_body_and_know_their_task(body):
     tasks = list(variants.tasks().values())
     assert len(tasks) == 20
     right = 0

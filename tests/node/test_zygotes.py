@@ -126,7 +126,7 @@ def test_libraries_that_handlers_use_are_imported_before_anybody_is_woken(rig):
     rig.run(scene())
 
 
-def test_a_rehearsal_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again(rig):
+def test_a_warm_up_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again(rig):
     quick, bob = function("quick", "ada"), function("b", "bob")
     slow, sibling = (Function(Same(), {"x": torch.zeros(2, 5)}, name=name, tenant="ada") for name in ("slow", "same"))
 

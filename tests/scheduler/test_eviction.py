@@ -201,7 +201,7 @@ def test_what_can_never_fit_beside_what_is_pinned_disturbs_nobody():
     assert not dropped(world)
 
 
-def test_a_body_that_can_never_fit_is_refused_and_disturbs_nobody():
+def test_a_worker_that_can_never_fit_is_refused_and_disturbs_nobody():
     def sized(memory_bytes: int) -> Profile:
         return Profile(weight_bytes=30, macs=1, points=(Point(1, memory_bytes, 1, 1, 0.1),))
 

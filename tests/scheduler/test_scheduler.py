@@ -206,7 +206,7 @@ def test_a_failed_stage_refuses_and_rests():
     assert isinstance(world.answers[again], Reply)
 
 
-def test_lost_blocks_are_staged_again():
+def test_lost_blocks_are_loaded_again():
     world = awake(keep_alive_s=1.0)
     world.ring()
     world.settle()
@@ -539,7 +539,7 @@ def test_a_load_that_comes_while_the_function_gives_way_is_heard():
     world.settle()
     world.now = 10.0
     world.arrive("g")
-    assert world.stopping, "f gives way"
+    assert world.stopping, "f is stopped"
     world.send(LoadAsked("f@1"))
     for _ in range(100):
         world.settle()

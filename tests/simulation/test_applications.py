@@ -1,4 +1,4 @@
-"""Applications in a scenario: each stage after its needs, nothing lost, one promise for the whole."""
+"""Applications in a scenario: each stage after its needs, nothing lost, one SLO for the whole."""
 
 import io
 from itertools import count

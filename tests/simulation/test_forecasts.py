@@ -1,4 +1,4 @@
-"""An oracle tells the true counts, again and again, and the mind of a scenario with one knows what will come."""
+"""An oracle tells the true counts, again and again, and the scheduler of a scenario with one knows what will come."""
 
 import io
 from itertools import islice, pairwise

@@ -1,5 +1,5 @@
 """On the papers' own ground, with their workers, each of one function: Overwinter's rules need no more memory than
-Tetris's DTS where memory is all that counts, and break no more promises than AsyFunc's MLS while they use what they
+Tetris's DTS where memory is all that counts, and miss no more SLOs than AsyFunc's MLS while they use what they
 keep at least as well.
 """
 

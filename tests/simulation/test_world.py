@@ -85,7 +85,7 @@ def test_tenants_with_dedicated_stores_share_nothing_and_evict_nothing_of_each_o
     assert report.total.lost == 0
 
 
-def test_what_is_staged_says_in_which_store():
+def test_what_is_loaded_says_in_which_store():
     own = function("own", tenant="red", settings={"dedicated": True, "keep_alive_s": 1})
     shared = function("shared", blocks=[{"mib": 40}], settings={"keep_alive_s": 1})
     steps = read_journal(io.BytesIO(journal_of(scene(own, shared, node={"host_mib": 45}))))[1]

@@ -121,7 +121,7 @@ def test_a_stage_killed_in_the_middle_leaves_no_block(memory, repository, start)
     assert host.verify(BLOB.address)
 
 
-def test_staged_blocks_outlive_their_owner(memory, repository, start):
+def test_loaded_blocks_outlive_their_owner(memory, repository, start):
     root = memory / "host"
     child = start(STAGE, root, BLOB.address, BLOB.nbytes)
     child.communicate(DATA)

@@ -25,7 +25,7 @@ def opened(host, addresses):
             os.close(descriptor)
 
 
-def test_staged_blocks_can_be_mapped_and_are_what_was_deployed(repository, host):
+def test_loaded_blocks_can_be_mapped_and_are_what_was_deployed(repository, host):
     model = base()
     model.deploy(repository)
     blobs = model.manifest.blobs()
@@ -98,7 +98,7 @@ def test_opening_a_row_with_one_absent_block_opens_none(repository, host):
 
 
 @pytest.mark.parametrize("at", [0, 1, 299_999])
-def test_a_flipped_bit_on_disk_is_found_when_staged(repository, host, at):
+def test_a_flipped_bit_on_disk_is_found_when_loaded(repository, host, at):
     put(repository, BLOB.address, DATA)
     flip_bit(repository.path(BLOB.address), at)
     with pytest.raises(StoreError, match=f"block {BLOB.address} is damaged on disk.*deploy"):
@@ -110,7 +110,7 @@ def test_a_flipped_bit_on_disk_is_found_when_staged(repository, host, at):
     assert host.load([BLOB]) == len(DATA)
 
 
-def test_a_short_file_on_disk_is_found_when_staged(repository, host):
+def test_a_short_file_on_disk_is_found_when_loaded(repository, host):
     put(repository, BLOB.address, DATA)
     cut(repository.path(BLOB.address), 1000)
     with pytest.raises(StoreError, match="damaged"):
@@ -154,7 +154,7 @@ def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
         assert os.pread(descriptor, len(DATA), 0) == DATA
 
 
-def test_a_block_removed_behind_the_stores_back_can_be_staged_again(repository, host):
+def test_a_block_removed_behind_the_stores_back_can_be_loaded_again(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     (host.root / BLOB.address).unlink()

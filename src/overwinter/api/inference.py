@@ -199,7 +199,7 @@ class InferenceApi:
         view = _view(request)
         settings = msgspec.to_builtins(view.settings)
         # A pipeline has no workers of its own.
-        bodies = view.settings.max_workers if isinstance(view.settings, Settings) else 0
+        workers = view.settings.max_workers if isinstance(view.settings, Settings) else 0
         parameters = {key: ConfigParameter(str(value)) for key, value in settings.items() if value is not None}
         return json_response(
             ModelConfig(
@@ -208,7 +208,7 @@ class InferenceApi:
                 version_policy={"all": {}},
                 input=_config_tensors(view.inputs),
                 output=_config_tensors(view.outputs),
-                instance_group=(InstanceGroup(view.name, "KIND_CPU", bodies),),
+                instance_group=(InstanceGroup(view.name, "KIND_CPU", workers),),
                 parameters=parameters,
             )
         )

@@ -34,7 +34,7 @@ TIMEOUT_S = 600.0
 @click.command()
 @click.argument("source")
 @click.option("--name", help="What the function is called.")
-@click.option("--slo", help="The latency it promises, as 80ms.")
+@click.option("--slo", help="Its SLO, a latency as 80ms.")
 @click.option(
     "--handler",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

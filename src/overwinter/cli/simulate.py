@@ -164,7 +164,7 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("FUNCTION", no_wrap=True)
-    for title in ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99", "WAKES", "FROM DISK", "BODY S"):
+    for title in ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99", "WAKES", "FROM DISK", "WORKER S"):
         table.add_column(title, no_wrap=True, justify="right")
     for name, each in rows:
         table.add_row(

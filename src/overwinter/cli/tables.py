@@ -34,7 +34,7 @@ def pipeline_table(pipeline: Description, now: float) -> Table:
             "pipeline": f"{pipeline['name']}@{pipeline['version']}",
             "state": f"{pipeline['state']} ({pipeline['reason']})" if pipeline["reason"] else pipeline["state"],
             "requests": f"{requests['running']} running, {requests['answered']} answered, {requests['failed']} failed",
-            "promise": "none" if slo_ms is None else f"{slo_text(slo_ms)}, kept {requests['in_slo']} times",
+            "SLO": "none" if slo_ms is None else f"{slo_text(slo_ms)}, kept {requests['in_slo']} times",
             "timeout": f"{pipeline['settings']['timeout_s']:g} s for all stages together",
             "created": age_text(now - pipeline["created"]),
             **{f"input {spec['name']}": spec_text(spec) for spec in pipeline["inputs"]},

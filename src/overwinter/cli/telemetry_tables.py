@@ -141,7 +141,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "tenant": explained["tenant"],
         "family": members_text(explained["members"]),
         "state": f"{state}, bound in {own}, {explained['queued']} waiting",
-        "promise": slo,
+        "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
         "runs shared": _shared_text(explained["shared"]),

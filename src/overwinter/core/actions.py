@@ -31,7 +31,7 @@ class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class LoadBlocks(_Action, frozen=True):
-    """Bring a function's missing blocks from the repository to the host store; answer Staged or LoadFailed."""
+    """Bring a function's missing blocks from the repository to the host store; answer BlocksLoaded or LoadFailed."""
 
     function: FunctionId
     operation: OperationId

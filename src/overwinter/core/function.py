@@ -1,4 +1,4 @@
-"""What the scheduler knows of a function: names, sizes and promises, never tensors."""
+"""What the scheduler knows of a function: names, sizes and SLOs, never tensors."""
 
 from typing import Literal
 

@@ -13,7 +13,7 @@ class Tally:
         self.name = name
         self.tenant: TenantId | None = None
         self.slo_s: float | None = None
-        """Promised by the version that answers."""
+        """Of the version that answers."""
         self.requests = self.answered = self.cancelled = 0
         self.within = 0
         """Answered within the SLO."""

@@ -312,7 +312,7 @@ class Tracker(Told[T]):
             self._keep(spec, now)
 
     def _appoint(self, name: FunctionName) -> None:
-        """The version that stands for the name says who pays and what is promised."""
+        """The version that stands for the name says who pays, and its SLO."""
         tally, proven = self.tallies[name], self._proven[name]
         if proven.numbers:
             spec = self._versions[name][proven.default]

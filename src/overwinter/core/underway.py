@@ -1,4 +1,4 @@
-"""What is known of a request that has no answer yet, and of a body that lives?"""
+"""What is known of a request that has no answer yet, and of a worker that lives?"""
 
 from collections.abc import Container, Iterator
 from typing import Generic, TypeVar

@@ -33,8 +33,8 @@ class Copies:
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Do `work`, which copies so many bytes, and tell what came of it; of a body that is over nothing is told, but
-        for what is small.
+        """Do `work`, which copies so many bytes, and tell what came of it; of a worker that is over nothing is told,
+        but for what is small.
         """
         if nbytes <= LARGE_BYTES or process.over:
             try:

@@ -1,1 +1,1 @@
-"""The mind of a node in a modelled world: workloads, faults, time that costs nothing."""
+"""The scheduler of a node in a modelled world: workloads, faults, time that costs nothing."""

@@ -26,7 +26,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     crowding: float = 0.05
     """What each further run at once adds to a run that has cores of its own."""
     runtime_mib: float
-    """Private memory of a body that runs nothing."""
+    """Private memory of a worker that runs nothing."""
     request_mib: float
     """More for each request under way."""
     cores: tuple[int, ...] = (1, 2, 4, 8)

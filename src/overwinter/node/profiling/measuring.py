@@ -48,7 +48,7 @@ def batch_limit(program: Program) -> int:
 
 
 class MeasuredWorker:
-    """The node's end of a body that is measured; hears of it in place of the effects."""
+    """The node's end of a worker that is measured; hears of it in place of the effects."""
 
     def __init__(
         self,

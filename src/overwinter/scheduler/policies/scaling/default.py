@@ -4,11 +4,11 @@ It joins the two papers over missing bytes. When to act is MLS's: alpha, beta. W
 that a worker adds (its private memory, its own weights where none are shared, and gamma for each core), mended in three
 places:
 
-* the last body. DTS pays a whole body of the best ratio for the last request a second. Here each number of bodies of
-  it is tried with the cheapest single worker that serves the rest, then the next best ratio likewise. Never dearer than
-  DTS and, where there is room, than the best there is and one worker of it, which is never twice the best: let k be the
-  best ratio that the best choice uses. Before this algorithm closes with a k, all that it has taken is of no worse
-  ratio and serves less than the rate, so it costs less than the best choice; and one k is a worker of that.
+* the last worker. DTS pays a whole worker of the best ratio for the last request a second. Here each number of such
+  workers is tried with the cheapest single worker that serves the rest, then the next best ratio likewise. Never dearer
+  than DTS and, where there is room, than the best there is and one worker of it, which is never twice the best: let k
+  be the best ratio that the best choice uses. Before this algorithm closes with a k, all that it has taken is of no
+  worse ratio and serves less than the rate, so it costs less than the best choice; and one k is a worker of that.
 * cores. Where they run out before the rate is served, rate for a core decides.
 * what is there. Workers that came one by one as the rate rose cost more than a set for the whole rate. When such a set,
   costs at most REPLACE_AT of the workers that are there and those to be added, what it lacks is started, and the others

@@ -81,7 +81,7 @@ def shapes(points: Points) -> tuple[Shape, ...]:
 
 def scale(way: Way, demand: Demand) -> Scaled:
     """What should change, by one algorithm. When no configuration that it can use meets the SLO, the fastest of
-    all is used as if nothing were promised, and the answer says so: Tetris's algorithm would never end there.
+    all is used as if there were no SLO, and the answer says so: Tetris's algorithm would never end there.
     """
     if not demand.workers and expected(demand) == 0:
         return Scaled()

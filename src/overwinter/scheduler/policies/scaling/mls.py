@@ -8,7 +8,7 @@ and workers of the best are started. The formula adds cores to rho·m, which is 
 counted in. In single MACs it is 10^9 for a real model and memory would never matter; in 10^9 MACs it is of the size
 of a number of cores (4 for ResNet-50), fewer and larger workers win where the rate allows, as the paper reports, and
 so they are counted here. What is started is a worker of those cores for the batch with the greatest rate within the
-promise, which is what R_max counts; the batch of a moment is chosen when the requests are there (alg. 3).
+SLO, which is what R_max counts; the batch of a moment is chosen when the requests are there (alg. 3).
 """
 
 from collections.abc import Iterable

@@ -18,7 +18,7 @@ MOST_THROUGHPUT = 1e300
 """Requests per second of one worker, so that those of all together are a number."""
 EPSILON = 1e-9
 """Rates that differ by a smaller share are the same rate: sums of floats must not start a worker."""
-MOST_BODIES = int(BOUNDS["max_workers"].most)
+MOST_WORKERS = int(BOUNDS["max_workers"].most)
 
 Cost = Callable[[Point], float]
 """What one worker of a configuration costs; bytes, where nothing else is said."""
@@ -36,7 +36,7 @@ class Room(msgspec.Struct, frozen=True):
     """What more workers may take."""
 
     cores: float = math.inf
-    workers: int = MOST_BODIES
+    workers: int = MOST_WORKERS
     nbytes: float = math.inf
     copy_bytes: int = 0
     """The weights, where each worker has its own copy."""
@@ -59,7 +59,7 @@ BOUNDLESS = Room()
 def room_of(demand: Demand) -> Room:
     """The room of a demand; blocks that must be brought first take theirs once."""
     missing, copy = (demand.missing_bytes, 0) if demand.shared else (0, demand.weight_bytes)
-    return Room(demand.free_cores, min(demand.free_workers, MOST_BODIES), demand.free_bytes - missing, copy)
+    return Room(demand.free_cores, min(demand.free_workers, MOST_WORKERS), demand.free_bytes - missing, copy)
 
 
 def usable(point: Point) -> bool:
@@ -96,7 +96,7 @@ def by_ratio(points: Iterable[Point], cost: Cost) -> list[Point]:
 
 def workers_for(rate: float, point: Point) -> int:
     """The fewest workers so made that serve a rate above 0."""
-    return max(1, math.ceil(min(rate / point.throughput * (1 - EPSILON), MOST_BODIES)))
+    return max(1, math.ceil(min(rate / point.throughput * (1 - EPSILON), MOST_WORKERS)))
 
 
 def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
@@ -132,5 +132,5 @@ def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
 def _whole(have: float, each: float) -> int:
     """How often `each` goes into what one has."""
     if each <= 0 or have == math.inf:
-        return MOST_BODIES
-    return math.floor(min(max(have, 0) / each + EPSILON, MOST_BODIES))
+        return MOST_WORKERS
+    return math.floor(min(max(have, 0) / each + EPSILON, MOST_WORKERS))

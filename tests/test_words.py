@@ -1,0 +1,148 @@
+"""Words that the project has given up are in no code, no docs and no help of the command line."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from overwinter.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+KINDS = {".py", ".md", ".toml", ".html", ".json", ".svg"}
+PLACES = ("src", "tests", "benchmarks", "examples", "docs", "scenarios", "packaging")
+TEXTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *(path for place in PLACES for path in (ROOT / place).rglob("*")))
+    if path.suffix in KINDS and path != Path(__file__)
+)
+
+RETIRED = {
+    "body": "worker",
+    "bodies": "worker",
+    "mind": "scheduler",
+    "minds": "scheduler",
+    "promise": "SLO",
+    "promises": "SLO",
+    "promised": "SLO",
+    "tray": "buffer",
+    "trays": "buffer",
+    "rehearse": "warm-up",
+    "rehearses": "warm-up",
+    "rehearsed": "warm-up",
+    "rehearsing": "warm-up",
+    "rehearsal": "warm-up",
+    "rehearsals": "warm-up",
+    "insight": "telemetry",
+    "insights": "telemetry",
+    "foretold": "rate forecast",
+    "resting": "backoff",
+    "staged": "loaded",
+    "staging": "load",
+    "give way": "is stopped for",
+    "gives way": "is stopped for",
+}
+"""What is said in place of each."""
+
+HTTP = {"body", "bodies"}
+"""What a request or an answer has after its head."""
+RIGHT = {
+    "src/overwinter/api/": HTTP,
+    "src/overwinter/cli/": HTTP,
+    "src/overwinter/core/config.py": HTTP,
+    "src/overwinter/core/errors.py": HTTP,
+    "src/overwinter/store/blocks.py": HTTP,
+    "src/overwinter/store/repository.py": HTTP,
+    "tests/api/": HTTP,
+    "tests/store/": HTTP,
+    "tests/system/test_conformance.py": HTTP,
+    "tests/system/test_profiling.py": HTTP,
+    "tests/system/test_tokens.py": HTTP,
+    "tests/benchmarks/": HTTP,
+    "benchmarks/faults.py": HTTP,
+    "benchmarks/fuzz/": HTTP,
+    "benchmarks/hostile/": HTTP,
+    "benchmarks/openloop.py": HTTP,
+    "benchmarks/siege/": HTTP,
+    "benchmarks/wire.py": HTTP,
+    "docs/decisions/requests.md": HTTP,
+    "docs/security.md": HTTP,
+    # `ast` calls what a statement holds so.
+    "src/overwinter/model/checks.py": {"body"},
+    "src/overwinter/node/checkup.py": {"body"},
+    # A model without its head, and somebody's own.
+    "examples/": {"body"},
+    "tests/examples/": {"body"},
+    "tests/model/test_layers.py": {"body"},
+    # What an older version wrote.
+    "src/overwinter/store/kept.py": {"bodies"},
+    "tests/system/test_kept.py": {"bodies"},
+    "tests/core/test_journal.py": {"body", "bodies", "rehearsal"},
+    "CHANGELOG.md": {"body", "bodies", "mind", "promise", "tray", "rehearsal"},
+}
+"""Where a word is right, by the beginning of the path. AsyFunc's body and shadow come here with their files."""
+
+PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""Of identifiers, too: of `max_bodies`, `BodyExited` and `BODIES_MAX`."""
+PHRASES = [word for word in RETIRED if " " in word]
+
+
+def retired_in(text: str) -> set[str]:
+    """The retired words of a text."""
+    flat = " ".join(text.lower().split())
+    return RETIRED.keys() & {part.lower() for part in PARTS.findall(text)} | {each for each in PHRASES if each in flat}
+
+
+def right_in(path: str) -> set[str]:
+    """The words that are right in a file."""
+    return set().union(*(words for beginning, words in RIGHT.items() if path.startswith(beginning)))
+
+
+def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    """What each command says of itself, by its name."""
+    context = click.Context(command, info_name=name)
+    yield name, command.get_help(context)
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from helps(found, f"{name} {below}")
+
+
+@pytest.mark.parametrize("word", RETIRED)
+def test_each_word_is_found(word):
+    assert word in retired_in(f"# of the {word}, which")
+    assert word in retired_in(f"The {word.capitalize()}.")
+    if " " in word:
+        assert word in retired_in(word.replace(" ", "\n    "))
+        return
+    for identifier in (f"max_{word}", f"{word}_max", f"{word.capitalize()}Exited", f"Start{word.capitalize()}"):
+        assert word in retired_in(identifier)
+    assert word in retired_in(f"{word.upper()}_MAX")
+    assert retired_in(f"any{word}x") == set()
+
+
+def test_no_text_has_a_retired_word():
+    found = {str(path.relative_to(ROOT)): retired_in(path.read_text()) for path in TEXTS}
+    assert {path: wrong for path, words in found.items() if (wrong := words - right_in(path))} == {}
+
+
+def test_every_exception_is_needed():
+    found = {str(path.relative_to(ROOT)): retired_in(path.read_text()) for path in TEXTS}
+    needed = {
+        beginning: set().union(*(words for path, words in found.items() if path.startswith(beginning)))
+        for beginning in RIGHT
+    }
+    assert [beginning for beginning, words in RIGHT.items() if not words & needed[beginning]] == []
+
+
+def test_no_file_is_called_so():
+    names = [str(path.relative_to(ROOT)) for path in TEXTS]
+    assert [name for name in names if retired_in(name) - right_in(name)] == []
+
+
+def test_no_help_has_a_retired_word():
+    wrong = {name: retired_in(text) - HTTP for name, text in helps(main, "overwinter")}
+    assert len(wrong) > 10
+    assert {name: words for name, words in wrong.items() if words} == {}
