@@ -1,8 +1,9 @@
-"""Who asks, and for which tenant? Looked at before anything else of a request.
+"""Authenticates the caller of a request and determines its tenant, before anything else of the request is handled.
 
-While no token was ever made, a node asks nobody: a request acts for the tenant that its header names. From the first
-token on, a request needs one, but for what `api/operations.py` opens, and acts within its tenant. The file of tokens
-is looked at for each request, so that what an operator changes holds for the next one, on whichever connection.
+As long as no token was ever created, a node does not authenticate: a request acts for the tenant that its header names.
+From the first token on, every request needs a token, except for the operations that `api/operations.py` opens, and acts
+within the token's tenant. The token file is checked for each request, so that a change by the operator takes effect
+with the next request on any connection.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ ABSENT = (
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """For whom a request acts, and what it sees of the node."""
+    """The tenant for which a request acts, and its view of the node."""
 
     front: Front
     tenant: TenantId | None = None
@@ -46,12 +47,12 @@ class Caller(msgspec.Struct, frozen=True):
     """What it may do."""
 
     def told(self, text: str) -> str:
-        """A text of the node's in the caller's names."""
+        """A text of the node, with the names as the caller knows them."""
         return self.front.names.told(text) if isinstance(self.front, TenantFront) else text
 
 
 class _Grant(msgspec.Struct, frozen=True):
-    """What a token gives."""
+    """The rights of a token."""
 
     caller: Caller
     header: bytes
@@ -60,10 +61,10 @@ class _Grant(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Lets requests in, or not."""
+    """Authenticates requests."""
 
     def __init__(self, front: Front, file: TokenFile | None = None, audit: Audit | None = None) -> None:
-        """`file`: where tokens are; without one nobody is ever asked. StoreError when it cannot be read."""
+        """`file`: where tokens are; without one no request is authenticated. StoreError when it cannot be read."""
         self._front = front
         self._file = file
         self._audit = audit
@@ -78,7 +79,7 @@ class Access:
         self._look()
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """For whom a request acts; UnauthorizedError, ForbiddenError, RateError, StoreError."""
+        """The caller of a request; UnauthorizedError, ForbiddenError, RateError, StoreError."""
         self._look()
         if not self._required:
             return self.anybody
@@ -93,7 +94,7 @@ class Access:
         return self._speaking_for(grant, asked.decode("latin-1"))
 
     def record(self, caller: Caller, method: str, path: str, host: str, status: int) -> None:
-        """Write down what came of a call, if it had a token."""
+        """Write the result of a call into the audit log, if it had a token."""
         if self._audit is None or caller.token is None or caller.tenant is None:
             return
         token, at = caller.token, said_at(clock.wall())
@@ -110,7 +111,7 @@ class Access:
         self._audit.add(line, clock.now())
 
     def _look(self) -> None:
-        """Read the file again if it is another one."""
+        """Read the file again if it was replaced."""
         if self._file is None or (version := self._file.version()) == self._version:
             return
         # Nobody is let in by what was true before, also if this fails.
@@ -127,7 +128,7 @@ class Access:
         self._required |= self._known.asked
 
     def _admit(self, said: bytes) -> _Grant:
-        """What the token of this header gives; UnauthorizedError."""
+        """The rights of the token in this header; UnauthorizedError."""
         if not said:
             raise UnauthorizedError(ABSENT)
         scheme, _, text = said.strip().partition(b" ")
@@ -145,8 +146,8 @@ class Access:
         return grant
 
     def _speaking_for(self, grant: _Grant, name: str) -> Caller:
-        """The operator's token in the name of another tenant; to all others it makes no difference whether there is
-        one.
+        """The operator's rights for another tenant. For all other tokens the answer does not depend on whether the
+        tenant exists.
         """
         mine = grant.caller
         if "admin" not in mine.scopes:
@@ -160,7 +161,9 @@ class Access:
         return self._known.quotas.get(tenant, Quota())
 
     def _rate(self, tenant: TenantId) -> Rate | None:
-        """All tokens of a tenant have one; a change of the file that leaves its quota gives nothing anew."""
+        """The rate limiter of a tenant, common to all its tokens; it survives a change of the file that does not change
+        its quota.
+        """
         per_s = self._quota(tenant).requests_per_s
         if per_s is None:
             return None

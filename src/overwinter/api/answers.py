@@ -1,4 +1,4 @@
-"""What do the answers in JSON say? Those of the Open Inference Protocol, of deployers' routes, and errors."""
+"""The JSON messages of answers: of the Open Inference Protocol, of the routes for deployers, and errors."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from overwinter.core.ids import Address, FunctionName
 
 
 class Error(msgspec.Struct, frozen=True):
-    """Why a request was not done."""
+    """The reason why a request failed."""
 
     error: str
 
@@ -91,7 +91,7 @@ class ConfigParameter(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true of a function in the words of Triton's model configuration."""
+    """The description of a function in the format of Triton's model configuration."""
 
     name: FunctionName
     platform: str
@@ -145,7 +145,7 @@ class RegisteredPipeline(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What was taken away."""
+    """The removed versions."""
 
     name: FunctionName
     version: int | None

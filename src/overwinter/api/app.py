@@ -39,8 +39,8 @@ SWEEP_S = 0.25
 
 
 def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Drain) -> ASGIApp:
-    """The ASGI application over the node that `access` opens; what requests take is bounded by `limits`, their memory
-    by `budget`. Once `drain` has begun it accepts none but those that need no token.
+    """The ASGI application over the node that `access` opens; `limits` bounds each request, `budget` the memory of all.
+    Once `drain` has begun, it accepts only requests that need no token.
     """
     disk = Threads(DISK_THREADS, "api-disk")
     own_version = version("overwinter")
@@ -65,7 +65,7 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
 
 
 async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:
-    """Answer requests on a bound socket until cancelled; then those that are under way, as `drain` says."""
+    """Answer requests on a bound socket until cancelled; then complete the requests under way, as `drain` allows."""
     connections = Connections(limits)
     config = uvicorn.Config(
         app,

@@ -1,6 +1,6 @@
-"""How do a Python user's arrays become tensors, and tensors arrays again?
+"""Converts a Python user's arrays to tensors and back.
 
-Arrays of PyTorch and NumPy are known by how they look, so that a caller needs neither to be installed.
+Arrays of PyTorch and NumPy are recognized by their attributes, so that neither needs to be installed.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""Who did what? One line of JSON for each call that changes something and came with a token.
+"""The audit log: one line of JSON for each authenticated call that changes something.
 
-Bounded: a file has BYTES_MAX and there is one older one; a tenant writes LINES_PER_S, and the next line of it tells how
-many were left out, so that nobody can wash away what somebody else did.
+The log is bounded: a file has at most BYTES_MAX bytes, and one older file is kept. A tenant may write LINES_PER_S
+lines, and its next line says how many were left out, so that one tenant cannot displace the entries of another.
 """
 
 import os
@@ -44,7 +44,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The file of all such lines. Written on the loop: a line takes some ten microseconds, and is rare."""
+    """The audit file. It is written on the loop: a line takes some ten microseconds, and is rare."""
 
     def __init__(self, data: Path, log: Callable[[str], None]) -> None:
         self._path = data / FILE
@@ -54,7 +54,7 @@ class Audit:
         self._failing = False
 
     def add(self, line: Line, now: float) -> None:
-        """Write a line, unless its tenant has written too many; `now` on any clock that goes on."""
+        """Write a line, unless its tenant has written too many; `now` is on any monotonic clock."""
         tenant = line.tenant
         if len(self._rates) > TENANTS_MAX:
             # The operator may act for any name.
@@ -74,7 +74,7 @@ class Audit:
 
 
 def write_line(path: Path, line: Line) -> None:
-    """Append a line; a file that is full makes room."""
+    """Append a line; a full file is rotated first."""
     encoded = msgspec.json.encode(line) + b"\n"
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | OWN, 0o600), "ab", buffering=0) as file:
         file.write(encoded)

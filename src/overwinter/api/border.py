@@ -1,7 +1,7 @@
-"""What holds for every request, whatever answers it?
+"""The outermost layer of the application, which every request passes.
 
-It holds memory of the budget until its answer is sent, it is answered also when the node stops, and its id comes back.
-A node that stops accepts no more of them.
+A request reserves memory of the budget until its answer is sent. It is answered also when the node stops, and its
+request id is returned. A node that stops accepts no new requests.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ STOPPING = "this node is stopping and accepts no more requests: ask another one,
 
 
 class Border:
-    """The outermost layer of the application: nothing but an answer leaves it."""
+    """The outermost layer of the application: every exception becomes an answer."""
 
     def __init__(self, app: ASGIApp, budget: Budget, drain: Drain, open_paths: Container[str]) -> None:
-        """`open_paths` are answered also while the node stops: what asks how it is."""
+        """`open_paths` are answered also while the node stops: its health."""
         self._app = app
         self._budget = budget
         self._drain = drain

@@ -1,7 +1,7 @@
-"""How much memory may all requests together hold, and whose turn is it when there is no more?
+"""Bounds the memory of all requests together, and queues requests when it is used up.
 
-A request takes what its body will need before the body is read, and gives it back when its answer is sent. A large one
-waits for room; a small one never does: all small ones together are bounded by the number of connections.
+A request reserves the memory for its body before the body is read, and releases it when its answer is sent. A large
+request waits for memory. A small one never waits: all small ones together are bounded by the number of connections.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ IPV6_NETWORK_BYTES = 8
 
 
 def client_of(host: str) -> str:
-    """Who counts as one caller: an IPv4 address, or a network of IPv6."""
+    """The key of one caller: an IPv4 address, or an IPv6 network."""
     if ":" not in host or host.startswith("::ffff:"):
         return host
     # Not its text: there, zeros may be left out.
@@ -32,7 +32,7 @@ def client_of(host: str) -> str:
 
 
 class _Waiting(NamedTuple):
-    """A hold that waits for more."""
+    """A reservation that waits for more memory."""
 
     hold: "Hold"
     nbytes: int
@@ -52,7 +52,7 @@ class Budget:
         self._last = 0
 
     def fits(self, client: str, nbytes: int) -> bool:
-        """Whether there is room for so much more of a caller's."""
+        """Whether a caller may reserve so much more."""
         return self.held + nbytes <= self.bytes_max and self.held_by[client] + nbytes <= self.client_bytes_max
 
     def check(self, nbytes: int) -> None:
@@ -64,7 +64,7 @@ class Budget:
             )
 
     def add(self, client: str, nbytes: int) -> None:
-        """Count more, or less, as held; who waits gets what became free, in order."""
+        """Change the reserved amount; waiting reservations get freed memory in order."""
         self.held += nbytes
         held = self.held_by.get(client, 0) + nbytes
         if held:
@@ -75,7 +75,7 @@ class Budget:
             self._grant()
 
     async def wait(self, hold: "Hold", nbytes: int) -> None:
-        """Hold so much more as soon as there is room; OverloadedError when none came."""
+        """Reserve so much more as soon as there is memory; OverloadedError when the wait takes too long."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last += 1
         number = self._last
@@ -105,7 +105,7 @@ class Budget:
 
 
 class Hold:
-    """What one request holds of the budget."""
+    """The reservation of one request."""
 
     __slots__ = ("_budget", "client", "nbytes")
 
@@ -115,12 +115,12 @@ class Hold:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> None:
-        """Hold so much more, room or no room."""
+        """Reserve so much more, even beyond the budget."""
         self.nbytes += nbytes
         self._budget.add(self.client, nbytes)
 
     async def reserve(self, nbytes: int) -> None:
-        """Hold what is about to come; waits for room. TooLargeError, OverloadedError."""
+        """Reserve an announced amount; waits for memory. TooLargeError, OverloadedError."""
         if self.nbytes + nbytes <= SMALL_BYTES:
             self.take(nbytes)
             return
@@ -128,8 +128,8 @@ class Hold:
         await self._budget.wait(self, nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """Hold more of what nobody knew the size of. It does not wait, since two that wait while they hold would wait
-        for each other; TooLargeError, OverloadedError.
+        """Reserve more for a body of unknown size. This does not wait, because two waiting requests that hold memory
+        could deadlock; TooLargeError, OverloadedError.
         """
         if self.nbytes + nbytes > SMALL_BYTES:
             self._budget.check(self.nbytes + nbytes)
@@ -138,7 +138,7 @@ class Hold:
         self.take(nbytes)
 
     def close(self) -> None:
-        """Give all back."""
+        """Release all of it."""
         self._budget.add(self.client, -self.nbytes)
         self.nbytes = 0
 
@@ -152,7 +152,7 @@ def full(nbytes: int) -> OverloadedError:
 
 
 def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
-    """The budget of a node that finds so much memory; None: nobody knows how much."""
+    """The budget of a node with so much memory; None: the amount is unknown."""
     nbytes = limits.requests_bytes_max
     if nbytes is None:
         nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_SHARE

@@ -1,4 +1,4 @@
-"""How does Python talk to a node? One synchronous client, with the binary tensor extension on the wire."""
+"""A synchronous Python client of a node, which uses the binary tensor extension."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -57,7 +57,7 @@ TENANT = "overwinter-tenant"
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """What a deploy made."""
+    """The result of a deploy."""
 
     name: str
     version: int
@@ -66,7 +66,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What there is to tell of an answer besides its tensors."""
+    """Metadata of an answer besides its tensors."""
 
     version: int
     start: str
@@ -90,7 +90,7 @@ class _Reply(msgspec.Struct):
 
 
 class Client:
-    """A connection pool to one node. Errors carry the node's own words."""
+    """A connection pool to one node. Errors carry the node's message."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class Client:
         tenant: str = "default",
         token: str | None = None,
     ) -> None:
-        """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. What is
-        deployed, loaded, unloaded, measured or removed is `tenant`'s; ForbiddenError for what is another's. With a
-        `token` the client acts for the token's tenant. CallerError when the token cannot be sent.
+        """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. Functions
+        are deployed, loaded, unloaded, measured and removed for `tenant`; ForbiddenError for those of another tenant.
+        With a `token` the client acts for the token's tenant. CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is none")
@@ -133,7 +133,7 @@ class Client:
     # Asking
 
     def live(self) -> bool:
-        """Whether a node works there."""
+        """Whether a node is running at the URL."""
         return self._holds("/v2/health/live")
 
     def ready(self, name: str | None = None, version: int | None = None) -> bool:
@@ -155,11 +155,11 @@ class Client:
     # Looking
 
     def activity(self) -> dict[str, Any]:
-        """What the node and its functions do just now."""
+        """The current state of the node and its functions."""
         return _json(self._send("GET", "/overwinter/v1/activity"), dict[str, Any])
 
     def explain(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """Why a function is as it is: its blocks, profile and workers, and what was decided. NotFoundError."""
+        """The blocks, profile and workers of a function, and the last decisions about it. NotFoundError."""
         return _json(self._send("GET", f"{_function(name, version)}/explain"), dict[str, Any])
 
     def logs(self, name: str, version: int | None = None) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class Client:
         return _json(self._send("GET", f"{_function(name, version)}/logs"), list[dict[str, Any]])
 
     def usage(self, tenant: str | None = None) -> list[dict[str, Any]]:
-        """What each function used, of all tenants or of one."""
+        """The usage of each function, of all tenants or of one."""
         path = "/overwinter/v1/usage" + ("" if tenant is None else f"/{quote(tenant, safe='')}")
         return _json(self._send("GET", path), list[dict[str, Any]])
 
@@ -180,7 +180,7 @@ class Client:
     # Measuring
 
     def known_profile(self, name: str, version: int | None = None) -> Profile:
-        """What was measured of a function on the node's machine; NotFoundError when nothing was."""
+        """The profile of a function on the node's machine; NotFoundError when there is none."""
         return _json(self._send("GET", f"{_function(name, version)}/profile"), Profile)
 
     def profile(
@@ -190,8 +190,8 @@ class Client:
         wanted: Wanted | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure a function on the node's machine, as far as what is wanted is not known; without `wanted` all that
-        its settings allow. `progress` hears how far it is. Takes seconds to minutes; a client that leaves ends it.
+        """Measure the `wanted` configurations that are not known yet on the node's machine; by default all that the
+        settings allow. `progress` is called with the progress. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function(name, version)}/profile"
         body = msgspec.json.encode(wanted or Wanted())
@@ -214,7 +214,7 @@ class Client:
         """Run a function, or a pipeline of them, on tensors, arrays, or (nested) lists, by name of input.
 
         Returns its outputs by name: NumPy arrays, or nested lists where NumPy is not installed. `timeout_s` is the
-        deadline of the request; without one the function's own holds.
+        deadline of the request; the default is the function's.
         """
         specs: dict[str, TensorSpec] = {}
 
@@ -241,13 +241,13 @@ class Client:
         self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/load")
 
     def unload(self, name: str) -> None:
-        """Make a function give back its memory and answer no more until it is loaded."""
+        """Unload a function: it releases its memory and answers no requests until it is loaded."""
         self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/unload")
 
     # Deploying
 
     def missing(self, addresses: Sequence[Address]) -> list[Address]:
-        """Which of these blocks the tenant has to send."""
+        """Those of these blocks that the tenant has to send."""
         lacking: list[Address] = []
         for at in range(0, len(addresses), ASKED_AT_ONCE):
             body = msgspec.json.encode({"addresses": addresses[at : at + ASKED_AT_ONCE]})
@@ -263,29 +263,31 @@ class Client:
         return self._send("PUT", path, content=_chunks(view), headers=headers).status_code == 201
 
     def register(self, manifest: Manifest) -> Registered:
-        """Make a new version of a function whose blocks the tenant has sent. ConflictError when some are missing."""
+        """Register a new version of a function whose blocks the tenant has sent. ConflictError when some
+        are missing.
+        """
         response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
         return _json(response, Registered)
 
     def deploy_pipeline(self, pipeline: Pipeline) -> Registered:
-        """Make functions that are deployed callable as one, in place of a pipeline of that name.
+        """Register a pipeline of deployed functions; it replaces a pipeline of that name.
 
-        NotFoundError for a function that is not there, CallerError where tensors do not fit, ConflictError when a
-        function has the name.
+        NotFoundError for an unknown function, CallerError where tensors do not fit, ConflictError when a function has
+        the name.
         """
         response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
         return _json(response, Registered)
 
     def set_traffic(self, name: str, shares: Mapping[int, int]) -> None:
-        """Give versions of a function the requests that name none: per cent by version, of 100; without any, the newest
+        """Set the shares of versions in the requests that name no version, in per cent; without shares, the newest
         version gets all. NotFoundError, ConflictError.
         """
         told = [{"version": version, "percent": percent} for version, percent in shares.items()]
         self._send("PUT", f"{_function(name)}/traffic", content=msgspec.json.encode({"shares": told}))
 
     def remove(self, name: str, version: int | None = None) -> None:
-        """Take away one version of a function, or all of them; or a pipeline. ConflictError while a pipeline needs
-        the function.
+        """Remove one version of a function, or all of them, or a pipeline. ConflictError while a pipeline needs the
+        function.
         """
         self._send("DELETE", _function(name, version))
 

@@ -1,10 +1,10 @@
-"""Which connections are open, whose are they, and which have waited too long?
+"""Counts open connections by caller, and closes those that are idle or too slow.
 
-A newcomer never finds the door shut by connections that do nothing: where there are as many as may be, of one caller or
-of all, the one that has been without a request the longest makes room, then one that still sends or reads. A caller's
-own newcomer takes the place of what stands still alone: what moves may have a request on its way, and would lose it.
-Before it comes to that, answers end their connections, which their callers can see. Time is looked at now and then, for
-all connections together: a request that comes and goes quickly costs nothing here.
+Inactive connections never block a new one. At the limit of one caller or of all, the connection that has been without a
+request the longest is closed, then one that is still sending or reading. A new connection of the same caller replaces
+only a stalled one, because an active one may have a request in transit. Near the limit, answers close their
+connections, which callers can detect. Times are checked periodically for all connections together, so a short request
+has no cost here.
 """
 
 import resource
@@ -41,7 +41,7 @@ class Waits(NamedTuple):
 
 
 class Connection(Protocol):
-    """A connection, as far as its time goes."""
+    """A connection and its times."""
 
     caller: str
 
@@ -50,7 +50,7 @@ class Connection(Protocol):
         ...
 
     def time_out(self) -> None:
-        """Tell the other side that it was too slow, if it can still be told, and close."""
+        """Answer that the caller was too slow, if an answer is still possible, and close."""
         ...
 
     def abort(self) -> None:
@@ -104,7 +104,7 @@ class Connections:
         return True
 
     def turn_away(self, connection: Connection) -> None:
-        """It found no room and was told so. A close now would throw away what was not read yet, and that with it."""
+        """The connection was refused. Closing it at once would discard unread data, and the answer with it."""
         self._refused[connection] = self._looked_at
         if len(self._refused) > TURNED_AWAY_SHARE * self.most:
             first = next(iter(self._refused))
@@ -112,12 +112,12 @@ class Connections:
             first.abort()
 
     def crowded(self, caller: str) -> bool:
-        """Whether there is little room for more connections of this caller."""
+        """Whether this caller is near its limit of connections."""
         mine = self._counts.get(caller, 0)
         return mine > CROWDED_SHARE * self.most_of_one or len(self._seen) > CROWDED_SHARE * self.most
 
     def forget(self, connection: Connection) -> None:
-        """It is closed, or as good as closed."""
+        """The connection is closed or is being closed."""
         self._refused.pop(connection, None)
         if self._seen.pop(connection, None) is None:
             return
@@ -128,13 +128,13 @@ class Connections:
             del self._counts[connection.caller]
 
     def idle(self, connection: Connection) -> None:
-        """It has no request now."""
+        """The connection became idle."""
         if connection not in self._seen:
             return
         self._idle.setdefault(connection.caller, {})[connection] = None
 
     def busy(self, connection: Connection) -> None:
-        """It has a request now."""
+        """A request began."""
         idle = self._idle.get(connection.caller)
         if idle is not None:
             idle.pop(connection, None)
@@ -142,7 +142,7 @@ class Connections:
                 del self._idle[connection.caller]
 
     def sweep(self, now: float) -> None:
-        """Close what has waited too long."""
+        """Close connections that exceed their time."""
         self._looked_at = now
         for connection, since in list(self._refused.items()):
             if now - since >= TURNED_AWAY_S:
@@ -165,7 +165,7 @@ class Connections:
                     connection.abort()
 
     def _keep_up(self, connection: Connection, waits: Waits, now: float) -> None:
-        """Whether enough of a body came since the last look that counted."""
+        """Whether enough of a body arrived since the last check."""
         seen, since = self._seen[connection]
         if now - since < self.limits.stall_s:
             return
@@ -174,8 +174,8 @@ class Connections:
             connection.time_out()
 
     def _make_room(self, caller: str, newcomer: str) -> bool:
-        """Close the caller's connection that has been without a request the longest, or else one whose request or
-        answer is on its way; for its own newcomer only what stands still. False when there is none.
+        """Close the caller's connection that has been idle the longest, or else one whose request or answer is in
+        transit; for a new connection of the same caller only a stalled one. False when there is none.
         """
         idle = next(iter(self._idle.get(caller, ())), None)
         if caller != newcomer:

@@ -1,4 +1,4 @@
-"""Do these inputs fit what the function takes?"""
+"""Checks the inputs of a request against the function's declaration."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -9,7 +9,7 @@ from overwinter.core.tensor import BYTES, ITEM_BYTES, Buffer, Tensor, TensorSpec
 
 
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
-    """CallerError unless the function gives the `wanted` outputs (each binary or not; empty: all of them, as `binary`
+    """CallerError unless the function has the `wanted` outputs (each binary or not; empty: all of them, as `binary`
     says) and JSON can carry those that are not binary.
     """
     given = {spec.name: spec.datatype for spec in specs}
@@ -22,9 +22,9 @@ def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[Tens
 
 
 def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
-    """The only input of a function, out of a body that is nothing but its bytes.
+    """The only input of a function, from a body that contains only its bytes.
 
-    At most one size can be worked out from the length; when the first (the batch) and another one are open, the
+    At most one size can be computed from the length; when the first (the batch) and another one are open, the
     batch is 1. A BYTES body is one element, without a length before it.
     """
     if len(specs) != 1:

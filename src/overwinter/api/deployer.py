@@ -1,7 +1,7 @@
-"""How does a model on the deployer's side become a function of a node?
+"""Deploys a model from the deployer's machine to a node.
 
-It is exported to a program and compared with it, its weights are packed into blocks, what the node lacks is sent, and
-the manifest registers it. PyTorch is needed here, and nowhere on the node's own side of the front door.
+The model is exported to a program and compared with it, its weights are packed into blocks, the missing blocks are
+sent, and the manifest registers the function. PyTorch is needed here, but not in the node's daemon.
 """
 
 import ast
@@ -41,7 +41,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """What a deploy made, and what it cost: bytes of the whole function, and of these, those that were new."""
+    """The result of a deploy: the version, the bytes of the function, and how many of them were new."""
 
     name: str
     version: int
@@ -52,15 +52,13 @@ class Uploaded(msgspec.Struct, frozen=True):
 
 
 class Package(msgspec.Struct):
-    """A function ready to be sent: its manifest, and how to make each of its blobs."""
+    """A function ready to be sent: its manifest, and a way to produce each of its blobs."""
 
     manifest: Manifest
     contents: dict[Address, Callable[[], Buffer]]
 
     def upload(self, client: Client, progress: Progress | None = None) -> Uploaded:
-        """Send what the node lacks and register, for the function's tenant; raises the node's own words when it
-        refuses.
-        """
+        """Send what the node lacks and register, for the function's tenant; raises the node's error when it refuses."""
         client = client.speaking_for(self.manifest.tenant)
         blobs = self.manifest.blobs()
         lacking = set(client.missing([blob.address for blob in blobs]))
@@ -91,8 +89,8 @@ def package(  # noqa: PLR0913 - what a function is made of
 ) -> Package:
     """A program, its weights in its own order and, if there is one, the source of a handler, as a function.
 
-    `samples` are requests that it has to answer before it is deployed: arrays, numbers or text by the input's name.
-    ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
+    `samples` are requests that the function must answer before it is deployed: arrays, numbers or text by the input's
+    name. ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
     """
     chosen = settings or Settings()
     if chosen.max_batch > 1:
@@ -140,14 +138,14 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     token: str | None = None,
     **settings: Any,
 ) -> Uploaded:
-    """Deploy a module to a node and wait until it has proved itself there.
+    """Deploy a module to a node and wait until its trial has passed.
 
     `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
-    Python file, `assets` the files handed to it, `samples` requests that it has to answer there, each its inputs by
-    name, `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot
-    be exported or answers otherwise as a program, and the node's own error when it refuses. A warning tells of sizes
-    that had to be narrowed, and of what the node only doubts.
+    Python file, `assets` its files, `samples` requests that it must answer in the trial, each a dict of its inputs,
+    `slo` a latency such as "80ms"; further settings are those of `Settings`. ProgramError when the model cannot be
+    exported or its program gives other answers, and the node's error when it refuses. Warnings report sizes that had to
+    be restricted, and doubts of the node.
     """
     from overwinter.model.export import export  # PyTorch takes a second: only who deploys waits for it
 
@@ -184,7 +182,7 @@ def deploy_exported(
 
 
 def settings_of(slo: str | float | None, settings: Mapping[str, Any]) -> Settings:
-    """Settings from what a person wrote; CallerError names what is unknown or out of bounds."""
+    """Settings from user input; CallerError names what is unknown or out of bounds."""
     values = dict(settings)
     if slo is not None:
         values["slo_ms"] = milliseconds(slo)
@@ -237,7 +235,7 @@ def _check_batching(max_batch: int, agreement: Agreement | None) -> None:
 
 
 def _sample(inputs: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[SampleTensor, ...]:
-    """A request as a manifest has it; CallerError."""
+    """A request in the format of a manifest; CallerError."""
     known = {spec.name: spec for spec in specs}
     unknown = inputs.keys() - known
     if unknown:

@@ -1,8 +1,8 @@
-"""How do functions come and go over HTTP?
+"""Deploys, lists and removes functions and pipelines over HTTP.
 
-As with a container registry: ask which blocks are missing, send those, then send the manifest that names them all. A
-pipeline is sent as it is. Both are found and removed by their names. All of it is done for one tenant, and a block that
-only another tenant has sent is missing.
+A deploy works as with a container registry: query the missing blocks, send those, then send the manifest that names
+them all. A pipeline is sent as one document. Every request acts for one tenant, and a block that only another tenant
+has sent is missing.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ TOLD_BYTES_MAX = 64 << 10
 
 
 class MissingRequest(msgspec.Struct):
-    """A question: which of these blocks are not stored?"""
+    """A query for those of these blocks that are not stored."""
 
     addresses: Annotated[
         list[Annotated[Address, msgspec.Meta(pattern=ADDRESS_PATTERN)]], msgspec.Meta(max_length=MISSING_MAX)
@@ -120,7 +120,7 @@ class DeploymentApi:
         ]  # fmt: skip
 
     async def missing(self, request: Request) -> Response:
-        """Which of the given blocks the tenant has to send."""
+        """Those of the given blocks that the tenant has to send."""
         tenant = tenant_of(request)
         asked = decode_json(_missing_decoder, await request.body(QUESTION))
         question = partial(request.caller.front.repository.missing, tenant, asked.addresses, clock.wall())
@@ -139,7 +139,7 @@ class DeploymentApi:
         return json_response(StoredBlock(address, new), 201 if new else 200)
 
     async def register(self, request: Request) -> Response:
-        """Make a new version of a function whose blocks are all stored."""
+        """Register a new version of a function whose blocks are all stored."""
         body = await request.body(self._manifest)
         kind = request.headers.get("content-type")
         manifest = await asyncio.get_running_loop().run_in_executor(self._reader, read_manifest, kind, body)
@@ -148,27 +148,27 @@ class DeploymentApi:
         return json_response(RegisteredFunction(manifest.name, deployed.version, deployed.warning), 201)
 
     async def register_pipeline(self, request: Request) -> Response:
-        """Make functions that are deployed callable as one."""
+        """Register a pipeline of deployed functions."""
         tenant = tenant_of(request)
         pipeline = decode_pipeline(await request.body(PIPELINE))
         deployed = await request.caller.front.deploy_pipeline(pipeline, tenant)
         return json_response(RegisteredPipeline(pipeline.name, deployed.version), 201)
 
     async def pipelines(self, request: Request) -> Response:
-        """Every pipeline, with all that the node says of it."""
+        """Every pipeline, with its description."""
         return await _listed(request, request.caller.front.pipelines())
 
     async def functions(self, request: Request) -> Response:
-        """Every version of every function, with all that the node says of it."""
+        """Every version of every function, with its description."""
         return await _listed(request, request.caller.front.functions())
 
     async def function(self, request: Request) -> Response:
-        """One version of a function, the default where the path does not say; or a pipeline."""
+        """One version of a function, by default the current one; or a pipeline."""
         return json_response(request.caller.front.view(*function_of(request)).info(True))
 
     async def traffic(self, request: Request) -> Response:
-        """Say which versions of a function get the requests that name none, and how many per cent each; with no shares,
-        the newest version gets all.
+        """Set the shares of versions in the requests that name no version, in per cent; with no shares, the newest
+        version gets all.
         """
         traffic = decode_json(_traffic_decoder, await request.body(TRAFFIC))
         check_shares(traffic.shares)
@@ -178,7 +178,7 @@ class DeploymentApi:
         return json_response(traffic)
 
     async def remove(self, request: Request) -> Response:
-        """Take away one version of a function, or all; or a pipeline."""
+        """Remove one version of a function, or all, or a pipeline."""
         name, version = function_of(request)
         check_owner(request, name)
         await request.caller.front.remove(name, version)
@@ -216,6 +216,6 @@ def _decoded(content_type: str | None, body: Buffer) -> Manifest:
 
 
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:
-    """All that is known of each."""
+    """The description of each."""
     steps = listed(views, lambda view: view.info(), request.hold)
     return Response(200, await request.turns.run(steps), [JSON_TYPE])

@@ -1,4 +1,4 @@
-"""How does a directory of `transformers` become a function of a node, from Python?"""
+"""Deploys a directory of `transformers` from Python."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +19,11 @@ def deploy_directory(
     token: str | None = None,
     **settings: Any,
 ) -> Uploaded:
-    """Deploy what save_pretrained of `transformers` wrote, and wait until it has proved itself.
+    """Deploy a directory that `save_pretrained` of `transformers` wrote, and wait until its trial has passed.
 
-    With a `task`, such as "text-classification", the function takes texts, images or sound and gives labels, entities,
-    features or texts: its handler is made of the directory. `options` are sizes, as `{"sequence": 128}`, a `part`, or
-    what the task knows. The rest is as in `deploy`. ProgramError names what the directory lacks.
+    With a `task`, such as "text-classification", the function takes texts, images or audio and returns labels,
+    entities, features or texts; its handler is made from the directory. `options` are sizes, as `{"sequence": 128}`, a
+    `part`, or options of the task. The rest is as in `deploy`. ProgramError names what the directory lacks.
     """
     from overwinter.tasks.directory import export_directory, open_directory  # PyTorch takes a second
 

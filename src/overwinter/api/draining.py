@@ -1,14 +1,14 @@
-"""How does a node stop answering? What it has accepted is answered, within a bound; what comes after is refused."""
+"""Drains the API at shutdown: accepted requests are answered within a time bound, later ones are refused."""
 
 import asyncio
 from contextlib import suppress
 
 
 class Drain:
-    """Which requests are under way, and whether more are accepted. Belongs to the loop's thread."""
+    """Counts the requests under way, and stores whether more are accepted. Used on the loop's thread only."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: how long what was accepted may take."""
+        """`longest_s`: the maximum time for accepted requests."""
         self.longest_s = longest_s
         self.begun = False
         """Whether nothing more is accepted."""
@@ -17,11 +17,11 @@ class Drain:
         self._over = asyncio.Event()
 
     def enter(self) -> None:
-        """A request came."""
+        """A request arrived."""
         self.under_way += 1
 
     def leave(self) -> None:
-        """A request is over."""
+        """A request ended."""
         self.under_way -= 1
         if self.begun and not self.under_way:
             self._over.set()
@@ -31,7 +31,7 @@ class Drain:
         self._over.set()
 
     async def finish(self) -> bool:
-        """Accept nothing more, and wait for what was accepted; whether all of it was answered in time."""
+        """Accept no more requests, and wait for those accepted; return whether all were answered in time."""
         self.begun = True
         if self.under_way:
             with suppress(TimeoutError):

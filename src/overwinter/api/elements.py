@@ -1,6 +1,6 @@
-"""How do the elements of a tensor look in JSON, and how do they become bytes again?
+"""Converts the elements of a tensor between JSON and bytes.
 
-Many elements are read and written a piece at a time: as Python's objects they would take thirty times their bytes.
+Many elements are read and written in pieces, because as Python objects they would take thirty times their bytes.
 """
 
 import re
@@ -111,7 +111,7 @@ def parse_elements(
 
 
 def _check_strings(name: str, view: memoryview, elements_max: int) -> None:
-    """TooLargeError when there are surely too many strings; what passes are at most twice as many as may be."""
+    """TooLargeError when there are certainly too many strings; at most twice the allowed number pass."""
     if len(view) <= 2 * elements_max:
         return
     text = bytes(view)
@@ -122,7 +122,7 @@ def _check_strings(name: str, view: memoryview, elements_max: int) -> None:
 
 
 def _check_lists(name: str, view: memoryview, elements_max: int) -> None:
-    """TooLargeError when there are more lists than strings may need; a shape with a 0 in it says nothing of them."""
+    """TooLargeError when there are more lists than the strings can need; a shape with a 0 does not bound them."""
     most = LISTS_PER_ELEMENT * elements_max
     if len(view) <= most:
         return
@@ -136,8 +136,8 @@ def _check_lists(name: str, view: memoryview, elements_max: int) -> None:
 
 
 def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
-    """Numbers out of a long text: first its brackets and commas alone must be those of the shape, then it is read as
-    one flat list, a piece at a time.
+    """Numbers from a long text. First its brackets and commas are checked against the shape, then it is read as one
+    flat list, piece by piece.
     """
     sizes = shape if depth > 1 else (prod(shape),)
     if 0 in sizes:
@@ -172,7 +172,7 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
 
 
 def _skeleton_bytes(sizes: tuple[int, ...]) -> int:
-    """How many brackets and commas lists nested by these sizes have."""
+    """The number of brackets and commas in lists nested by these sizes."""
     nbytes = 0
     for size in reversed(sizes):
         nbytes = 2 + size * nbytes + max(size - 1, 0)

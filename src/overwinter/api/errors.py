@@ -1,4 +1,4 @@
-"""How does an error become an HTTP response?"""
+"""Converts errors to HTTP responses."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ _log = logging.getLogger("overwinter.api")
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of everything that a route or a middleware raises."""
+    """Starlette's handler for exceptions of routes and middleware."""
     if not isinstance(error, HTTPException):
         if not isinstance(error, OverwinterError):
             name, own = request.path_params.get("name"), request.scope[FIELDS].get(REQUEST_ID, b"")
@@ -43,8 +43,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 def error_response(error: Exception, caller: Caller | None = None) -> Response:
-    """`{"error": text}` in the caller's names, with the status that says whose fault it is, and `Retry-After` where
-    waiting helps.
+    """`{"error": text}` with the names as the caller knows them, the status of the error's class, and `Retry-After`
+    where waiting helps.
     """
     if not isinstance(error, OverwinterError):
         return json_response({"error": f"internal error ({type(error).__name__}); the node's log says more"}, 500)

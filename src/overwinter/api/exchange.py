@@ -1,4 +1,4 @@
-"""What does a handler see of one HTTP request, and what does it give back?"""
+"""The HTTP request and the responses that route handlers use."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,7 +37,7 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class Connection(Protocol):
-    """The connection over which a request came, as long as it is the one that is answered."""
+    """The connection of a request, as long as that request is being answered."""
 
     has_left: bool
     """Whether its other side has closed it."""
@@ -49,12 +49,12 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class Response(responses.Response):
-    """A status, headers and the whole body. Of a long one, what is not read yet is still counted as held."""
+    """A status, headers and the complete body. The unread part of a long body still counts for the memory budget."""
 
     def __init__(
         self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], tail: Sequence[Buffer] = ()
     ) -> None:
-        """`tail` is more of the body, behind `body`, that is not copied together. The headers are sent as they are."""
+        """`tail` follows `body` and is sent without copying them together. The headers are sent unchanged."""
         self.status_code = status
         self.background = None
         self.tail = tail
@@ -63,7 +63,7 @@ class Response(responses.Response):
         self.raw_headers = [*headers, (b"content-length", b"%d" % self.nbytes)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. `send` waits for the reader; whoever does not read on is cut off by its connection."""
+        """Send it. `send` waits for the reader; the connection closes when the reader is too slow."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         parts = (self.body, *self.tail)
         if self.nbytes <= PIECE_BYTES:
@@ -78,7 +78,7 @@ class Response(responses.Response):
 
 
 class StreamingResponse(responses.StreamingResponse):
-    """A body that `produce` writes as it comes; it is cancelled when the client leaves."""
+    """A streamed body that `produce` writes; it is cancelled when the client disconnects."""
 
     def __init__(self, media_type: str, produce: Callable[[Write], Awaitable[None]]) -> None:
         self.status_code = 200
@@ -88,7 +88,7 @@ class StreamingResponse(responses.StreamingResponse):
         self._produce = produce
 
     async def stream_response(self, send: Send) -> None:
-        """Send the head, what is produced, and the end."""
+        """Send the head, the produced chunks, and the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # The client has gone, or a drain is at its end: there is nobody to tell.
         with suppress(asyncio.CancelledError):
@@ -102,7 +102,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: Buffer) -> T:
-    """The body as what `decoder` makes of it; CallerError says what is wrong and where."""
+    """The decoded body; CallerError says what is wrong and where."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -110,7 +110,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: Buffer) -> T:
 
 
 class Request(HTTPConnection):
-    """One HTTP request. Starlette's own would read a body of any size; here it is read within bounds."""
+    """One HTTP request. Starlette's class reads a body of any size; this one reads it within bounds."""
 
     def __init__(self, scope: Scope, receive: Receive, turns: Turns) -> None:
         super().__init__(scope)
@@ -130,7 +130,9 @@ class Request(HTTPConnection):
         return await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
 
     async def unless_gone(self, answer: Awaitable[T]) -> T:
-        """Await `answer` after the body was read; cancel it when the client hangs up, so that no queue holds it."""
+        """Await `answer` after the body was read; cancel it when the client disconnects, so that it leaves
+        all queues.
+        """
         connection: Connection = self.scope[CONNECTION]
         task = asyncio.current_task()
         assert task is not None

@@ -1,7 +1,7 @@
-"""What of a node's metrics, activity and usage does one tenant see? What is of its own functions alone.
+"""One tenant's view of a node's metrics, activity and usage: only data of its own functions.
 
-Left out is what other tenants change: totals of the node, and how many bytes of a function nobody else holds or pays
-for, which would tell who has the same weights.
+Data that depends on other tenants is left out: totals of the node, and the exclusive and billed bytes of a function,
+which would reveal that another tenant has the same weights.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
 
 
 class Names(Protocol):
-    """How the tenant's names are told apart."""
+    """Conversion between the tenant's names and the node's."""
 
     def told_json(self, value: object) -> msgspec.Raw:
         """What the node says, as JSON in the tenant's names."""
@@ -34,7 +34,7 @@ class Names(Protocol):
 
 
 class TenantTelemetry:
-    """What people can see of a tenant's functions; for the operator, of the node as a whole."""
+    """The visible data of a tenant's functions; for the operator, of the whole node."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TenantTelemetry:
         inner: Callable[[FunctionName], FunctionName],
         operator: bool,
     ) -> None:
-        """`inner`: what the node calls a function of the tenant; NotFoundError."""
+        """`inner`: the node's name of a function of the tenant; NotFoundError."""
         self._node = node
         self._tenant = tenant
         self._names = names
@@ -61,7 +61,7 @@ class TenantTelemetry:
         return self._names.told_bytes(await asyncio.to_thread(own_metrics, text, own))
 
     async def usage(self, tenant: TenantId | None) -> object:
-        """What each function of the tenant used; of another tenant nothing, whether there is one or not."""
+        """The usage of each function of the tenant; empty for any other tenant, whether it exists or not."""
         if self._operator:
             return await self._node.telemetry.usage(tenant)
         if tenant not in (None, self._tenant):
@@ -72,17 +72,17 @@ class TenantTelemetry:
         return self._names.told_json(told)
 
     async def activity(self) -> object:
-        """What goes on in the tenant's functions just now."""
+        """The current activity of the tenant's functions."""
         if self._operator:
             return await self._node.telemetry.activity()
         return self._names.told_json(await self._activity())
 
     async def explain(self, name: FunctionName, version: int | None) -> object:
-        """Why a function of the tenant is as it is; NotFoundError."""
+        """The explanation of a function of the tenant; NotFoundError."""
         return self._names.told_json(await self._node.telemetry.explain(self._inner(name), version))
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
-        """What the code of a function of the tenant printed of late; NotFoundError."""
+        """The last output of the code of a function of the tenant; NotFoundError."""
         return self._names.told_json(await self._node.telemetry.logs(self._inner(name), version))
 
     async def _activity(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class TenantTelemetry:
 
 
 def own_activity(activity: object, tenant: TenantId) -> dict[str, Any]:
-    """What of a node's activity is of one tenant's functions. With a thousand functions it takes a while."""
+    """The part of a node's activity that concerns one tenant's functions. Slow with a thousand functions."""
     told = msgspec.to_builtins(activity)
     functions = [each | {"exclusive_bytes": None} for each in told["functions"] if each["tenant"] == tenant]
     ids = {worker for each in functions for worker in each["workers"]}
@@ -110,7 +110,7 @@ def own_activity(activity: object, tenant: TenantId) -> dict[str, Any]:
 
 
 def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
-    """The samples that are of these functions and pipelines, with what explains them."""
+    """The samples of these functions and pipelines, with their HELP and TYPE lines."""
     kept: list[bytes] = []
     about: list[bytes] = []
     for line in text.splitlines(keepends=True):

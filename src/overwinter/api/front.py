@@ -1,7 +1,7 @@
-"""What does the front door need from the node behind it?
+"""The interface that the API needs from a node.
 
-The node is one implementation; the tests bring another. Attributes are read-only properties so that frozen
-structs, whatever room they live in, fit as they are.
+The node is one implementation; the tests have another. Attributes are read-only properties, so that frozen structs of
+any package implement them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ Start = Literal["warm", "bound", "host", "disk"]
 class FunctionView(Protocol):
     """One deployed version of a function, or a pipeline, as callers see it.
 
-    It goes to deployers as JSON just as it is: a struct with these fields, and any others that are worth showing.
+    It is sent to deployers as JSON: a struct with these fields and possibly further ones.
     """
 
     @property
@@ -35,7 +35,7 @@ class FunctionView(Protocol):
 
     @property
     def tenant(self) -> TenantId:
-        """Whose it is."""
+        """The tenant that owns it."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class FunctionView(Protocol):
 
     @property
     def state(self) -> State:
-        """READY: a request would be answered, even if the function sleeps now."""
+        """READY: a request would be answered, even if the function is asleep."""
         ...
 
     @property
@@ -55,26 +55,28 @@ class FunctionView(Protocol):
 
     @property
     def platform(self) -> str:
-        """What runs it: overwinter_program, overwinter_pipeline."""
+        """The kind of model: overwinter_program, overwinter_pipeline."""
         ...
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """What it takes, in order."""
+        """Its inputs, in order."""
         ...
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """What it gives, in order."""
+        """Its outputs, in order."""
         ...
 
     @property
     def settings(self) -> msgspec.Struct:
-        """What its owner chose: Settings for a function."""
+        """Its settings: Settings for a function."""
         ...
 
     def info(self, whole: bool = False, /) -> object:
-        """All that can be told of it, as data for JSON; `whole`: what is told of one at a time, too. Not cheap."""
+        """Its full description, as data for JSON; `whole`: with the details that only a query for one function returns.
+        Expensive.
+        """
         ...
 
 
@@ -98,12 +100,12 @@ class Reply(Protocol):
 
     @property
     def start(self) -> Start:
-        """Where the weights lay when the request came: in a live worker, in the host store, on disk."""
+        """Where the weights were when the request arrived: in a live worker, in the host store, on disk."""
         ...
 
 
 class Deployed(Protocol):
-    """What a deploy made."""
+    """The result of a deploy."""
 
     @property
     def version(self) -> int:
@@ -112,19 +114,19 @@ class Deployed(Protocol):
 
 
 class Tried(Deployed, Protocol):
-    """What a deploy of a function made."""
+    """The result of a deploy of a function."""
 
     @property
     def warning(self) -> str:
-        """What its author should know of its trial; empty: nothing."""
+        """Warnings of its trial; empty: none."""
         ...
 
 
 class Upload(Protocol):
-    """A block on its way in. What it does touches the disk and is called in a thread."""
+    """An upload of a block. Its methods access the disk and are called in a thread."""
 
     def __enter__(self) -> Self:
-        """Nothing is done."""
+        """Enter the context."""
         ...
 
     def write(self, chunk: Buffer, /) -> None:
@@ -132,56 +134,56 @@ class Upload(Protocol):
         ...
 
     def commit(self, now: float, /) -> bool:
-        """Put it in its place; False when the tenant had sent it. CallerError when the bytes do not give the address.
-        `now` is in seconds since 1970.
+        """Commit the block; False when the tenant had sent it before. CallerError when the bytes do not match the
+        address. `now` is in seconds since 1970.
         """
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
     ) -> None:
-        """Leave nothing behind that is not committed."""
+        """Discard an uncommitted upload."""
         ...
 
 
 class Blocks(Protocol):
-    """Where uploaded blocks go. Both methods touch the disk and are called in a thread."""
+    """The storage of uploaded blocks. Both methods access the disk and are called in a thread."""
 
     def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float, /) -> Sequence[Address]:
         """Those of `addresses` that the tenant has not sent yet."""
         ...
 
     def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None, /) -> Upload:
-        """Begin to store one block that a tenant sends, which may hold `most_bytes`, if not fewer."""
+        """Begin to store one block of a tenant, which may store at most `most_bytes`."""
         ...
 
 
 class Telemetry(Protocol):
-    """What people can see of a node. What it returns goes out as JSON just as it is."""
+    """The telemetry of a node. Its results are sent as JSON unchanged."""
 
     async def metrics(self) -> bytes:
         """All metrics, in Prometheus's text format."""
         ...
 
     async def usage(self, tenant: TenantId | None, /) -> object:
-        """What each function used, of all tenants or of one."""
+        """The usage of each function, of all tenants or of one."""
         ...
 
     async def activity(self) -> object:
-        """What goes on just now."""
+        """The current activity."""
         ...
 
     async def explain(self, name: FunctionName, version: int | None, /) -> object:
-        """Why a function is as it is; NotFoundError."""
+        """The explanation of a function; NotFoundError."""
         ...
 
     async def logs(self, name: FunctionName, version: int | None, /) -> object:
-        """What the code of a function printed of late; NotFoundError."""
+        """The last output of a function's code; NotFoundError."""
         ...
 
 
 class Front(Protocol):
-    """The node, seen from the front door. All methods raise core errors."""
+    """The node, as the API uses it. All methods raise core errors."""
 
     @property
     def repository(self) -> Blocks:
@@ -189,7 +191,7 @@ class Front(Protocol):
         ...
 
     def live(self) -> bool:
-        """Whether the node's loop still works."""
+        """Whether the node's loop is running."""
         ...
 
     def ready(self) -> bool:
@@ -207,11 +209,11 @@ class Front(Protocol):
         ...
 
     def versions(self, name: FunctionName, /) -> Sequence[int]:
-        """Those of a function or a pipeline that answer, ascending; none of a name that nobody knows."""
+        """The versions of a function or pipeline that answer requests, ascending; empty for an unknown name."""
         ...
 
     def owner(self, name: FunctionName, /) -> TenantId:
-        """Whose a function or a pipeline is; NotFoundError."""
+        """The tenant of a function or a pipeline; NotFoundError."""
         ...
 
     def view(self, name: FunctionName, version: int | None, /) -> FunctionView:
@@ -229,38 +231,38 @@ class Front(Protocol):
         priority: int,
         /,
     ) -> Reply:
-        """Run a function or a pipeline; the inputs fit its specs. The outputs may not change after it returns."""
+        """Run a function or a pipeline; the inputs match its specs. The outputs must not change after it returns."""
         ...
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> Tried:
-        """Register a new version whose blocks are all stored; its tenant may have `functions_max`, if not fewer."""
+        """Register a new version whose blocks are all stored; its tenant may have at most `functions_max` functions."""
         ...
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId, /) -> Deployed:
-        """Register a tenant's functions to be called as one, in place of a pipeline of that name."""
+        """Register a pipeline of a tenant's functions; it replaces a pipeline of that name."""
         ...
 
     async def profile(
         self, name: FunctionName, version: int | None, wanted: Wanted, tell: Callable[[Progress], None], /
     ) -> Profile:
-        """Measure a function on this machine as far as that is not known; `tell` hears how far it is."""
+        """Measure what is not known of a function on this machine; `tell` is called with the progress."""
         ...
 
     def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:
-        """What is known of a function's speed on this machine; NotFoundError also when nothing is."""
+        """The profile of a function on this machine; NotFoundError also when there is none."""
         ...
 
     @property
     def telemetry(self) -> Telemetry:
-        """What people can see of it."""
+        """The telemetry of the node."""
         ...
 
     async def set_traffic(self, name: FunctionName, shares: Shares, /) -> None:
-        """Say which versions of a function get the requests that name none; with no shares, the newest."""
+        """Set which versions of a function get the requests that name none; with no shares, the newest."""
         ...
 
     async def remove(self, name: FunctionName, version: int | None, /) -> None:
-        """Take away one version of a function, or all, or a pipeline."""
+        """Remove one version of a function, or all, or a pipeline."""
         ...
 
     async def load(self, name: FunctionName, version: int | None, /) -> None:
@@ -268,5 +270,5 @@ class Front(Protocol):
         ...
 
     async def unload(self, name: FunctionName, version: int | None, /) -> None:
-        """Make a function give back its memory and answer no more until it is loaded."""
+        """Unload a function: it releases its memory and answers no requests until it is loaded."""
         ...

@@ -59,13 +59,13 @@ STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bo
 
 
 class IndexRequest(msgspec.Struct):
-    """Which versions to list."""
+    """The filter of a listing."""
 
     ready: bool = False
 
 
 class LoadRequest(msgspec.Struct):
-    """What to do with a function; load takes no parameters, and those of unload change nothing."""
+    """The body of a load or unload; load takes no parameters, and those of unload have no effect."""
 
     parameters: dict[str, bool | int | float | str] = {}
 
@@ -86,7 +86,7 @@ class InferenceApi:
         self._server = ServerMetadata("overwinter", product_version, EXTENSIONS)
 
     def operations(self) -> list[Operation]:
-        """Every operation of the protocol; the one that is called most comes first."""
+        """Every operation of the protocol; the most frequent one comes first."""
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
         repository = "/v2/repository/models/{name}"
         return [
@@ -148,7 +148,7 @@ class InferenceApi:
         return await self._answer(request, reply, inference)
 
     async def _answer(self, request: Request, reply: Reply, inference: Inference) -> Response:
-        """The reply as the caller wants it; it takes memory until it is read."""
+        """The reply in the requested format; its memory is reserved until it is read."""
         inference.inputs.clear()
         nbytes = sum(len(tensor.data) for tensor in reply.outputs)
         request.hold.grow(nbytes)
@@ -165,12 +165,12 @@ class InferenceApi:
         return json_response(self._server)
 
     async def live(self, request: Request) -> Response:
-        """Whether the node works; 400 when not, as the protocol says."""
+        """Whether the node works; 400 if not, as the protocol requires."""
         live = request.caller.front.live()
         return json_response(Live(live), 200 if live else 400)
 
     async def ready(self, request: Request) -> Response:
-        """Whether the node answers requests; one that stops answers those alone that it has."""
+        """Whether the node answers new requests; a draining node does not."""
         ready = request.caller.front.ready() and not self._drain.begun
         return json_response(Ready(ready), 200 if ready else 400)
 
@@ -189,13 +189,13 @@ class InferenceApi:
         )
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a function answers requests; one that sleeps does."""
+        """Whether a function answers requests; a sleeping one does."""
         view = _view(request)
         ready = view.state == "READY"
         return json_response(ModelReady(view.name, ready), 200 if ready else 400)
 
     async def model_config(self, request: Request) -> Response:
-        """What is true of a function in the words of Triton's model configuration."""
+        """The description of a function in the format of Triton's model configuration."""
         view = _view(request)
         settings = msgspec.to_builtins(view.settings)
         # A pipeline has no workers of its own.
@@ -231,7 +231,7 @@ class InferenceApi:
         return Response(200, b"", [])
 
     async def unload(self, request: Request) -> Response:
-        """Make a function give back its memory."""
+        """Unload a function, which releases its memory."""
         body = await request.body(SHORT)
         if body:
             # The only parameter, unload_dependents, changes nothing: no function has dependents.

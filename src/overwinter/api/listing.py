@@ -1,6 +1,7 @@
-"""How are thousands of things listed without keeping the loop, or its memory, from others?
+"""Lists thousands of items without blocking the loop or using unbounded memory.
 
-Each listing goes in steps and holds what it has of the memory for requests: a thousand at once are as many answers.
+Each listing runs in steps and reserves its memory from the budget for requests, because a thousand listings at once are
+as many answers.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +18,9 @@ T = TypeVar("T")
 
 
 def listed(things: Iterable[T], tell: Callable[[T], object], hold: Hold) -> Steps[bytes]:
-    """What `tell` makes of each, as a JSON list. TooLargeError, OverloadedError when there is no memory for it."""
+    """The results of `tell` for each item, as a JSON list. TooLargeError, OverloadedError when there is no memory for
+    it.
+    """
     # The first step is no work: many may take theirs in one turn of the loop.
     yield
     text = bytearray(b"[")

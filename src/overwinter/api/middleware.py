@@ -1,4 +1,4 @@
-"""What stands between the border and the routes? Who asks is known first, and what came of it is kept."""
+"""The middleware between the border and the routes: it authenticates callers and writes the audit log."""
 
 import asyncio
 from collections.abc import Container
@@ -12,7 +12,7 @@ from overwinter.core.errors import OverloadedError
 
 
 class AccessMiddleware:
-    """Lets a request in, or not; the routes find its caller in the scope."""
+    """Authenticates a request; the routes find its caller in the scope."""
 
     def __init__(self, app: ASGIApp, access: Access, open_paths: Container[str]) -> None:
         """`open_paths` need no token."""

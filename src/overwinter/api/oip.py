@@ -40,7 +40,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
 
 
 class InputParameters(msgspec.Struct, frozen=True):
-    """What a caller may say about an input; unknown words are left aside, as the protocol asks."""
+    """The parameters of an input; unknown ones are ignored, as the protocol requires."""
 
     binary_data_size: Count | None = None
     shared_memory_region: str | None = None
@@ -58,7 +58,7 @@ class RequestInput(msgspec.Struct):
 
 
 class OutputParameters(msgspec.Struct, frozen=True):
-    """What a caller may say about an output."""
+    """The parameters of a requested output."""
 
     binary_data: bool | None = None
     classification: int = 0
@@ -66,14 +66,14 @@ class OutputParameters(msgspec.Struct, frozen=True):
 
 
 class RequestOutput(msgspec.Struct):
-    """One output that the caller wants."""
+    """One requested output."""
 
     name: Name
     parameters: OutputParameters = OutputParameters()
 
 
 class RequestParameters(msgspec.Struct, frozen=True):
-    """What a caller may say about a request."""
+    """The parameters of a request."""
 
     binary_data_output: bool = False
     priority: Count = 0
@@ -83,13 +83,13 @@ class RequestParameters(msgspec.Struct, frozen=True):
 
 
 class _InputOutline(msgspec.Struct):
-    """One tensor of a request, as long as its elements are."""
+    """One tensor of a request, with its elements still encoded."""
 
     data: msgspec.Raw = msgspec.Raw()
 
 
 class _Outline(msgspec.Struct):
-    """What of a request may be long, unread."""
+    """The parts of a request that may be long, still encoded."""
 
     inputs: list[_InputOutline] = []
 
@@ -104,7 +104,7 @@ class InferRequest(msgspec.Struct):
 
 
 class Inference(msgspec.Struct):
-    """A request as the node takes it, and how its answer is to look."""
+    """A decoded request, and the requested format of its answer."""
 
     inputs: list[Tensor]
     id: str = ""
@@ -117,7 +117,7 @@ class Inference(msgspec.Struct):
 
 
 class ResponseOutput(msgspec.Struct, omit_defaults=True):
-    """One tensor of an answer: its elements, or how many bytes of the body it has."""
+    """One tensor of an answer: its elements, or its number of bytes in the body."""
 
     name: str
     datatype: str
@@ -141,8 +141,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELEMENTS_MAX) -> Steps[Inference]:
-    """Read a request whose JSON is the first `head_bytes` of `body` (None: all of it), with at most so many elements of
-    BYTES tensors; CallerError, TooLargeError.
+    """Read a request whose JSON is the first `head_bytes` of `body` (None: all of it), with at most `elements_max`
+    elements of BYTES tensors; CallerError, TooLargeError.
     """
     if head_bytes is not None and head_bytes > len(body):
         raise CallerError(f"Inference-Header-Content-Length is {head_bytes}, and the body has {len(body)} bytes")
@@ -186,7 +186,7 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
 def encode_reply(
     name: str, version: int, outputs: Sequence[Tensor], inference: Inference, json_bytes_max: int = SIZE_MAX
 ) -> Steps[tuple[bytes, list[Buffer]]]:
-    """The JSON of the answer, in which tensors may take so many bytes, and the tensors whose bytes follow it."""
+    """The JSON of the answer, whose tensors are bounded in bytes, and the tensors whose bytes follow it."""
     tail: list[Buffer] = []
     described = []
     for tensor, binary in _select(outputs, inference):
@@ -203,7 +203,9 @@ def encode_reply(
 
 
 def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
-    """CallerError when a long request is long by anything but its tensors' elements: only these are read in pieces."""
+    """CallerError when anything but the tensors' elements is long in a request: only the elements are read
+    in pieces.
+    """
     if head.count(b"{") > OBJECTS_MAX:
         yield
         # Texts may hold braces too.
@@ -221,7 +223,7 @@ def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
 
 
 def _read_input(given: RequestInput, tail: memoryview, has_tail: bool, elements_max: int) -> Steps[tuple[Tensor, int]]:
-    """One input and how many bytes of `tail` are its own."""
+    """One input and its number of bytes in `tail`."""
     size = None
     if given.parameters is not None:
         if given.parameters.shared_memory_region is not None:

@@ -1,4 +1,4 @@
-"""How is the API told as an OpenAPI 3.1 document? From its operations, the types of their messages, and the errors."""
+"""Generates the OpenAPI 3.1 document from the operations, the types of their messages, and the errors."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -90,7 +90,7 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
 
 
 class _Told:
-    """Operations in OpenAPI's words, with the schemas of their messages."""
+    """Operations in OpenAPI's format, with the schemas of their messages."""
 
     def __init__(self, schemas: list[tuple[Any, dict[str, Any]]]) -> None:
         # Not a dictionary: a union is not always hashable, and there are few.
@@ -166,7 +166,7 @@ def _security(operation: Operation) -> list[dict[str, list[str]]]:
 
 
 def _why(status: int) -> str:
-    """What an error of this status means: the first line on the widest class of errors that has it."""
+    """The meaning of an error status: the first docstring line of the most general error class with it."""
     kinds: list[type[OverwinterError]] = [OverwinterError]
     for kind in kinds:
         if kind.status == status and kind is not OverwinterError:

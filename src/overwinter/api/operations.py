@@ -1,4 +1,4 @@
-"""Which operations does the API have? The routes and the OpenAPI document are both made from this one table."""
+"""The table of the API's operations, from which the routes and the OpenAPI document are generated."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -22,7 +22,7 @@ AUDITED = "overwinter.audited"
 
 
 class Body(msgspec.Struct, frozen=True):
-    """One form in which a body may come."""
+    """One media type of a body."""
 
     media_type: str
     message: Any = None
@@ -31,7 +31,7 @@ class Body(msgspec.Struct, frozen=True):
 
 
 def json_body(*messages: Any) -> tuple[Body, ...]:
-    """A body of one of these messages in JSON."""
+    """A JSON body of one of these messages."""
     return tuple(Body("application/json", message) for message in messages)
 
 
@@ -57,12 +57,12 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def scope(self) -> TokenScope | None:
-        """What a token must be for; None: anything."""
+        """The scope that a token needs; None: any."""
         return next((scope for scope in SCOPES if scope == self.needs), None)
 
     @property
     def is_audited(self) -> bool:
-        """Whether the audit keeps a line of it."""
+        """Whether the audit log records it."""
         return self.scope in ("deploy", "admin") and not self.passing
 
 

@@ -1,4 +1,4 @@
-"""What does a browser find here? A page that says what this is, the OpenAPI document, and a page that shows it."""
+"""The pages for browsers: a description of the server, the OpenAPI document, and a page made from it."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -22,7 +22,7 @@ HTML_HEADERS = [
 
 
 class Pages:
-    """What is told of the API itself."""
+    """The pages about the API itself."""
 
     def __init__(self, operations: Sequence[Operation], version: str) -> None:
         pages = [
@@ -39,7 +39,7 @@ class Pages:
         return self._pages
 
     async def root(self, request: Request) -> Response:
-        """What this is, as a page."""
+        """The page that describes this server."""
         return Response(200, self._root, HTML_HEADERS)
 
     async def docs(self, request: Request) -> Response:

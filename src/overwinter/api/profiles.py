@@ -1,7 +1,7 @@
-"""How is a function measured over HTTP?
+"""Measures a function's profile over HTTP.
 
-A measurement takes long, so that its answer is lines of JSON, written as it goes on: how far it is, and at the end the
-profile or an error. Empty lines only say that it still goes on. Whoever hangs up ends it.
+A measurement takes long, so its answer is a stream of JSON lines: the progress, and at the end the profile or an error.
+Empty lines keep the connection alive. Disconnecting ends the measurement.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ProfileApi:
-    """The routes for what a node knows of its functions' speed."""
+    """The routes for profiles of functions."""
 
     def operations(self) -> list[Operation]:
         """Every operation on profiles."""
@@ -45,11 +45,11 @@ class ProfileApi:
         ]  # fmt: skip
 
     async def known(self, request: Request) -> Response:
-        """What was measured of a function on this machine."""
+        """The profile of a function on this machine."""
         return json_response(request.caller.front.known_profile(*function_of(request)))
 
     async def measure(self, request: Request) -> StreamingResponse:
-        """Measure what the body wants and is not known; without a body all that the settings allow."""
+        """Measure the configurations of the body that are not known; without a body, all that the settings allow."""
         body = bytes(await request.body(SHORT))
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
         name, version = function_of(request)

@@ -1,6 +1,6 @@
-"""What may a connection send before a request is whole? Its head and the requests in advance are bounded.
+"""The HTTP protocol of a connection, with bounds on request heads and pipelined requests.
 
-The server reads HTTP with httptools, which has no bounds of its own. Bodies are bounded where they are read.
+The server parses HTTP with httptools, which has no such bounds. Bodies are bounded where they are read.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ CHUNKED = b"transfer-encoding"
 
 
 class _RefusedError(Exception):
-    """The request breaks a bound; ends the parser's work."""
+    """The request exceeds a bound; stops the parser."""
 
 
 class _Flow(FlowControl):
-    """Whether the connection is read. Whoever would read on waits until what came is parsed."""
+    """Whether the connection is read. Reading resumes only after the received bytes are parsed."""
 
     def __init__(self, transport: asyncio.Transport, parses: Callable[[], bool]) -> None:
         super().__init__(transport)
         self._parses = parses
 
     def resume_reading(self) -> None:
-        """Read on, now or as soon as all is parsed."""
+        """Resume reading, now or as soon as all is parsed."""
         if self._parses():
             self.read_paused = False
         else:
@@ -51,7 +51,7 @@ class _Flow(FlowControl):
 
 
 class _Joining:
-    """The transport of one answer: the head goes out with what follows it, which must be something.
+    """The transport of one answer: the head is sent together with the next bytes, of which there must be some.
 
     Each write is a packet, and wakes the reader.
     """
@@ -74,7 +74,7 @@ class _Joining:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send what is kept, and no more."""
+        """Send the kept head alone."""
         if self._head:
             self._transport.write(self._head)
         self._end()
@@ -119,7 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # What the other side does
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Find room for it, or refuse it."""
+        """Register the connection, or refuse it."""
         super().connection_made(transport)
         self.flow = _Flow(transport, lambda: bool(self._rest))
         self.caller = client_of(self.client[0] if self.client else "")
@@ -128,14 +128,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._all.turn_away(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free its place."""
+        """Unregister the connection."""
         self._all.forget(self)
         self._leave()
         self._rest = b""
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came. Thousands of chunks of a few bytes are not parsed in one go."""
+        """Parse received bytes. Thousands of chunks of a few bytes are parsed in several iterations of the loop."""
         if self._rest:
             self._rest += data
         else:
@@ -153,8 +153,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse at least a step of it; returns what is left for another turn of the loop. Of a head, no more than its
-        bounds is ever read.
+        """Parse at least one step; returns the rest for another iteration of the loop. A head is never read beyond its
+        bounds.
         """
         while data and not (self._refused or self.transport.is_closing()):
             whole = len(data) <= STEP_BYTES or (self._in_body and not self._chunked)
@@ -187,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(414, f"the path of the request is longer than {URL_MAX} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer. What trailers say counts for nothing: a proxy that sets headers does not see them."""
+        """A header, or a trailer. Trailers are ignored: a proxy that sets headers does not see them."""
         self._headers_count += 1
         if self._headers_count > self._limits.headers_max:
             self._stop(431, f"the request has more than {self._limits.headers_max} headers")
@@ -198,7 +198,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A head ends: from now on there is a request."""
+        """The head is complete: a request begins."""
         if len(self.pipeline) >= AHEAD_MAX:
             self._stop(429, f"more than {AHEAD_MAX} requests were sent ahead of the answer to the first")
         self._number += 1
@@ -208,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body: as much of it as is there, or a chunk."""
+        """A part of the body: the received bytes, or a chunk."""
         self._step_body_bytes += len(body)
         self._body_bytes += len(body)
         if self._chunked:
@@ -217,13 +217,13 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def _join_chunks(self) -> None:
-        """Hand on at once what many chunks may hold."""
+        """Pass on the bytes of many chunks at once."""
         if self._chunks:
             super().on_body(bytes(self._chunks))
             self._chunks.clear()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is complete."""
         self._join_chunks()
         self._number += 1
         self._in_body = False
@@ -238,22 +238,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self._all.idle(self)
 
     def resume_writing(self) -> None:
-        """The other side read on."""
+        """The client read more of the answer."""
         self._number += 1
         super().resume_writing()
 
     # How it ends
 
     def send_400_response(self, msg: str) -> None:
-        """The parser gave up: it says why, or we do."""
+        """The parser failed: answer with its reason or ours."""
         self._refuse(*(self._refusal or (400, "this is not valid HTTP")))
 
     def waits(self) -> Waits:
-        """What the other side owes."""
+        """The event that the connection waits for."""
         return Waits(self._waits_for(), self._number, self._body_bytes)
 
     def time_out(self) -> None:
-        """It was too slow."""
+        """The client was too slow."""
         if self._number == 0 and not self._frame_bytes:
             # It asked for nothing yet: an answer now would be taken for that to what it asks next.
             self.transport.close()
@@ -261,7 +261,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(408, "the request came too slowly")
 
     def shutdown(self) -> None:
-        """The server stops: who was refused need not be waited for."""
+        """The server stops: refused connections are closed at once."""
         if self._refused:
             self.transport.abort()
         else:
@@ -283,7 +283,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _end(self) -> None:
-        """Close after the last answer. What still comes of its request is thrown away, or the answer would be."""
+        """Close after the last answer. The rest of the request is read and discarded; otherwise the answer would be
+        lost.
+        """
         if self._in_body:
             self._refused = True
             # What came behind it would be run, and its answer heard by nobody.
@@ -293,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _leave(self) -> None:
-        """Tell the request under way that nobody waits for its answer; those behind it are not begun."""
+        """Tell the request under way that its client is gone; pipelined requests are not started."""
         self.pipeline.clear()
         self.has_left = True
         if self._running is not None and not self._running.response_complete:
@@ -321,7 +323,7 @@ class BoundedProtocol(HttpToolsProtocol):
         raise _RefusedError(why)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Say why, if nothing else was begun to be said, and end; what still comes is thrown away."""
+        """Answer with the reason, unless an answer has begun, and end; later bytes are discarded."""
         self._refused = True
         running = self._running
         if running is not None and running.response_started and not running.response_complete:

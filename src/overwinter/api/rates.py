@@ -1,8 +1,8 @@
-"""How often may something happen in a second? A token bucket: a second's worth may come at once."""
+"""A rate limiter: a token bucket that holds the tokens of one second."""
 
 
 class Rate:
-    """Lets through `per_s` a second, and as many at once after a quiet second; at least one."""
+    """Allows `per_s` events per second, and as many at once after a second without events; at least one."""
 
     __slots__ = ("_at", "_left", "per_s")
 
@@ -12,7 +12,7 @@ class Rate:
         self._at = 0.0
 
     def wait_s(self, now: float) -> float:
-        """Take one, and return 0; or, when there is none, the seconds until there is one."""
+        """Take a token and return 0; without a token, return the seconds until there is one."""
         left = min(max(1.0, self.per_s), self._left + max(0.0, now - self._at) * self.per_s)
         self._at = now
         if left >= 1.0:

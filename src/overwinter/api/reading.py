@@ -1,7 +1,7 @@
-"""How does the body of a request come in, and what may it become?
+"""Reads and decompresses the body of a request within its bounds.
 
-What is announced is held of the budget before it is read. A long body lies in pages of its own: nothing is copied
-together at the end, and they go back to the system at once.
+The announced length is reserved from the budget before the body is read. A long body has its own memory pages: nothing
+is copied at the end, and the pages are returned to the system at once.
 """
 
 import mmap
@@ -35,24 +35,24 @@ Fields = Mapping[bytes, bytes]
 
 
 class Gathered:
-    """Bytes that come bit by bit, at most `most` of them, in pages that come to be when they are written to."""
+    """A buffer for at most `most` bytes, whose pages are allocated when they are written."""
 
     def __init__(self, most: int) -> None:
         self._pages = memoryview(mmap.mmap(-1, max(most, 1)))
         self.nbytes = 0
 
     def add(self, data: Buffer) -> None:
-        """Append; there must be room."""
+        """Append; the bytes must fit."""
         self._pages[self.nbytes : self.nbytes + len(data)] = data
         self.nbytes += len(data)
 
     def view(self) -> memoryview:
-        """What came so far."""
+        """The bytes so far."""
         return self._pages[: self.nbytes].toreadonly()
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a body may be."""
+    """The bounds of a body."""
 
     bytes_max: int
     """As it was sent, and decompressed."""
@@ -62,7 +62,7 @@ class Bounds(msgspec.Struct, frozen=True):
     """What a caller can do whose body is larger."""
 
     def error(self) -> TooLargeError:
-        """The error that names the bound, and the way out."""
+        """The error that names the bound and the remedy."""
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
 
 
@@ -103,7 +103,7 @@ async def _gather(receive: Receive, first: Buffer, hold: Hold, bounds: Bounds) -
 
 
 def body_of(message: Message) -> bytes:
-    """The bytes that one ASGI message brings; CallerError when the client has gone."""
+    """The bytes of one ASGI message; CallerError when the client disconnected."""
     if message["type"] == "http.disconnect":
         raise CallerError("the client closed the connection before its request was complete")
     body: bytes = message.get("body", b"")
@@ -119,7 +119,7 @@ def check_length(fields: Fields, bounds: Bounds) -> int:
 
 
 def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Buffer]:
-    """Undo gzip or deflate, a bit at a time; never makes more than its bound, or RATIO_MAX times what came."""
+    """Decompress gzip or deflate in steps, never beyond the bound or RATIO_MAX times the compressed bytes."""
     coding = coding.strip().lower()
     if coding == b"identity":
         return body
@@ -150,8 +150,8 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
 
 
 def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
-    """The plain bytes, STEP_BYTES at most at a time; zlib.error also when the body is cut short, goes on, or is mostly
-    empty blocks.
+    """The plain bytes, STEP_BYTES at most at a time; zlib.error also when the body is truncated, has trailing data, or
+    is mostly empty blocks.
     """
     stream = zlib.decompressobj(wbits=window_bits)
     at = nbytes = 0

@@ -1,7 +1,7 @@
-"""How is long work done without keeping the loop from others?
+"""Runs long work in steps, so that it does not block the loop.
 
-Such work is a generator that yields after each bounded step and returns its result. Work that is short never yields.
-Threads would not do: what holds the interpreter's lock in one stops the loop all the same.
+Such work is a generator that yields after each bounded step and returns its result. Short work never yields. Threads
+would not help: work that holds the interpreter's lock in a thread also blocks the loop.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Turns:
-    """Lets the loop go round between two steps. Those that take more than one step take theirs by turns, one in each
-    round: many would together keep the loop as long as one that never pauses, and none waits for another's end.
+    """Runs one step per iteration of the loop. Several pieces of work take their steps in rotation: otherwise many
+    together would block the loop as long as one without pauses. None waits for the end of another.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def run(self, steps: Steps[T]) -> T:
-        """The result; what is done in one step is done at once."""
+        """The result; work of one step is done at once."""
         done = _step(steps)
         while done is None:
             # Who comes first goes first: each of the others has a step before this one has its next.
@@ -42,7 +42,7 @@ class Turns:
 
 
 def _step(steps: Steps[T]) -> tuple[T] | None:
-    """Go one step; the result when it was the last."""
+    """Run one step; returns the result after the last."""
     try:
         next(steps)
     except StopIteration as done:

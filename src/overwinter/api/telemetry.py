@@ -1,4 +1,4 @@
-"""What can be asked of a node over HTTP: metrics, activity, usage, why a function is so, and what its code printed?"""
+"""The telemetry routes: metrics, activity, usage, explanations, and the output of functions."""
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -16,10 +16,10 @@ METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 
 class TelemetryApi:
-    """The routes for whoever looks at a node."""
+    """The routes for telemetry."""
 
     def operations(self) -> list[Operation]:
-        """Every operation for whoever looks at a node."""
+        """Every operation of telemetry."""
         metrics = Body(CONTENT_TYPE_PLAIN_0_0_4, str)
         function = "/overwinter/v1/functions/{name}"
         return [
@@ -39,20 +39,20 @@ class TelemetryApi:
         return Response(200, await request.caller.front.telemetry.metrics(), [METRICS_TYPE])
 
     async def activity(self, request: Request) -> Response:
-        """What the node and its functions do just now."""
+        """The current state of the node and its functions."""
         return json_response(await request.caller.front.telemetry.activity())
 
     async def usage(self, request: Request) -> Response:
-        """What each function used, of all tenants or of the one in the path."""
+        """The usage of each function, of all tenants or of the one in the path."""
         tenant = request.path_params.get("tenant")
         return json_response(await request.caller.front.telemetry.usage(None if tenant is None else TenantId(tenant)))
 
     async def explain(self, request: Request) -> Response:
-        """Why a function is as it is."""
+        """The state of a function and the reasons of the last decisions."""
         return json_response(await request.caller.front.telemetry.explain(*function_of(request)))
 
     async def logs(self, request: Request) -> Response:
-        """What the code of a function printed of late, for its own tenant: it may have printed what callers sent."""
+        """The last output of a function's code, for its own tenant only, because it may contain requests."""
         name, version = function_of(request)
         check_owner(request, name)
         return json_response(await request.caller.front.telemetry.logs(name, version))

@@ -1,9 +1,9 @@
-"""What does a tenant see of a node? Its own functions, under its own names, and nothing of anybody else.
+"""One tenant's view of a node: its own functions, under its own names.
 
-A node with tokens gives each tenant names of its own: what `acme` calls `resnet` the node calls `acme..resnet`. Here,
-and nowhere else, one becomes the other, so that two tenants may use the same name and neither learns of it. What a
-tenant deployed before there were tokens keeps its name. A handler is given this in place of the node and has nothing
-to check; what belongs to another tenant is not there.
+A node with tokens gives each tenant its own namespace: `resnet` of `acme` is `acme..resnet` in the node. Only this
+module converts between the two, so that two tenants may use the same name without learning of it. Functions that were
+deployed before the first token keep their names. Route handlers get this view in place of the node and need no checks;
+functions of other tenants do not exist in it.
 """
 
 import re
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TenantNames:
-    """How the names of one tenant's functions are told apart from those of all others."""
+    """Conversion between the names of one tenant and those of the node."""
 
     def __init__(self, tenant: TenantId) -> None:
         self.prefix = f"{tenant}{SEPARATOR}"
@@ -37,7 +37,7 @@ class TenantNames:
         self._in_bytes = re.compile(self._in_text.pattern.encode())
 
     def own(self, name: FunctionName) -> FunctionName:
-        """What the node calls it."""
+        """The node's name of it."""
         return FunctionName(self.prefix + name)
 
     def told(self, text: str) -> str:
@@ -45,7 +45,7 @@ class TenantNames:
         return self._in_text.sub("", text)
 
     def told_json(self, value: object) -> msgspec.Raw:
-        """What the node says, as JSON in the tenant's names."""
+        """The node's answer as JSON, with the tenant's names."""
         return msgspec.Raw(self.told_bytes(_encode(value)))
 
     def told_bytes(self, text: bytes) -> bytes:
@@ -65,7 +65,7 @@ class _View:
 
     @property
     def tenant(self) -> TenantId:
-        """Whose it is."""
+        """The tenant that owns it."""
         return self._view.tenant
 
     @property
@@ -85,26 +85,26 @@ class _View:
 
     @property
     def platform(self) -> str:
-        """What runs it."""
+        """The kind of model."""
         return self._view.platform
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """What it takes."""
+        """Its inputs."""
         return self._view.inputs
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """What it gives."""
+        """Its outputs."""
         return self._view.outputs
 
     @property
     def settings(self) -> msgspec.Struct:
-        """What its owner chose."""
+        """Its settings."""
         return self._view.settings
 
     def info(self, whole: bool = False, /) -> object:
-        """All that can be told of it."""
+        """Its full description."""
         return self._names.told_json(self._view.info(whole))
 
 
@@ -118,7 +118,7 @@ class _Answer(msgspec.Struct):
 
 
 class _QuotaBlocks:
-    """The repository, which keeps at most so many bytes for a tenant."""
+    """The repository, with a bound on the bytes of a tenant."""
 
     def __init__(self, blocks: Blocks, nbytes: int | None) -> None:
         self._blocks = blocks
@@ -137,7 +137,7 @@ class TenantFront:
     """The node as one tenant sees it."""
 
     def __init__(self, node: Front, tenant: TenantId, quota: Quota, *, operator: bool = False) -> None:
-        """`operator`: what is told of the node as a whole is told of all tenants."""
+        """`operator`: telemetry covers the whole node and all tenants."""
         self._node = node
         self._tenant = tenant
         self._quota = quota
@@ -147,7 +147,7 @@ class TenantFront:
 
     @property
     def telemetry(self) -> Telemetry:
-        """What can be seen of the tenant's functions."""
+        """The telemetry of the tenant's functions."""
         return TenantTelemetry(self._node, self._tenant, self.names, self._inner, self._operator)
 
     def live(self) -> bool:
@@ -172,7 +172,7 @@ class TenantFront:
         return (self._seen(view) for view in self._node.pipelines() if view.tenant == self._tenant)
 
     def versions(self, name: FunctionName) -> Sequence[int]:
-        """Those that answer."""
+        """The versions that answer requests."""
         try:
             return self._node.versions(self._find(name, None).name)
         except NotFoundError:
@@ -228,15 +228,15 @@ class TenantFront:
             self._raise_told(error)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
-        """What is known of a function's speed."""
+        """The profile of a function."""
         return self._node.known_profile(self._inner(name), version)
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
-        """Say which versions of a function get the requests that name none."""
+        """Set which versions of a function get the requests that name none."""
         await self._node.set_traffic(self._inner(name), shares)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Take away one version of a function, or all, or a pipeline."""
+        """Remove one version of a function, or all, or a pipeline."""
         await self._node.remove(self._inner(name), version)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
@@ -244,13 +244,13 @@ class TenantFront:
         await self._node.load(self._inner(name), version)
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
-        """Make a function give back its memory."""
+        """Unload a function, which releases its memory."""
         await self._node.unload(self._inner(name), version)
 
     # Names
 
     def _find(self, name: FunctionName, version: int | None) -> FunctionView:
-        """As the node sees it. On the way of each request: it takes two look-ups."""
+        """The node's name of a function. Called for each request; it takes two look-ups."""
         own = self.names.own(name)
         if not self._node.versions(own) and (view := self._before(name, version)) is not None:
             return view
@@ -260,7 +260,7 @@ class TenantFront:
         return view
 
     def _before(self, name: FunctionName, version: int | None) -> FunctionView | None:
-        """What the tenant deployed before there were tokens; None also where it is another tenant's."""
+        """A function that the tenant deployed before the first token; None also if it belongs to another tenant."""
         try:
             view = self._node.view(name, version)
         except NotFoundError:
@@ -268,7 +268,7 @@ class TenantFront:
         return view if view.tenant == self._tenant else None
 
     def _inner(self, name: FunctionName) -> FunctionName:
-        """What the node calls a function of the tenant, also one on trial; NotFoundError."""
+        """The node's name of a function of the tenant, also of one on trial; NotFoundError."""
         own = self.names.own(name)
         try:
             if self._node.owner(own) == self._tenant:
@@ -278,8 +278,8 @@ class TenantFront:
         raise _absent(name)
 
     def _from_before(self, name: FunctionName) -> FunctionName:
-        """The name of what the tenant deployed before there were tokens; NotFoundError in the same words whether it is
-        nobody's or another tenant's.
+        """The name of a function that the tenant deployed before the first token. NotFoundError has the same text for
+        an unknown name and for another tenant's.
         """
         try:
             if self._node.owner(name) == self._tenant:
@@ -295,7 +295,7 @@ class TenantFront:
             return self.names.own(name)
 
     def _new(self, name: FunctionName) -> FunctionName:
-        """What the node is to call it; CallerError when that is too long."""
+        """The node's name for a new function; CallerError when it is too long."""
         inner = self._inner_or_own(name)
         if len(inner) > NAME_MAX:
             most = NAME_MAX - len(self.names.prefix)

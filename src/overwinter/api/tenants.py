@@ -1,8 +1,7 @@
-"""For which tenant does a request speak, and may it change what it names?
+"""Determines the tenant of a request, and whether it may change the function that it names.
 
-A request with a token speaks for the token's tenant (`api/access.py`). On a node without tokens a header says the
-tenant, and nothing proves it: that keeps honest tenants out of each other's way. There, running a function asks for no
-tenant.
+A request with a token acts for the token's tenant (`api/access.py`). On a node without tokens a header names the tenant
+without proof, which only prevents mistakes. There, running a function needs no tenant.
 """
 
 import re
@@ -18,9 +17,7 @@ _is_name = re.compile(NAME_PATTERN).match
 
 
 def tenant_of(request: Request) -> TenantId:
-    """The tenant of the request's token, or the one that it names, `default` without one; CallerError when that is no
-    name.
-    """
+    """The tenant of the request's token, or of its header, or `default`; CallerError for an invalid name."""
     if request.caller.tenant is not None:
         return request.caller.tenant
     tenant = request.headers.get(HEADER)
@@ -33,17 +30,17 @@ def tenant_of(request: Request) -> TenantId:
 
 
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
-    """ForbiddenError unless both are one."""
+    """ForbiddenError unless both are the same tenant."""
     if tenant != owner:
         raise ForbiddenError(f"{what} belongs to another tenant than {tenant!r}: name its tenant in {HEADER}")
 
 
 def check_manifest(request: Request, tenant: TenantId, what: str) -> None:
-    """ForbiddenError unless a manifest of this tenant is the request's; with a token `default` says nothing."""
+    """ForbiddenError unless a manifest's tenant is the request's; with a token, `default` names no tenant."""
     if request.caller.tenant is None or tenant != DEFAULT:
         check_tenant(tenant_of(request), tenant, what)
 
 
 def check_owner(request: Request, name: FunctionName) -> None:
-    """ForbiddenError unless a function or pipeline is the request's tenant's; NotFoundError."""
+    """ForbiddenError unless a function or pipeline belongs to the request's tenant; NotFoundError."""
     check_tenant(tenant_of(request), request.caller.front.owner(name), repr(str(name)))

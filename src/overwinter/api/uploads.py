@@ -1,8 +1,7 @@
-"""How does a block come in, without a thread that waits for its sender?
+"""Receives a block without a thread that waits for its sender.
 
-Chunks are gathered on the loop and written by a thread of the disk's pool, one piece after another: a sender that drips
-holds a place among the uploads, of which there are many, and no thread. Its connection sees to it that it keeps up a
-least rate.
+Chunks are collected on the loop and written by a thread of the disk's pool, one piece after another. A slow sender
+occupies one of the many upload slots, but no thread. Its connection enforces a minimum rate.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class Uploads:
                 await self.on_disk(opened.close)
 
     async def on_disk(self, work: Callable[[], T]) -> T:
-        """Do what touches the disk in a thread; also when this is cancelled, that has ended when this returns."""
+        """Run disk work in a thread; it has ended when this returns, even after a cancellation."""
         doing = asyncio.get_running_loop().run_in_executor(self._disk, work)
         try:
             return await asyncio.shield(doing)

@@ -1,4 +1,4 @@
-"""How does a model become a function of a node, from the command line?"""
+"""The command that deploys a model as a function of a node."""
 
 import re
 import sys

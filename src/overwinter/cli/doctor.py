@@ -1,4 +1,4 @@
-"""Can this machine run a node well? What is lacking, each with its remedy."""
+"""The command that checks whether this machine can run a node well, with a remedy for each problem."""
 
 import click
 

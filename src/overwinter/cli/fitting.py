@@ -1,5 +1,5 @@
-"""How does a table fit a terminal? Columns are left out, the least important first, and names are folded; nothing is
-cut.
+"""Fits a table to the width of a terminal: the least important columns are dropped first, and names are wrapped; no
+value is cut.
 """
 
 from collections.abc import Mapping, Sequence

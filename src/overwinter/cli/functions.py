@@ -1,4 +1,4 @@
-"""How are deployed functions listed, looked at, woken, put to sleep and removed?"""
+"""The commands that list, show, load, unload and remove deployed functions."""
 
 import sys
 import time

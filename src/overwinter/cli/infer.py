@@ -1,4 +1,4 @@
-"""How is a function run once from the command line?"""
+"""The command that runs a function once."""
 
 from typing import Any, BinaryIO
 

@@ -1,4 +1,4 @@
-"""How does what a person writes on a command line become the inputs of a function?
+"""Converts command-line arguments to the inputs of a function.
 
     name=[[1, 2], [3, 4]]    a JSON literal
     name=@numbers.json       a JSON file
@@ -6,10 +6,10 @@
     name=@photo.jpg          any other file, for an input of BYTES: its content is one element
     name=some words          plain text, for an input of BYTES: one element
 
-JSON has no word for NaN and the infinities: "NaN", "Infinity" and "-Infinity" stand for them where numbers are asked
-for, as in the JSON of protocol buffers, and are taken without quotes too, as Python writes them.
+JSON has no literal for NaN and the infinities: "NaN", "Infinity" and "-Infinity" represent them where numbers are
+expected, as in the JSON of protocol buffers. They are also accepted without quotes, as Python writes them.
 
-An input with fewer dimensions than the function takes gets leading dimensions of size 1: one row is a batch of it.
+An input with fewer dimensions than the function expects gets leading dimensions of size 1: one row is a batch of it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How do the lists of functions and of pipelines look to people?"""
+"""The tables of functions and of pipelines."""
 
 from collections.abc import Sequence
 

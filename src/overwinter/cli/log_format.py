@@ -1,4 +1,4 @@
-"""How does a line of the node's log look? As text for people, or as one JSON object for programs."""
+"""The format of the node's log lines: text for people, or one JSON object for programs."""
 
 import logging
 import sys

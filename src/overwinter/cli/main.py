@@ -1,7 +1,7 @@
-"""What is the command `overwinter`, and how does it end when something fails?
+"""The command `overwinter` and its exit codes.
 
-Exit codes: 0 done, 1 an error told in one line, 2 a wrong call, 130 interrupted. Commands import what is heavy (the
-HTTP client, tables, PyTorch) inside their functions, so that `--help` answers at once.
+Exit codes: 0 success, 1 an error with a message of one line, 2 wrong usage, 130 interrupted. Commands import slow
+modules (the HTTP client, tables, PyTorch) inside their functions, so that `--help` answers at once.
 """
 
 import errno

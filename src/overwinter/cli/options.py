@@ -1,4 +1,4 @@
-"""What do the commands have in common: kinds of arguments, the address of the node, and JSON for programs?"""
+"""What the commands have in common: types of arguments, the address of the node, and JSON output."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How is a function measured on the node's machine, and how does what came out look?"""
+"""The command that measures a function on the node's machine and shows its profile."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How does a profile look to people?"""
+"""The tables of a profile."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How does long work show that it goes on? On the terminal of standard error; nothing where that is none."""
+"""Shows the progress of long work on standard error, if that is a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""How does a node start from the command line? Its options are the fields of NodeConfig, so the two cannot drift."""
+"""The command that starts a node. Its options are generated from the fields of NodeConfig, so the two cannot differ."""
 
 import os
 from ipaddress import ip_address

@@ -1,4 +1,4 @@
-"""How would these functions fare on that machine? The command that asks the scheduler in a modelled world."""
+"""The command that runs the scheduler on a simulated machine."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

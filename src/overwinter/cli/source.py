@@ -1,10 +1,10 @@
-"""What does SOURCE mean in `overwinter deploy SOURCE`?
+"""Opens the SOURCE of `overwinter deploy SOURCE`.
 
-`module:callable`     called without arguments; returns (module, example_inputs) or (module, example_inputs, dynamic)
-`model.pt2`           written by torch.export.save; unless it is trusted, no code in it runs
-a directory           written by save_pretrained of transformers; with a task, it brings its handler
+    `module:callable`     called without arguments; returns (module, example_inputs) or (module, inputs, dynamic)
+    `model.pt2`           written by torch.export.save; unless it is trusted, no code in it runs
+    a directory           written by save_pretrained of transformers; with a task, it includes a handler
 
-Of a module and of a trusted file, code runs here, on the author's own machine. PyTorch is imported when this file is.
+The code of a module and of a trusted file runs here, on the author's own machine. This module imports PyTorch.
 """
 
 import sys

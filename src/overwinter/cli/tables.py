@@ -1,4 +1,4 @@
-"""How do functions, tensors, sizes and times look to people?"""
+"""Tables of functions and tensors, and the format of sizes and times."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How does one look at what a node does, why a function is as it is, and what was used?"""
+"""The commands that show the activity of a node, the explanation of a function, and the usage."""
 
 import sys
 import threading

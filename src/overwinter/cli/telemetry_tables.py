@@ -1,4 +1,4 @@
-"""How do activity, explanations and usage look to people?"""
+"""The tables of activity, explanations and usage."""
 
 import time
 from bisect import bisect_right

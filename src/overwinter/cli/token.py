@@ -1,4 +1,4 @@
-"""How are the tokens of a node made, listed and revoked, and its tenants bounded? On its machine, in its files."""
+"""The commands that create, list and revoke tokens and set quotas, by changing files on the node's machine."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""How does one say which versions of a function get the requests that name none?"""
+"""The commands that choose which versions of a function get the requests that name none."""
 
 import click
 

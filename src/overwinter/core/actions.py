@@ -1,4 +1,4 @@
-"""All that a scheduler may ask for. Frozen data; the node or the simulator carries it out."""
+"""The actions that a scheduler returns. They are frozen data; the node or the simulator carries them out."""
 
 from typing import Literal
 
@@ -39,14 +39,14 @@ class LoadBlocks(_Action, frozen=True):
 
 
 class Drop(_Action, frozen=True):
-    """Take these blocks out of a host store: no function that is kept there needs them."""
+    """Remove these blocks from a host store: no function that stays there needs them."""
 
     addresses: tuple[Address, ...]
     store: StoreName = SHARED
 
 
 class StartWorker(_Action, frozen=True):
-    """Fork a worker; answer WorkerReady or WorkerExited. On trial it runs once by itself before it is ready."""
+    """Fork a worker; answered by WorkerReady or WorkerExited. On trial it runs once by itself before it is ready."""
 
     worker: WorkerId
     function: FunctionId
@@ -59,8 +59,8 @@ class StartWorker(_Action, frozen=True):
 
 
 class ForkAhead(_Action, frozen=True):
-    """Fork a process from the zygote of this function's tenant that waits for a start to go on in it, or for its end;
-    answer WorkerReady or WorkerExited.
+    """Fork a worker ahead from the zygote of this function's tenant; it waits until a start uses it or it is stopped.
+    Answered by WorkerReady or WorkerExited.
     """
 
     worker: WorkerId
@@ -68,7 +68,7 @@ class ForkAhead(_Action, frozen=True):
 
 
 class Prepare(_Action, frozen=True):
-    """Let its tenant's zygote compile this function's program and build its primitives before a later fork."""
+    """Let the tenant's zygote compile this function's program and create its primitives before a later fork."""
 
     function: FunctionId
     forget: Address | None = None
@@ -76,7 +76,7 @@ class Prepare(_Action, frozen=True):
 
 
 class Run(_Action, frozen=True):
-    """Hand these requests to a worker as one batch; answer RunEnded or WorkerExited."""
+    """Send these requests to a worker as one batch; answered by RunEnded or WorkerExited."""
 
     worker: WorkerId
     run: RunId
@@ -88,7 +88,7 @@ class Run(_Action, frozen=True):
 
 
 class Bind(_Action, frozen=True):
-    """Bind a further function of its family in a worker; answer Bound, BindFailed or WorkerExited."""
+    """Bind a further function of its family in a worker; answered by Bound, BindFailed or WorkerExited."""
 
     worker: WorkerId
     function: FunctionId
@@ -97,21 +97,21 @@ class Bind(_Action, frozen=True):
 
 
 class Unbind(_Action, frozen=True):
-    """Let a worker let go of a function that it has bound, and that it runs nothing of."""
+    """Unbind a function in a worker; the worker has no run of it under way."""
 
     worker: WorkerId
     function: FunctionId
 
 
 class StopWorker(_Action, frozen=True):
-    """End a worker: an idle one is asked, a hung one is killed; answer WorkerExited."""
+    """Stop a worker: an idle one is asked to end, a hung one is killed; answered by WorkerExited."""
 
     worker: WorkerId
     kill: bool = False
 
 
 class Reply(_Action, frozen=True):
-    """Hand a request its outputs."""
+    """Send a request its outputs."""
 
     request: RequestId
     function: FunctionId
@@ -119,7 +119,7 @@ class Reply(_Action, frozen=True):
 
 
 class Refuse(_Action, frozen=True):
-    """Tell a request that it gets no answer, and why."""
+    """Refuse a request, with the reason."""
 
     request: RequestId
     error: str
@@ -130,7 +130,7 @@ class Refuse(_Action, frozen=True):
 
 
 class LoadFinished(_Action, frozen=True):
-    """Tell who waits for a deploy or a load how it went. A new version that failed is forgotten by the scheduler."""
+    """Report the result of a deploy or a load to its caller. The scheduler drops a new version that failed."""
 
     function: FunctionId
     error: str | None = None
@@ -138,7 +138,7 @@ class LoadFinished(_Action, frozen=True):
 
 
 class Explanation(_Action, frozen=True):
-    """Nothing to carry out: why something was decided about a function, for people who ask."""
+    """No effect: the reason of a decision about a function, for `explain`."""
 
     function: FunctionId
     what: Decision
@@ -146,7 +146,7 @@ class Explanation(_Action, frozen=True):
 
 
 class SetAlarm(_Action, frozen=True):
-    """Send Alarm at this time; replaces the alarm set before."""
+    """Post Alarm at this time; replaces the alarm set before."""
 
     at: Seconds
 

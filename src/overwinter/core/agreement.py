@@ -1,10 +1,10 @@
-"""What did a deploy find when it ran a program beside the model that the program was made from?"""
+"""The result of comparing a program with its model at a deploy."""
 
 import msgspec
 
 
 class Closeness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How near one output came to what it was compared with, over all runs."""
+    """The difference between one output and its reference, over all runs."""
 
     exact: bool
     """Equal bit for bit in every run."""

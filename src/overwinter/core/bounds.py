@@ -1,7 +1,7 @@
-"""Between which numbers must a setting lie, and why?
+"""The bounds of settings, with their reasons.
 
-Every number that somebody may choose has a floor and a ceiling: what is outside was mistyped, meant in another unit, or
-is an attack. NaN and infinity lie in no bound; a bool is no number, and a float is no count.
+Every configurable number has a minimum and a maximum: a value outside is a mistake, a wrong unit, or an attack. NaN and
+infinity are outside every bound; a bool is not a number, and a float is not a count.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Bound(msgspec.Struct, frozen=True):
     """Whether it is a count, and so an int."""
 
     def fault(self, name: str, value: object) -> str | None:
-        """What is wrong with the value of `name`, or None."""
+        """The error in the value of `name`, or None."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return f"{name} must be a {'whole number' if self.whole else 'number'} of {self.unit}, got {value!r}"
         if self.least <= value <= self.most:
@@ -44,7 +44,7 @@ Bounds = Mapping[str, Bound]
 
 
 def check_bounds(holder: object, bounds: Bounds) -> None:
-    """ValueError unless every number of these that the holder has, None apart, lies within its bound."""
+    """ValueError unless each of these numbers of the holder lies within its bound; None is allowed."""
     for name, bound in bounds.items():
         value = getattr(holder, name)
         fault = None if value is None else bound.fault(name, value)
@@ -53,7 +53,9 @@ def check_bounds(holder: object, bounds: Bounds) -> None:
 
 
 def brought_within(given: Mapping[str, Any], bounds: Bounds) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What was kept before a bound was drawn: each number outside becomes the nearest inside, and is told."""
+    """Values that were stored before a bound existed: each number outside is replaced by the nearest bound, and
+    reported.
+    """
     within, told = dict(given), []
     for name, bound in bounds.items():
         value = given.get(name)

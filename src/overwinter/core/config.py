@@ -1,4 +1,4 @@
-"""What a node is told at start. Read once, handed in, never changed."""
+"""The configuration of a node. Read once at start, passed to constructors, never changed."""
 
 import msgspec
 
@@ -76,7 +76,7 @@ REQUEST_BOUNDS = {
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bounds inside which the scheduler decides, and its rules."""
+    """The bounds and the policies of the scheduler."""
 
     policy: str | Policy = "overwinter"
     cores: int | None = None
@@ -122,7 +122,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request, one caller and all callers together may take of a node."""
+    """The limits on one request, one caller, and all callers together."""
 
     requests_bytes_max: int | None = None
     """Memory of all requests under way: bodies, tensors, answers; None: an eighth of what is there at the
@@ -162,7 +162,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a node listens, where it keeps things, and its limits."""
+    """The address, the directories and the limits of a node."""
 
     host: str = "127.0.0.1"
     port: int = 8000

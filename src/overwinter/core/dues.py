@@ -1,7 +1,7 @@
-"""When is each stage of a pipeline due, so that the whole is in time?
+"""Computes when each stage of a pipeline is due, so that the pipeline meets its SLO.
 
-A stage is due when what is left for those behind it is as long as they may take: the functions' SLOs on the
-longest way to the end, as parts of the whole's SLO. Where a function has none, every stage counts the same.
+A stage is due when the remaining time equals what the stages behind it may take: their functions' SLOs on the longest
+path to the end, as parts of the pipeline's SLO. If a function has no SLO, all stages count the same.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from overwinter.core.pipeline import Stage, needs
 def dues(
     stages: Mapping[str, Stage], slo_ms: float | None, slos: Mapping[str, float | None], begun: Seconds
 ) -> dict[str, Seconds]:
-    """For each stage when it is due of a request that has begun; empty where the whole has no SLO. `slos`: of each
+    """The due time of each stage of a request that has begun; empty without an SLO of the pipeline. `slos`: of each
     stage's function, in ms.
     """
     if slo_ms is None:

@@ -1,8 +1,8 @@
-"""Errors say whose fault it is and which HTTP status tells so.
+"""The errors of Overwinter, by whose fault they are, with their HTTP status.
 
 OverwinterError
   CallerError           the caller's: 400
-    UnauthorizedError   401: no token, or none that is valid
+    UnauthorizedError   401: no valid token
     ForbiddenError      403
     NotFoundError       404
     ConflictError       409
@@ -10,22 +10,22 @@ OverwinterError
     MediaError          415
     RateError           429 with Retry-After
   AuthorError           the function author's: 400 on deploy
-    ProgramError        what cannot be exported, validated or run
-    HandlerError        raised by preprocess or postprocess, or an answer that is not what was declared: 500
+    ProgramError        a model or program that cannot be exported, validated or run
+    HandlerError        raised by preprocess or postprocess, or an answer other than declared: 500
   MachineError          this machine's, or its load's
     OverloadedError     503 with Retry-After
       QuarantineError   503: the scheduler failed on the function
     DeadlineError       504
     NoSpaceError        507
     StoreError          500: a damaged block, a disk that fails
-    WorkerError         500: a worker died or answered nonsense
+    WorkerError         500: a worker died or sent an impossible answer
 """
 
 from typing import ClassVar
 
 
 class OverwinterError(Exception):
-    """Root of all errors raised on purpose; `str()` names the thing and the way out."""
+    """Root of all errors that are raised on purpose; `str()` names what failed and the remedy."""
 
     status: ClassVar[int] = 500
 
@@ -41,13 +41,13 @@ class CallerError(OverwinterError):
 
 
 class UnauthorizedError(CallerError):
-    """The request has no token, or none that is valid."""
+    """The request has no valid token."""
 
     status = 401
 
 
 class ForbiddenError(CallerError):
-    """The thing belongs to another tenant, or the token does not allow this."""
+    """The token does not allow this, or the object belongs to another tenant."""
 
     status = 403
 
@@ -59,7 +59,7 @@ class NotFoundError(CallerError):
 
 
 class ConflictError(CallerError):
-    """The request does not fit the state of the thing it names."""
+    """The request conflicts with the state of the object that it names."""
 
     status = 409
 
@@ -83,33 +83,33 @@ class RateError(CallerError):
 
 
 class AuthorError(OverwinterError):
-    """What was deployed is wrong."""
+    """The deployed function is wrong."""
 
     status = 400
 
 
 class ProgramError(AuthorError):
-    """A model that cannot be exported, or a program that is not valid."""
+    """The model cannot be exported, or the program is not valid."""
 
 
 class HandlerError(AuthorError):
-    """The function's own code failed, or gave what it does not declare."""
+    """The function's own code failed, or returned something other than declared."""
 
     status = 500
 
 
 class MachineError(OverwinterError):
-    """The machine or its load is in the way."""
+    """The machine or its load prevents the request."""
 
 
 class OverloadedError(MachineError):
-    """Full for now: try again after `retry_after_s`."""
+    """A limit is reached for now: try again after `retry_after_s`."""
 
     status = 503
 
 
 class QuarantineError(OverloadedError):
-    """The scheduler failed on the function, which is out of service until it is loaded or deployed anew."""
+    """The scheduler failed on the function, which is out of service until it is loaded or deployed again."""
 
 
 class DeadlineError(MachineError):

@@ -1,4 +1,4 @@
-"""All that can happen to a node's scheduler. Frozen data: names, sizes and times, never tensors."""
+"""The events that a scheduler handles. They are frozen data: names, sizes and times, never tensors."""
 
 import msgspec
 
@@ -36,32 +36,32 @@ class Deployed(_Event, frozen=True):
 
 
 class Removed(_Event, frozen=True):
-    """A version was taken away by its owner."""
+    """The owner removed a version."""
 
     function: FunctionId
 
 
 class TrafficSet(_Event, frozen=True):
-    """Requests for a name without a version go to these versions from now on; to none: to the newest."""
+    """From now on these versions get the requests that name none; if empty, the newest version."""
 
     name: FunctionName
     shares: Shares
 
 
 class LoadAsked(_Event, frozen=True):
-    """Someone wants the function awake now, and available if it had been unloaded."""
+    """A caller wants the function to be awake now, and available if it was unloaded."""
 
     function: FunctionId
 
 
 class UnloadAsked(_Event, frozen=True):
-    """Someone wants the function to give back its memory and to answer no more."""
+    """A caller wants the function to release its memory and to answer no requests."""
 
     function: FunctionId
 
 
 class Arrived(_Event, frozen=True):
-    """A request waits; its inputs lie with the node under the same id."""
+    """A request arrived; the node holds its inputs under the same id."""
 
     request: RequestId
     name: FunctionName
@@ -75,13 +75,13 @@ class Arrived(_Event, frozen=True):
 
 
 class Cancelled(_Event, frozen=True):
-    """Nobody waits for this request's answer any more."""
+    """The caller of this request disconnected."""
 
     request: RequestId
 
 
 class BlocksLoaded(_Event, frozen=True):
-    """All blocks of a function lie in the host store; `added` bytes came from disk."""
+    """All blocks of a function are in the host store; `added` bytes came from disk."""
 
     function: FunctionId
     operation: OperationId
@@ -93,7 +93,7 @@ class BlocksLoaded(_Event, frozen=True):
 
 
 class LoadFailed(_Event, frozen=True):
-    """The host store could not take a function's blocks."""
+    """The host store could not load a function's blocks."""
 
     function: FunctionId
     operation: OperationId
@@ -105,7 +105,7 @@ class LoadFailed(_Event, frozen=True):
 
 
 class WorkerReady(_Event, frozen=True):
-    """A worker has its program and its weights and waits for work."""
+    """A worker has its program and its weights and is idle."""
 
     worker: WorkerId
 
@@ -120,7 +120,7 @@ class Bound(_Event, frozen=True):
 
 
 class BindFailed(_Event, frozen=True):
-    """A worker could not bind a further function, and has let go of what it had of it."""
+    """A worker could not bind a further function, and has released what it had of it."""
 
     worker: WorkerId
     function: FunctionId
@@ -133,7 +133,7 @@ class BindFailed(_Event, frozen=True):
 
 
 class RunFailure(msgspec.Struct, frozen=True):
-    """One request of a run that got no answer, and why."""
+    """A request of a run that failed, and the reason."""
 
     request: RequestId
     error: str
@@ -141,7 +141,7 @@ class RunFailure(msgspec.Struct, frozen=True):
 
 
 class RunEnded(_Event, frozen=True):
-    """A worker answered a run; outputs of those not in `failures` lie with the node."""
+    """A worker answered a run; the node holds the outputs of the requests not in `failures`."""
 
     worker: WorkerId
     run: RunId
@@ -149,7 +149,7 @@ class RunEnded(_Event, frozen=True):
 
 
 class WorkerExited(_Event, frozen=True):
-    """A worker process is gone, asked for or not."""
+    """A worker process ended, whether it was asked to or not."""
 
     worker: WorkerId
     error: str
@@ -159,27 +159,27 @@ class WorkerExited(_Event, frozen=True):
 
 
 class Demoted(_Event, frozen=True):
-    """A worker computed beyond what it was given: it computes only when nobody else wants the core, for good."""
+    """A worker computed more than its runs allow: from now on it gets only idle cores."""
 
     worker: WorkerId
 
 
 class ZygoteLost(_Event, frozen=True):
-    """A zygote died or made room; what it had prepared is gone."""
+    """A zygote died or was stopped for another; the programs that it had prepared are lost."""
 
     tenant: TenantId | None = None
     """Whose it was; None: everybody's is gone."""
 
 
 class Profiled(_Event, frozen=True):
-    """A function was measured on this machine, or measured anew."""
+    """A profile of a function on this machine is known or has changed."""
 
     function: FunctionId
     profile: Profile
 
 
 class RateForecast(_Event, frozen=True):
-    """Somebody knows at what rate requests of a function will come."""
+    """The future request rate of a function is known."""
 
     function: FunctionId
     rate: float
@@ -187,20 +187,20 @@ class RateForecast(_Event, frozen=True):
 
 
 class MemoryPressure(_Event, frozen=True):
-    """The machine runs short of memory: so many bytes should be given back."""
+    """The machine runs short of memory: so many bytes should be released."""
 
     nbytes: int
 
 
 class MemoryMeasured(_Event, frozen=True):
-    """What workers take now. Of the others it is as it was last told, or near enough."""
+    """The memory of these workers. That of the others is unchanged, or nearly so."""
 
     taken: tuple[tuple[WorkerId, int], ...]
     """Bytes of each."""
 
 
 class HostCapacityMeasured(_Event, frozen=True):
-    """The tmpfs has become larger or smaller: all host stores together may hold so many bytes from now on."""
+    """The size of the tmpfs changed: from now on all host stores together may hold so many bytes."""
 
     nbytes: int
 

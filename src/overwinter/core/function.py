@@ -27,7 +27,7 @@ BOUNDS = TIMES | {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a function's owner may choose; every bound has a unit."""
+    """The settings of a function, chosen by its owner; every bound has a unit."""
 
     slo_ms: float | None = None
     timeout_s: float = 60.0
@@ -86,5 +86,5 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store(self) -> StoreName:
-        """The host store in which its blocks lie."""
+        """The host store of its blocks."""
         return StoreName(self.tenant) if self.settings.dedicated else SHARED

@@ -1,4 +1,4 @@
-"""Names of things, so that one cannot be passed for another."""
+"""Types of identifiers, so that they cannot be confused."""
 
 from typing import NewType
 

@@ -37,7 +37,7 @@ class Journal:
         file: IO[bytes] | None = None,
         lost: Callable[[OSError], None] | None = None,
     ) -> None:
-        """`lost` is told once if the file cannot be written any more; the ring goes on."""
+        """`lost` is called once if the file cannot be written any more; the ring continues."""
         self.recent: deque[Entry] = deque(maxlen=ring)
         self._file = file
         self._lost = lost

@@ -1,7 +1,7 @@
-"""What is a pipeline, and does it hold together?
+"""The definition of a pipeline, and its validation.
 
-A pipeline is functions called as one. Each stage runs a function; a source says where a tensor comes from: `input:NAME`
-of the pipeline, or `STAGE:OUTPUT`. Stages that do not wait for each other run side by side.
+A pipeline consists of functions that are called as one. Each stage runs a function. A source names the origin of a
+tensor: `input:NAME` of the pipeline, or `STAGE:OUTPUT`. Stages that do not depend on each other run concurrently.
 """
 
 import tomllib
@@ -57,21 +57,21 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Typed(Protocol):
-    """What is known of a function or a pipeline: the tensors it takes and gives."""
+    """The inputs and outputs of a function or a pipeline."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """What it takes, in order."""
+        """Its inputs, in order."""
         ...
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """What it gives, in order."""
+        """Its outputs, in order."""
         ...
 
 
 class Signature(NamedTuple):
-    """What a function or a pipeline takes and gives."""
+    """The inputs and outputs of a function or a pipeline."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -82,7 +82,7 @@ Find = Callable[[FunctionName, int | None], Typed]
 
 
 def decode_pipeline(data: Buffer) -> Pipeline:
-    """A pipeline from JSON, checked in itself; CallerError names the first thing that is wrong in it."""
+    """A pipeline from JSON, checked for consistency; CallerError names the first error."""
     try:
         pipeline = msgspec.json.decode(data, type=Pipeline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -92,7 +92,7 @@ def decode_pipeline(data: Buffer) -> Pipeline:
 
 
 def parse_pipeline(text: str) -> Pipeline:
-    """A pipeline from TOML, checked in itself; CallerError names the first thing that is wrong in it."""
+    """A pipeline from TOML, checked for consistency; CallerError names the first error."""
     try:
         pipeline = msgspec.convert(tomllib.loads(text), Pipeline)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
@@ -102,7 +102,7 @@ def parse_pipeline(text: str) -> Pipeline:
 
 
 def check_pipeline(pipeline: Pipeline) -> None:
-    """CallerError unless every source exists, everything is used, and no stage waits for itself."""
+    """CallerError unless every source exists, everything is used, and no stage depends on itself."""
     where = f"pipeline {pipeline.name!r}"
     _check_count(pipeline)
     if INPUT in pipeline.stages:
@@ -134,16 +134,16 @@ def _check_count(pipeline: Pipeline) -> None:
 
 
 def needs(stage: Stage) -> set[str]:
-    """The stages whose outputs it takes."""
+    """The stages whose outputs the stage uses."""
     return {origin for origin, _, _ in (source.partition(":") for source in stage.inputs.values())} - {INPUT}
 
 
 def signature(pipeline: Pipeline, find: Find) -> Signature:
-    """What the pipeline takes and gives, from its functions as `find` knows them.
+    """The inputs and outputs of the pipeline, from its functions as `find` returns them.
 
-    A size that varies is called `STAGE.SIZE`: equal names in one stage are equal sizes. NotFoundError for a function
-    that is not there, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed
-    sizes of what it feeds.
+    A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. NotFoundError for an unknown
+    function, CallerError where tensors do not fit: each source must have the datatype, the rank and the fixed sizes of
+    its target.
     """
     found = {name: _found(pipeline, name, find) for name in pipeline.stages}
     given = {f"{name}:{spec.name}": spec for name, function in found.items() for spec in function.outputs}
@@ -168,7 +168,7 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
 
 
 def _checked(source: str, user: str, pipeline: Pipeline) -> str:
-    """What is used by taking this source: `input:NAME`, or a stage."""
+    """The origin that this source uses: `input:NAME`, or a stage."""
     origin, mark, name = source.partition(":")
     told = f"{user} of pipeline {pipeline.name!r} comes from {source!r}"
     if not (origin and mark and name):
@@ -213,7 +213,9 @@ def _existing(given: Mapping[str, TensorSpec], source: str, told: str) -> Tensor
 
 
 def _joined(given: TensorSpec, wanted: TensorSpec, told: str) -> TensorSpec:
-    """What is true of a tensor that is given as one and taken as the other; CallerError when none can be both."""
+    """The common properties of a tensor that is an output of one stage and an input of another; CallerError if they
+    conflict.
+    """
     sizes = list(zip(given.shape, wanted.shape, strict=False))
     unequal = any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in sizes)
     if given.datatype != wanted.datatype or len(given.shape) != len(wanted.shape) or unequal:

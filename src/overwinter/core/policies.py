@@ -1,4 +1,4 @@
-"""By which rules a scheduler decides, by name: Overwinter's own, the papers' algorithms, and their baselines."""
+"""The policies of a scheduler by name: Overwinter's own, the papers' algorithms, and their baselines."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -138,7 +138,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def policy_named(policy: "str | Policy") -> Policy:
-    """The rules meant; ValueError names those there are."""
+    """The policy of this name; ValueError lists the known names."""
     if isinstance(policy, Policy):
         return policy
     if policy not in POLICIES:

@@ -1,6 +1,6 @@
-"""What was measured of a program on one machine: `<c, m, b, p, l>` over cores, batch and concurrency, and per layer.
+"""The profile of a program on one machine: `<c, m, b, p, l>` over cores, batch and concurrency, and per layer.
 
-Tetris 3.2 and AsyFunc 3.3. All of it is data; who measures lies in the worker and node rooms.
+See Tetris 3.2 and AsyFunc 3.3. All of it is data; the packages worker and node measure it.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ POINT = {
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """How a worker is made: the cores it may use, the requests of one run, the runs at once."""
+    """The configuration of a worker: its cores, its batch size, its concurrency."""
 
     cores: int
     batch: int
@@ -46,7 +46,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def shape(self) -> Shape:
-        """The configuration without what was measured."""
+        """The configuration without the measured values."""
         return Shape(self.cores, self.batch, self.concurrency)
 
     @property
@@ -61,7 +61,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LayerPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer of a program, alone."""
+    """The profile of one layer of a program."""
 
     path: str
     macs: int
@@ -74,7 +74,7 @@ class LayerPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured of a program on one machine."""
+    """The profile of a program on one machine."""
 
     weight_bytes: int
     macs: int
@@ -85,7 +85,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """From the fork until a worker is ready, its blocks being in the host store."""
 
     def fault(self) -> str | None:
-        """Why nobody should decide by it, or None: a damaged disk, or whoever writes to it, must not choose for us."""
+        """Why the profile must not be used, or None: a damaged disk must not determine decisions."""
         if len(self.points) > POINTS_MAX or len(self.layers) > POINTS_MAX:
             return f"it has more than {POINTS_MAX} points or layers"
         if len({point.shape for point in self.points}) < len(self.points):

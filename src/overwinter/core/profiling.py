@@ -1,4 +1,4 @@
-"""Which configurations of a function are worth measuring, and how does a measurement go on?"""
+"""Selects the configurations of a function to measure, and describes the progress of a measurement."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ SHAPES_MAX = 1024
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody wants to have measured. None: powers of two up to what the function's settings allow, and that."""
+    """The configurations to measure. None: powers of two up to the function's settings, and these."""
 
     cores: tuple[int, ...] | None = None
     batches: tuple[int, ...] | None = None
@@ -37,7 +37,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of what a node tells while it measures: how far it is, and at the end what came out or what failed."""
+    """One line of the answer of a measurement: the progress, and at the end the profile or the error."""
 
     progress: Progress | None = None
     profile: Profile | None = None
@@ -59,7 +59,7 @@ def steps(most: int) -> tuple[int, ...]:
 
 
 def wanted_batches(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[int, ...]:
-    """The sizes of batches to measure, ascending; CallerError for one that the program does not take."""
+    """The batch sizes to measure, ascending; CallerError for one that the program does not accept."""
     return _chosen("batch", wanted.batches, min(settings.max_batch, limits.batch), limits.batch)
 
 
@@ -87,7 +87,7 @@ def _chosen(what: str, asked: Sequence[int] | None, usual: int, most: int) -> tu
 
 
 def with_points(profile: Profile, points: Sequence[Point], wake_s: float | None = None) -> Profile:
-    """The profile with these in place of what was known of their configurations."""
+    """The profile, with these points replacing earlier ones of the same configurations."""
     merged = {point.shape: point for point in (*profile.points, *points)}
     ordered = sorted(merged.values(), key=lambda point: (point.cores, point.concurrency, point.batch))
     return msgspec.structs.replace(profile, points=tuple(ordered), wake_s=profile.wake_s if wake_s is None else wake_s)

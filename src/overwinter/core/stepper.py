@@ -1,10 +1,10 @@
-"""Which stages of a pipeline are asked next, and when is a request to it over?
+"""Decides which stages of a pipeline run next, and when a request to it is complete.
 
-One way for the node and the simulator: `step` is told what happened to a request and says what to do about it; both
-worlds carry that out. A stage is asked once, as soon as every stage whose outputs it takes was answered. The deadline
-of the whole is the deadline of each stage. The first failure ends the request, and so does a caller who goes away;
-what is told of a request that is over changes nothing. Nothing is asked again here: a run that a crash cost is tried
-again by the scheduler. Names and times only: tensors stay with whoever carries out.
+The node and the simulator both use it: `step` takes an event of a request and returns orders, which the caller carries
+out. A stage runs once, as soon as every stage whose outputs it needs has answered. The deadline of the pipeline is the
+deadline of each stage. The first failure ends the request, and so does a caller that disconnects. Events of a request
+that has ended change nothing. There are no retries here: the scheduler retries a run that a crash cost. The stepper
+handles names and times only; tensors stay with the caller.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ Event = Started | Answered | Failed | Dropped
 
 
 class Ask(_Data, frozen=True):
-    """Run a stage's function on the tensors that its sources name; tell Answered or Failed."""
+    """Run a stage's function on the tensors that its sources name; report Answered or Failed."""
 
     name: str
     stage: Stage
@@ -66,7 +66,7 @@ class Ask(_Data, frozen=True):
 
 
 class Cancel(_Data, frozen=True):
-    """Nobody waits for this stage any more; nothing needs to be told of it."""
+    """Cancel this stage; its result need not be reported."""
 
     name: str
 
@@ -115,7 +115,7 @@ class PipelineRequest:
 
 
 def step(request: PipelineRequest, event: Event, now: Seconds) -> list[Order]:
-    """What to do about an event, in order. A stage that is not asked, or not any more, cannot end: no orders."""
+    """The orders for an event, in order. Events of a stage that does not run are ignored: no orders."""
     match event:
         case Started():
             return _ask(request, now)
@@ -141,7 +141,7 @@ def _answered(request: PipelineRequest, stage: str, now: Seconds) -> list[Order]
 
 
 def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
-    """Ask all stages that wait for nobody; past the deadline the first of them fails instead."""
+    """Start all stages whose inputs are complete; past the deadline the first of them fails instead."""
     ready = [name for name, waits_for in request.waiting.items() if not waits_for]
     if ready and now >= request.deadline:
         past = ", ".join(map(repr, sorted(request.answered))) or "no stage"
@@ -154,7 +154,7 @@ def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
 
 
 def _give_up(request: PipelineRequest) -> list[Order]:
-    """Nothing is asked from now on, and nobody waits for what was."""
+    """Start no more stages, and cancel those that run."""
     orders: list[Order] = [Cancel(name) for name in request.asked]
     request.waiting.clear()
     request.asked.clear()

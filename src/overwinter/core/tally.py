@@ -1,4 +1,4 @@
-"""What happened to one function? Counts that are kept while a scheduler's steps are read, live or simulated."""
+"""Counts for one function, updated while a scheduler's steps are read, live or simulated."""
 
 from collections import Counter
 
@@ -54,7 +54,7 @@ class Tally:
         """Alive now."""
 
     def pay(self, count: int, core_s: float, share: float) -> None:
-        """A run ended that had so many of its requests; it pays this share, the whole unless others were in it."""
+        """A run with so many of its requests ended; it pays this share, all of it unless the run was shared."""
         self.runs += 1
         self.batched += count
         self.core_s += core_s * share

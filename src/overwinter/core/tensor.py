@@ -1,4 +1,4 @@
-"""Tensors as the wire knows them: a datatype, a shape, little-endian row-major bytes."""
+"""Tensors in the format of the wire: a datatype, a shape, little-endian row-major bytes."""
 
 from collections.abc import Sequence
 from math import prod
@@ -70,7 +70,7 @@ _length = Struct("<I").unpack_from
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """What a function takes or gives: a named datatype and a shape; a str in it is a dynamic size."""
+    """An input or output of a function: a named datatype and a shape; a str in the shape is a dynamic size."""
 
     name: TensorName
     datatype: str
@@ -78,7 +78,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor's name, datatype, shape and the bytes it takes, without the bytes."""
+    """The name, datatype, shape and number of bytes of a tensor, without the bytes."""
 
     name: str
     datatype: str
@@ -154,7 +154,7 @@ def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
 
 
 def check_elements(name: str, count: int, elements_max: int) -> None:
-    """TooLargeError when a BYTES tensor has more elements than it may."""
+    """TooLargeError when a BYTES tensor has too many elements."""
     if count > elements_max:
         raise TooLargeError(
             f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are taken: send fewer in one "

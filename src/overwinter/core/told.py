@@ -1,4 +1,6 @@
-"""What is a reader of steps told, beside what is counted? Each method may be overridden; here it does nothing."""
+"""The interface of a reader of steps that needs more than counts. Each method may be overridden; by default it does
+nothing.
+"""
 
 from typing import Generic, TypeVar
 
@@ -13,7 +15,7 @@ T = TypeVar("T", bound=Tally)
 
 
 class Told(Generic[T]):
-    """What a tracker calls while it reads (core/tracking.py)."""
+    """The methods that a tracker calls while it reads (core/tracking.py)."""
 
     def _worker_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
         """Private memory that a worker of the function is taken to have until it is weighed."""
@@ -32,28 +34,28 @@ class Told(Generic[T]):
         """A run ended."""
 
     def _began(self, worker: LivingWorker[T], now: Seconds) -> None:
-        """A worker was asked for."""
+        """A worker was started."""
 
     def _woken(self, worker: LivingWorker[T], seconds: float) -> None:
         """A worker is ready, so long after its wake began."""
 
     def _gone(self, worker: LivingWorker[T], now: Seconds) -> None:
-        """A worker is no more."""
+        """A worker ended."""
 
     def _came(self, spec: FunctionSpec, now: Seconds) -> None:
         """A version was deployed."""
 
     def _left(self, spec: FunctionSpec, now: Seconds) -> None:
-        """A version is no more."""
+        """A version was removed."""
 
     def _ended(self, tally: T) -> None:
-        """A function's last version is no more; workers of it may still end."""
+        """A function's last version was removed; workers of it may still end later."""
 
     def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
-        """All blocks of the version lie in its host store and are held for it."""
+        """All blocks of the version are in its host store and held for it."""
 
     def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
-        """They are held for it no more."""
+        """The blocks are no longer held for it."""
 
     def _decided(self, tally: T, action: Explanation, now: Seconds) -> None:
         """Why something was decided."""

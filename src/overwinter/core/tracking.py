@@ -1,7 +1,7 @@
-"""What is under way after a scheduler's steps, and how did it end?
+"""Tracks requests, runs, workers and held blocks from a scheduler's steps.
 
-One pass over `(now, event, actions)`, live or simulated: requests, runs, workers and who keeps blocks in a host store,
-counted into one tally a function. Nothing but the steps is known, so any journal can be read.
+One pass over `(now, event, actions)`, live or simulated, counts requests, runs, workers and held blocks into one tally
+per function. It uses only the steps, so it can read any journal.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ T = TypeVar("T", bound=Tally)
 
 
 class Tracker(Told[T]):
-    """Reads steps one after another. Whoever needs more than the tallies overrides what it is told."""
+    """Reads steps one after another. Subclasses that need more than the tallies override the methods of Told."""
 
     def __init__(self, tally: Callable[[FunctionName], T]) -> None:
         self._make = tally
@@ -105,7 +105,7 @@ class Tracker(Told[T]):
         return len(self._requests)
 
     def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
-        """Take in one step. A live node calls it for every one: most find nobody who counts."""
+        """Read one step. A live node calls this for every step, and most steps change no count."""
         self._hears.get(type(event), self._heard)(event, now)
         for action in actions:
             count = self._sees.get(type(action))
@@ -226,7 +226,7 @@ class Tracker(Told[T]):
         self._gone(worker, now)
 
     def weigh(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
-        """From now on the worker has so much private memory."""
+        """Set the private memory of the worker."""
         worker.pay(now)
         worker.nbytes = nbytes
 
@@ -274,7 +274,7 @@ class Tracker(Told[T]):
         self._keep(spec, now)
 
     def _answers(self, event: BlocksLoaded | LoadFailed) -> bool:
-        """Whether it tells of the load that is waited for, and not of one given up."""
+        """Whether the event answers the current load, and not an abandoned one."""
         operation, _ = self._coming.get(event.function, (None, None))
         return operation == event.operation
 
@@ -283,7 +283,7 @@ class Tracker(Told[T]):
         self._keeps(spec, now)
 
     def _let_go(self, function: FunctionId, now: Seconds) -> None:
-        """The function's blocks are held for it no more, or will not be."""
+        """The function's blocks are no longer held for it, or will not be."""
         self._coming.pop(function, None)
         self._from_disk.pop(function, None)
         if function in self._kept:

@@ -22,7 +22,7 @@ class OpenRequest(Generic[T]):
 
 
 class OpenRun(Generic[T]):
-    """A run that has not ended, with how many requests of whom."""
+    """A run that has not ended, with the number of requests of each function."""
 
     __slots__ = ("begun", "requests")
 
@@ -37,7 +37,7 @@ class OpenRun(Generic[T]):
         return sum(self.requests.values())
 
     def shares(self) -> Iterator[tuple[T, int, float]]:
-        """Whose requests, how many, and what part of the run they pay."""
+        """Each function of the run, its number of requests, and the part of the run that it pays."""
         batch = self.batch
         for tally, count in self.requests.items():
             yield tally, count, count / batch
@@ -102,19 +102,19 @@ class LivingWorker(Generic[T]):
 
     @property
     def payers(self) -> list[T]:
-        """Who pays equal parts of what it costs while it runs nothing."""
+        """The functions that pay equal parts of the worker's idle cost."""
         # Other threads ask, too: what may change meanwhile is taken once.
         trial, bound = self.trial, list(self.bound.values())
         return bound if trial is None else [trial if tally is self.tally else tally for tally in bound]
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """It serves these functions: whoever was tried in it pays from now on."""
+        """The worker serves these functions: from now on the function that was tried in it pays."""
         if self.trial is not None and self.tally in tallies:
             self.pay(now)
             self.trial = None
 
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
-        """It is told to bind a further function."""
+        """The worker is told to bind a further function."""
         self.pay(now)
         self.bound[function] = tally
         if not self.is_busy:
@@ -134,13 +134,13 @@ class LivingWorker(Generic[T]):
             self.busy_s += now - self.busy_since
 
     def unbind(self, function: FunctionId, now: Seconds) -> None:
-        """It has a function no more. Whoever was the last goes on paying."""
+        """A function is no longer bound in the worker. The last one continues to pay."""
         self.pay(now)
         if len(self.bound) > 1:
             self.bound.pop(function, None)
 
     def pay(self, now: Seconds) -> None:
-        """What it cost since it was last weighed is split among those who pay."""
+        """Split the cost since the last measurement among the payers."""
         passed, busy = now - self.weighed, self.busy_s
         if self.is_busy:
             busy += now - self.busy_since

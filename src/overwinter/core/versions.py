@@ -1,9 +1,9 @@
-"""Which version of a function answers a request that names none?
+"""Chooses which version of a function answers a request that names none.
 
-The newest one, until somebody says otherwise: a promotion gives one version all such requests, a split gives several
-versions a share each. From then on a new version gets none until it is promoted, too. Whose turn it is under a split
-follows from the turns before (smooth weighted round robin): no chance is in it, so that a journal replays, and any
-hundred requests in a row are divided exactly.
+By default this is the newest version. A promotion gives one version all such requests, a split gives several versions a
+share each. From then on a new version gets none until it is promoted. Under a split, smooth weighted round robin
+chooses the version from the choices before, without randomness: a journal replays, and any hundred consecutive requests
+are divided exactly.
 """
 
 from collections.abc import Sequence
@@ -58,11 +58,11 @@ class Versions(msgspec.Struct):
 
     @property
     def default(self) -> int:
-        """The version that stands for the name where one is looked at."""
+        """The version that represents the name."""
         return default_of(self.numbers, self.shares)
 
     def percent(self, version: int) -> int:
-        """What a version gets of the requests that name none."""
+        """The share of a version in the requests that name none."""
         if not self.shares:
             return WHOLE if self.numbers[-1:] == [version] else 0
         return next((share.percent for share in self.shares if share.version == version), 0)
@@ -88,7 +88,7 @@ class Versions(msgspec.Struct):
         self.numbers.sort()
 
     def discard(self, version: int) -> None:
-        """A version is no more, if it was here."""
+        """Remove a version, if it exists."""
         if version in self.numbers:
             self.numbers.remove(version)
             if any(share.version == version for share in self.shares):

@@ -1,7 +1,7 @@
-"""Does a program answer as the model does that it was made from?
+"""Compares a program with the model from which it was exported.
 
-For the deployer's side only: the model's own code runs here. Program and model run side by side on random inputs, at
-the sizes where exports go wrong; `docs/decisions/agreement.md` says which, and why.
+For the deployer's side only: the model's own code runs here. Program and model run on the same random inputs, at the
+sizes where exports go wrong; `docs/decisions/agreement.md` lists them with the reasons.
 """
 
 import warnings
@@ -48,10 +48,10 @@ class _Fault(NamedTuple):
 
 
 def agree(exported: Exported, max_batch: int = 1) -> Agreed:
-    """Compare a program with its model, and take from its sizes what they do not agree on.
+    """Compare a program with its model, and exclude sizes at which they differ.
 
-    A size whose 1 is wrong begins at 2, one that the model refuses to have larger ends at the example's. ProgramError,
-    naming the sizes, the output and the largest difference, where they differ otherwise.
+    A size that is wrong at 1 begins at 2; one whose larger values the model refuses ends at the example's.
+    ProgramError, with the sizes, the output and the largest difference, for any other difference.
     """
     assert exported.reference is not None, "only what was exported just now can be compared"
     trial = _Trial(exported.program, exported.weights, exported.reference)
@@ -71,7 +71,7 @@ def agree(exported: Exported, max_batch: int = 1) -> Agreed:
 
 
 def _try_least(trial: "_Trial", base: Sizes) -> None:
-    """Each size at its least alone, and all of them; where that is a 1, it may have to become 2."""
+    """Try each size at its minimum, separately and all together; a minimum of 1 may have to become 2."""
     for name, low in trial.below(base).items():
         fault = trial.fault_with(name, low, base)
         if fault and not trial.can_begin(name, {**base, name: FREE}, fault):
@@ -85,8 +85,8 @@ def _try_least(trial: "_Trial", base: Sizes) -> None:
 
 
 def _try_larger(trial: "_Trial", base: Sizes) -> None:
-    """All sizes at one and a half of the example's, made odd, or at twice where nobody answers that; each alone if only
-    one of the two does.
+    """Try all sizes at 1.5 times the example's, made odd, or at twice if neither answers that; each separately if only
+    one of the two answers.
     """
     for factor, odd in ((1.5, 1), (2, 0)):
         larger = {name: min(trial.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
@@ -100,7 +100,7 @@ def _try_larger(trial: "_Trial", base: Sizes) -> None:
 
 
 def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> None:
-    """Let end at the example's what is at fault when it alone is larger; ProgramError if nothing is, or answers
+    """End a size at the example's if larger values of it alone cause the fault; ProgramError if none does, or answers
     differ.
     """
     alone = {name: trial.fault_at({**base, name: size}) for name, size in larger.items()}
@@ -117,7 +117,7 @@ def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> No
 
 
 class _Trial:
-    """A program and its model side by side, and what was seen of them so far."""
+    """A program and its model, and the results of comparing them so far."""
 
     def __init__(self, program: Program, weights: Tensors, reference: Reference) -> None:
         self.ranges = dict(program.dimensions)
@@ -148,7 +148,7 @@ class _Trial:
         return base
 
     def _check_stateless(self, sizes: Sizes) -> None:
-        """ProgramError if what the model keeps of one call changes its next answer: a program keeps nothing."""
+        """ProgramError if state that the model keeps from one call changes its next answer: a program keeps none."""
         inputs = self._draws.inputs(sizes, 0, self._kind)
         first, second = self._model(inputs), self._model(inputs, self._reference.run_again)
         if isinstance(first, Exception) or isinstance(second, Exception):
@@ -166,7 +166,7 @@ class _Trial:
         return {name: low for name, (low, _) in self.ranges.items() if low < base[name]}
 
     def fault_at(self, sizes: Sizes) -> _Fault | None:
-        """What is wrong at these sizes; where neither answers, nothing is."""
+        """The fault at these sizes; none if neither answers."""
         for kind in KINDS[KINDS.index(self._kind) :]:
             inputs = self._draws.inputs(sizes, 0, kind)
             wanted = self._model(inputs)
@@ -188,7 +188,7 @@ class _Trial:
         return None
 
     def fault_with(self, name: str, low: int, base: Sizes) -> _Fault | None:
-        """What is wrong where one size is at its least, beside others at which no check of the program refuses it."""
+        """The fault with one size at its minimum, and others at which no check of the program refuses it."""
         first = self.fault_at({**base, name: low})
         fault = first
         for factor in _FACTORS:
@@ -212,7 +212,7 @@ class _Trial:
         return None
 
     def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
-        """Let a size whose 1 is at fault begin at 2, if program and model agree at `sizes`, where it is 2."""
+        """Begin a size that is wrong at 1 at 2, if program and model agree at `sizes`, where it is 2."""
         low, high = self.ranges[name]
         if low >= FREE or high < FREE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
             return False
@@ -221,12 +221,12 @@ class _Trial:
         return True
 
     def end(self, name: str, most: int, fault: _Fault) -> None:
-        """Let a size end at `most`."""
+        """End a size at `most`."""
         self.ranges[name] = (self.ranges[name][0], most)
         self.notes.append(f"{name} ends at {most}: {fault.words}")
 
     def batching(self, program: Program, base: Sizes, max_batch: int) -> Batching:
-        """Whether so many requests to the program, as it became, may share a run."""
+        """Whether so many requests to the final program may share a run."""
 
         def request(rows: int, seed: int) -> Tensors:
             return self._draws.inputs({**base, BATCH: rows}, seed, self._kind)
@@ -240,8 +240,8 @@ class _Trial:
         return batching(program, self.bound, request, answer, max_batch)
 
     def _difference(self, inputs: Tensors, wanted: Tensors, given: Tensors) -> str:
-        """How the program's answer is not the model's; empty if it is. What the model gives without PyTorch's fused
-        encoder counts as its answer, too.
+        """The difference between the answers of program and model; empty if there is none. The model's answer without
+        PyTorch's fused encoder is accepted, too.
         """
         undeclared = self._declared.fault(inputs, given)
         fault = undeclared or self.meter.compare(wanted, given)
@@ -266,7 +266,7 @@ class _Trial:
         self.notes += [] if words in self.notes else [words]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:
-        """What the program gives in a process that was told nothing, as a worker is."""
+        """The program's answer in a process without special settings, as in a worker."""
         try:
             with torch.inference_mode(), _untouched_default_dtype():
                 return list(self._run(self._weights, inputs))
@@ -274,7 +274,7 @@ class _Trial:
             return error
 
     def _model(self, inputs: Tensors, run: Callable[[Tensors], Tensors] | None = None) -> Tensors | Exception:
-        """What the model gives, or another way to run it; it may write to what it is given."""
+        """The answer of the model, or of another way to run it; it may write to its inputs."""
         run = run or self._reference.run
         try:
             with torch.no_grad(), warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""Could a call write to a weight or an input, and may a program be cut here although it writes in place?
+"""Decides whether a call could write to a weight or an input, and whether a program with in-place writes can be cut.
 
-Answered from the operator table alone, so that it is certain before anything runs. "May share memory" is taken widely:
-a result of a view operator shares with every argument.
+The decision uses the operator table alone, so it is known before anything runs. It is conservative: a result of a view
+operator is assumed to share memory with every argument.
 """
 
 from overwinter.core.errors import ProgramError

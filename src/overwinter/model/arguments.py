@@ -1,4 +1,4 @@
-"""What are the inputs of a module, and which of their sizes may vary?"""
+"""Determines the inputs of a module and their dynamic sizes."""
 
 from collections.abc import Mapping, Sequence
 from inspect import BoundArguments, Parameter, signature
@@ -57,7 +57,7 @@ class Arguments(NamedTuple):
 
 
 def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None) -> Arguments:
-    """The inputs as `export` takes them; ProgramError names what does not fit the module or the examples."""
+    """The inputs in the form that `export` needs; ProgramError names what does not fit the module or the examples."""
     parameters = signature(module.forward)
     given: object = example_inputs
     if not isinstance(given, tuple | Mapping):

@@ -1,9 +1,9 @@
-"""Which conditions on the sizes of its inputs does an export rest on, and how does a program check them?
+"""Converts the conditions of an export on the sizes of inputs to checks in the program.
 
-`torch.export` follows one way through a model. Where the way depended on a size it keeps a guard, as Python code over
-the sizes of the inputs: the graph answers only for sizes that satisfy all of them. What a guard says of a single size
-and what comes to a smallest or largest value goes into the program's ranges; every other guard becomes calls at the
-program's start: arithmetic, and an assertion that fails the request with the condition.
+`torch.export` follows one path through a model. Where the path depended on a size it records a guard, as Python code
+over the sizes of the inputs: the graph is valid only for sizes that satisfy all of them. Guards that give a smallest or
+largest value of a single size become the program's ranges. Every other guard becomes calls at the program's start:
+arithmetic, and an assertion that fails the request with the condition.
 """
 
 import ast
@@ -41,7 +41,7 @@ class Condition(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What a request is told whose sizes do not satisfy it."""
+        """The error for a request whose sizes do not satisfy the condition."""
         return f"{self.words} ({self.text})" if self.words else f"the model needs {self.text}"
 
     @property
@@ -142,7 +142,7 @@ def number(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any
 
 
 def _called(tree: ast.expr) -> tuple[str, list[ast.expr]]:
-    """The function of the operator table that an expression stands for, and what it is called with."""
+    """The function of the operator table for an expression, and its arguments."""
     match tree:
         case ast.UnaryOp(op=unary, operand=operand) if type(unary) in _UNARY:
             return _UNARY[type(unary)], [operand]
@@ -202,7 +202,7 @@ _TRUTHS = frozenset({*_COMPARISON.values(), *_JOINT.values(), "torch.sym_not"})
 
 
 def kind_of(function: str) -> str:
-    """What kind of number a symbolic function of a condition gives."""
+    """The type of number of a symbolic function."""
     if function in _TRUTHS:
         return "symbool"
     return "symfloat" if function in ("operator.truediv", "torch.sym_float", "torch.sym_sqrt") else "symint"

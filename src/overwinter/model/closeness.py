@@ -1,4 +1,4 @@
-"""How near is one answer to another?"""
+"""Measures the difference between two answers."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _MASKED = 1e4
 
 
 def bound_of(program: Program) -> float:
-    """The bound of the coarsest type that the program computes in: it may give its answer in a finer one."""
+    """The bound of the coarsest type in the program, which may be coarser than that of its answer."""
     held = {weight.dtype for weight in program.weights} | {value.dtype for value in program.values}
     return max([BOUNDS[dtype] for dtype in held if dtype in BOUNDS], default=BOUNDS["float32"])
 
@@ -60,7 +60,7 @@ class Meter:
 
 
 def is_near(right: torch.Tensor, left: torch.Tensor, bound: float) -> bool:
-    """Whether two values of one kind differ by no more than this, relative to their magnitude."""
+    """Whether two values of one type differ by at most this, relative to their magnitude."""
     if (right.dtype, right.shape) != (left.dtype, left.shape):
         return False
     if right.is_complex():

@@ -1,8 +1,8 @@
-"""How does a program run?
+"""Compiles a program to straight-line Python, one line for each call.
 
-As straight-line Python, one line for each call, made once. It holds nothing but slot numbers, names from a table made
-here, the operators' own argument names, and literals written by `repr` of whole and finite numbers; texts, types
-and operators are reached through names. Weights are looked up at each use, so they may be bound as late as that.
+The source contains only slot numbers, names from a table made here, the operators' own argument names, and literals
+written by `repr` of integers and finite numbers; texts, types and operators are referenced by names. Weights are looked
+up at each use, so they may be bound after the compilation.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,9 +60,8 @@ def compile_program(
 
 
 def compile_timed(program: Program, clock: Callable[[], float], device: torch.device | str = "cpu") -> Timed:
-    """As `compile_program` for the whole program, with a look at `clock` after each of its layers.
-
-    What tensors hold is not checked: what is timed is zeros.
+    """As `compile_program` for the whole program, reading `clock` after each of its layers. Checks of tensor values are
+    left out, because the timed inputs are zeros.
     """
     writer = _Writer(program, torch.device(device), value_checks(program))
     writer.names["clock"] = clock
@@ -93,7 +92,7 @@ def value_checks(program: Program) -> frozenset[int]:
 
 
 class _Writer:
-    """Writes the source of calls, and keeps what the names in it stand for."""
+    """Writes the source of calls, and stores the values of the names in it."""
 
     def __init__(self, program: Program, device: torch.device, left_out: frozenset[int]) -> None:
         self.program = program
@@ -119,11 +118,11 @@ class _Writer:
         return f"    {targets if call.outputs else ''}{function}({', '.join(arguments)})"
 
     def slot(self, number: int) -> str:
-        """What a slot is called in the source."""
+        """The name of a slot in the source."""
         return f"v{number}" if number >= self.program.first_input else f"weights[{number}]"
 
     def _function(self, call: Call) -> tuple[str, bool]:
-        """The name of what a call runs, and whether it gives several results."""
+        """The name of the function of a call, and whether it has several results."""
         if call.operator in SYMBOLIC:
             return self._named("f", call.operator, SYMBOLIC[call.operator]), False
         if call.operator not in self._signatures:
@@ -186,7 +185,7 @@ def resolve(operator: str) -> torch._ops.OpOverload:
 
 
 class _Signature:
-    """What PyTorch says that an operator takes and gives."""
+    """The parameters and results of an operator according to PyTorch."""
 
     def __init__(self, operator: str, overload: torch._ops.OpOverload) -> None:
         schema = overload._schema

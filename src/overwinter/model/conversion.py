@@ -1,4 +1,4 @@
-"""How does an exported graph become a program?"""
+"""Converts an exported graph to a program."""
 
 import operator
 import re
@@ -80,10 +80,9 @@ def convert(
     checks: Sequence[Condition],
     words: Words,
 ) -> Exported:
-    """The program of an exported graph whose inputs have these labels and shapes; the graph is changed in place.
-
-    It begins with the `checks`; where one of the graph's own fails, the request is told the author's `words` for it.
-    ProgramError, naming the operator and the line that called it, for what a program cannot hold.
+    """The program of an exported graph whose inputs have these labels and shapes; the graph is changed in place. It
+    begins with the `checks`. Where one of the graph's own checks fails, the error has the author's `words` for it.
+    ProgramError, with the operator and the line that called it, for what a program cannot represent.
     """
     inline_nested(exported.graph_module)
     nodes = simplify(exported.graph_module)
@@ -208,7 +207,7 @@ class _Conversion:
         self._append(call, module_path(node), self._macs(node, parts[0]))
 
     def _add_check(self, node: Node) -> None:
-        """Append a check; of a number it says what was asked of it, and in the author's words if there are any."""
+        """Append a check; its message has the condition on a number, and the author's text if there is one."""
         name = operator_name(node.target)
         args = [self._argument(argument, node) for argument in node.args]
         if name == "aten._assert_scalar.default":
@@ -267,7 +266,7 @@ class _Conversion:
         self.weights.append(stored)
 
     def _place(self, node: Node, slot: int) -> None:
-        """Let a node's value be in a slot, and what shares its memory be known as the slot's."""
+        """Store a node's value in a slot, and record the values that share its memory."""
         self.slots[node] = slot
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -343,7 +342,7 @@ class _Conversion:
 
 
 def _message(text: str) -> str:
-    """Words that a program may hold."""
+    """A message that a program may contain."""
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:MAX_TEXT]
 
 
@@ -356,7 +355,7 @@ def _spec(name: str, tensor: torch.Tensor, shape: tuple[int | str, ...]) -> Tens
 
 
 def _output_names(exported: ExportedProgram, count: int) -> list[str]:
-    """A name for each result: its path in what the model returns; `output` for a single tensor."""
+    """A name for each result: its path in the model's return value; `output` for a single tensor."""
     spec = exported.call_spec.out_spec
     if spec is None:
         return [f"output_{index}" for index in range(count)]

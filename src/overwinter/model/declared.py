@@ -1,6 +1,6 @@
-"""Does a run give what the program declares?
+"""Checks the outputs of a run against the program's declaration.
 
-Looked at after every run, so all that can be is worked out before.
+The check runs after every run, so everything possible is computed in advance.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from overwinter.model.structure import Program
 
 
 class _Output(NamedTuple):
-    """One declared output: the sizes that must be these, and those that must be an input's."""
+    """One declared output: its fixed sizes, and the sizes that must equal an input's."""
 
     name: str
     dtype: torch.dtype
@@ -46,8 +46,8 @@ class Declared:
         ]
 
     def fault(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-        """The first output that is not as declared, for these inputs; empty if all are. A size that is worked out from
-        others is not looked at.
+        """The first output that differs from its declaration, for these inputs; empty if none does. Sizes computed from
+        others are not checked.
         """
         for output, value in zip(self._outputs, outputs, strict=True):
             if not _fits(output, value, inputs):

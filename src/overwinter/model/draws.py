@@ -1,7 +1,7 @@
-"""Which random inputs may a model be tried with?
+"""Draws random inputs for trying a model.
 
-Nobody but the author knows what inputs mean, so they are drawn to look like the examples. A model that fails at them is
-given plainer ones: each kind is tried after the one before.
+Only the author knows what inputs mean, so they are drawn to resemble the examples. If a model fails with them, simpler
+ones are drawn: each kind is tried after the previous one.
 """
 
 from collections.abc import Mapping, Sequence

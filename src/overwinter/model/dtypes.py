@@ -1,4 +1,4 @@
-"""Which element types exist in a program, how large they are, and what the wire calls them?"""
+"""The element types of programs, their sizes, and their names on the wire."""
 
 from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
 

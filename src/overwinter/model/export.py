@@ -1,4 +1,4 @@
-"""How does a PyTorch model become a program and its weights?
+"""Exports a PyTorch model to a program and its weights.
 
 For the deployer's side only: the model's own code runs here.
 """
@@ -130,7 +130,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
 
 
 class _Graph(NamedTuple):
-    """An exported graph, and what is known of its inputs and their sizes."""
+    """An exported graph, its inputs and their sizes."""
 
     exported: ExportedProgram
     run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -179,14 +179,14 @@ def _converted(graph: _Graph) -> Exported:
 
 
 def _tensors(outputs: object) -> list[torch.Tensor]:
-    """The tensors in what a model returns, in the order of a program's outputs."""
+    """The tensors in the model's return value, in the order of a program's outputs."""
     return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if leaf is not None]
 
 
 def _conditions(
     graph: _Graph, shapes: Sequence[Sequence[int | str]], meanings: Mapping[sympy.Symbol, sympy.Expr], ties: list[Any]
 ) -> list[Condition]:
-    """All that must hold of the named sizes, what the author has words for first."""
+    """All conditions on the named sizes, those with an author's message first."""
     guards = getattr(graph.exported, "_guards_code", None)
     if guards is None:
         raise ProgramError(f"PyTorch {torch.__version__} does not tell what an export rests on; 2.11 to 2.13 do")
@@ -210,7 +210,7 @@ def _example(graph: _Graph, ranges: Bounds, conditions: Sequence[Condition]) -> 
 
 
 def _limited(program: Program, unbounded: set[str]) -> Program:
-    """The program with smaller largest sizes, where nobody gave any, so that one request's memory is bounded."""
+    """The program with lower maximum sizes, where none were given, so that the memory of one request is bounded."""
     largest = {name: program.dimensions[name][1] for name in unbounded}
     while max(largest.values(), default=0) > SMALLEST_LIMIT and peak_activation_bytes(program, largest) > MEMORY_BYTES:
         largest = {name: max(size // 2, min(size, SMALLEST_LIMIT)) for name, size in largest.items()}

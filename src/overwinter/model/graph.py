@@ -1,8 +1,8 @@
-"""What is left of an exported graph when all that a program does not need is taken out?
+"""Removes from an exported graph what a program does not need.
 
-Copies of nothing and calls whose results nobody reads are dropped; some operators that a program may not call are
-replaced by others that do the same. Assertions stay, but those on what cannot differ from one run to the next; what
-depends on sizes only is asserted before all else.
+Copies without an effect and calls with unused results are dropped. Some operators that a program may not call are
+replaced by equivalent ones. Assertions stay, except those on values that cannot differ between runs. Assertions that
+depend on sizes only are moved to the start.
 """
 
 import operator
@@ -68,7 +68,7 @@ _TAKEN_OUT = _IDENTITIES | _DROPOUTS | _FUNCTIONAL_CHECKS.keys() | {_METADATA_CH
 
 
 def operator_name(target: object) -> str:
-    """The full name of what a graph's node calls: `aten.linear.default`, `operator.mul`."""
+    """The full name of the operator of a graph's node: `aten.linear.default`, `operator.mul`."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     module = getattr(target, "__module__", None) or ""
@@ -166,7 +166,7 @@ def _storage(value: object) -> object:
 
 
 def _is_identity(name: str, node: Node) -> bool:
-    """Whether the call gives its first argument as it is, or a copy that nobody writes to."""
+    """Whether the call returns its first argument unchanged, or a copy that is never written."""
     if name in _DROPOUTS:
         training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
         return training is False
@@ -174,7 +174,7 @@ def _is_identity(name: str, node: Node) -> bool:
 
 
 def _without_token(node: Node, check: str) -> None:
-    """Make a check of the kind that gives a token one that gives nothing."""
+    """Replace a check that returns a token by one that returns nothing."""
     *args, token = node.args
     node.replace_all_uses_with(token)  # type: ignore[arg-type]
     _, packet, overload = check.split(".")
@@ -201,7 +201,7 @@ def _needed(module: GraphModule) -> list[Node]:
 
 
 def _checks_first(nodes: list[Node]) -> list[Node]:
-    """The calls with those in front that check nothing but the sizes of inputs, and what these need."""
+    """The calls, with those moved to the front that check only sizes of inputs, and what these need."""
     sized: set[Node] = set()
     for node in nodes:
         name = operator_name(node.target)

@@ -1,7 +1,7 @@
-"""Which operators does PyTorch check too little, and what must hold before one of them runs?
+"""Additional checks for operators whose own checks in PyTorch are insufficient.
 
-A program's arguments may be hostile, and a request's values too: an operator of this table would read or write outside
-its tensors for some of them, or give back memory that nobody wrote. A check here costs one look at the arguments.
+A program's arguments and a request's values may be hostile. For some of them an operator of this table would read or
+write outside its tensors, or return uninitialized memory. A check only inspects the arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +31,8 @@ class Guard(NamedTuple):
 
 
 def guarded(operator: str, overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """What a call of the operator runs: the operator itself, or the operator behind the checks that it lacks.
-
-    These raise ValueError, naming the operator.
+    """The function for a call of the operator: the operator itself, or the operator with additional checks. These raise
+    ValueError with the name of the operator.
     """
     run: Callable[..., Any] = getattr(overload, "_op", overload)
     if operator in _COPYING:
@@ -71,7 +70,7 @@ def _histogram(given: Arguments) -> None:
 
 
 def _bags(given: Arguments) -> None:
-    """The kernels read from one offset to the next without a look at whether these go up."""
+    """The kernels read from one offset to the next without checking that these increase."""
     table, indices, offsets = given["weight"], given["indices"], given["offsets"]
     _require(given["mode"] in _BAG_MODES, f"embedding_bag knows the modes {_BAG_MODES}")
     _require((table.dim(), indices.dim(), offsets.dim()) == (2, 1, 1), "embedding_bag takes a table and two lists")
@@ -90,7 +89,7 @@ def _written_bags(given: Arguments, results: tuple[torch.Tensor, ...]) -> tuple[
 
 
 def _groups(given: Arguments) -> None:
-    """The kernel cuts the rows at the offsets, and leaves those after the last one unwritten."""
+    """The kernel splits the rows at the offsets, and leaves those after the last one uninitialized."""
     rows, matrices, offsets = given["self"], given["mat2"], given["offs"]
     dims = (rows.dim(), matrices.dim(), offsets.dim() if offsets is not None else 0)
     _require(dims == (2, 3, 1), "_grouped_mm takes rows, a matrix for each group and offsets")
@@ -106,9 +105,8 @@ def _written_groups(given: Arguments, result: torch.Tensor) -> torch.Tensor:
 
 
 def _attention(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel gives its result the order of the query in memory, and takes the last dimension for the innermost.
-
-    It reads as many values as there are keys, and where heads share keys divides by how many heads these have.
+    """The kernel gives its result the memory order of the query, and assumes that the last dimension is the innermost.
+    It reads as many values as there are keys, and divides by their number of heads where heads share keys.
     """
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +141,7 @@ def _batch_norm(given: Arguments) -> None:
 
 
 def _group_norm(given: Arguments) -> None:
-    """The kernel takes weight and bias to lie without gaps, and the sizes that it is told for those of its input."""
+    """The kernel assumes that weight and bias have no gaps, and that the given sizes are those of its input."""
     values, channels = given["input"], given["C"]
     sizes = (given["N"], channels, given["HxW"])
     known = values.dim() >= 2 and (*values.shape[:2], prod(values.shape[2:])) == sizes
@@ -188,7 +186,7 @@ def _resizing(given: Arguments) -> None:
 
 
 def _loss(given: Arguments) -> None:
-    """The kernel takes for granted that there is a target for each value, and that it knows the reduction."""
+    """The kernel assumes that there is a target for each value, and that the reduction is known."""
     alike = given["self"].shape == given["target"].shape
     _require(alike, "a loss takes a target of the shape of its input")
     _require(given["reduction"] in range(3), "a loss takes the reductions 0 to 2")
@@ -200,7 +198,9 @@ def _loss_of_rows(given: Arguments) -> None:
 
 
 def _division(given: Arguments) -> None:
-    """The processor stops at the smallest integer divided by -1, whose quotient no integer type holds."""
+    """The processor raises an exception for the smallest integer divided by -1, whose quotient no integer
+    type holds.
+    """
     top, bottom = given["self"], given["other"]
     if given["rounding_mode"] == "trunc":
         integers = [part.dtype for part in (top, bottom) if isinstance(part, torch.Tensor)]
@@ -219,7 +219,7 @@ def _any_is(numbers: object, number: int) -> bool:
 
 
 def _recurrent(gates: int) -> Callable[[Arguments], None]:
-    """A check of a recurrent layer with so many gates: the kernels trust the sizes of its states and parameters."""
+    """A check of a recurrent layer with so many gates: the kernels do not check the sizes of states and parameters."""
 
     def check(given: Arguments) -> None:
         values, states, parameters = given["input"], given["hx"], given["params"]

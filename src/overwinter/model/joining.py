@@ -1,7 +1,7 @@
-"""Do requests that share a run of a program get the answers that they get alone?
+"""Checks whether requests that share a run of a program get the same answers as alone.
 
-Known of a program only by trying: an operator may mix the rows of a batch (a mean over them, a matrix of all against
-all) and no shape need show it.
+Only a trial can show this: an operator may mix the rows of a batch (a mean over them, or a product of all rows with
+all), and this need not be visible in any shape.
 """
 
 import math
@@ -36,11 +36,11 @@ def batching(
     answer: Callable[[Tensors], Tensors],
     max_batch: int = 1,
 ) -> Batching:
-    """Try it with requests of several numbers of rows, and with as many as may share a run. `request` draws one of so
-    many rows from a seed, and `answer` runs the program or raises.
+    """Try shared runs with requests of several numbers of rows, and with as many requests as may share a run.
 
-    Each request must get, within `bound`, what it gets alone; and the first of two, within a hundredth of that, what it
-    gets when the other asks something else (extreme values among it) or the very same.
+    `request` draws a request of so many rows from a seed, and `answer` runs the program or raises. Each request must
+    get, within `bound`, what it gets alone; and the first of two, within a hundredth of that, the same answer when the
+    other request changes (to extreme values among others) or is equal.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.unjoinable:
@@ -81,7 +81,7 @@ def _touched(
     strangers: Sequence[Tensors],
     answer: Callable[[Tensors], Tensors],
 ) -> str:
-    """How the answer to a request changes with who shares its run; empty if it does not."""
+    """How the answer to a request depends on the other requests of its run; empty if it does not."""
     for stranger in strangers:
         try:
             [beside, _] = _shared(answer, [own, stranger])
@@ -94,8 +94,8 @@ def _touched(
 
 
 def _extremes(other: Tensors) -> Iterator[Tensors]:
-    """Requests of as many rows whose floats are all large, all large and negative, or all NaN, and whose other
-    numbers are all the largest or the least: one such value may decide for every row.
+    """Requests of as many rows whose floats are all large, all large and negative, or all NaN, and whose other numbers
+    are all the largest or the smallest: one such value may change the result for every row.
     """
     for value, pick in ((LARGE, torch.max), (-LARGE, torch.min), (math.nan, torch.max)):
         yield [

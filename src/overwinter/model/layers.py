@@ -1,7 +1,8 @@
-"""Which module makes which calls, and what does each layer cost?
+"""Assigns calls to the modules that make them, and computes the cost of each layer.
 
-A layer is an unbroken run of calls made by one module, by its path in the model; a module that is left and come back to
-makes several. The layers cover all calls, so any boundary between two of them is a place to cut.
+A layer is an unbroken sequence of calls by one module, named by its path in the model; a module that is left and
+entered again has several layers. The layers cover all calls, so the program can be cut at any boundary between two of
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,7 @@ def layer_table(
     program: Program, paths: Sequence[str | None], macs: Sequence[int], bytes_at_example: Mapping[int, int]
 ) -> tuple[Layer, ...]:
     """The layers of a program, given each call's module path (None: unknown) and multiply-accumulates.
-
-    `bytes_at_example` holds the bytes of each result's elements; a view counts as what it would take to send it.
+    `bytes_at_example` holds the bytes of each result's elements; a view counts with the bytes needed to send it.
     """
     layers: list[Layer] = []
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""When does each value of a program die, what crosses a cut, and how much memory is needed at the worst moment?"""
+"""Computes when each value of a program dies, which values cross a cut, and the peak memory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from overwinter.model.structure import Call, Program, evaluate, slots_of
 
 
 def with_frees(calls: Sequence[Call], first_value: int, output_slots: Sequence[int]) -> tuple[Call, ...]:
-    """The calls with `frees` filled in: each result is let go after the last call that reads it."""
+    """The calls with `frees` filled in: each result is freed after the last call that reads it."""
     last_use: dict[int, int] = {}
     for index, call in enumerate(calls):
         for slot in (*call.outputs, *slots_of(call)):
@@ -32,10 +32,10 @@ def span(program: Program, start: int, stop: int | None) -> tuple[int, int]:
 
 
 def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-    """Slots that calls `start` to `stop` need handed in, in ascending order.
+    """Slots that calls `start` to `stop` need as inputs, in ascending order.
 
-    From the first call these are all the inputs; later, the inputs and earlier results that the span reads (or,
-    where it runs to the end, that the program gives out).
+    From the first call these are all the inputs; later, the inputs and earlier results that the span reads (or, if it
+    ends at the program's end, that the program returns).
     """
     start, end = span(program, start, stop)
     if start == 0:
@@ -48,7 +48,7 @@ def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[
 
 
 def live_out(program: Program, stop: int | None = None, start: int = 0) -> tuple[int, ...]:
-    """Slots that calls `start` to `stop` hand on: their results that are read after `stop`, in ascending order.
+    """Slots that calls `start` to `stop` return: their results that are read after `stop`, in ascending order.
 
     At the program's end these are its output slots, in the program's order.
     """

@@ -1,6 +1,7 @@
-"""How many multiply-accumulates does a call take?
+"""Counts the multiply-accumulates of a call.
 
-Counted for the operators that carry a model's arithmetic; everything else counts as none, as in the papers' tables.
+They are counted for the operators that dominate a model's arithmetic; all others count as zero, as in the papers'
+tables.
 """
 
 from collections.abc import Callable, Sequence

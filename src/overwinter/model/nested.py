@@ -1,8 +1,8 @@
-"""How do the calls of a graph inside a graph become calls of the outer graph?
+"""Converts the calls of a nested graph to calls of the outer graph.
 
-A gradient or autocast switch runs its nested graph as it stands. `torch.cond` runs one of two: here both are run, and
-`torch.where` selects. That is the same answer, bit for bit, as long as the graph that is not meant cannot fail: where
-one calls an operator that refuses some values, the export is refused.
+A gradient or autocast switch runs its nested graph unchanged. `torch.cond` runs one of two graphs: here both run, and
+`torch.where` selects. The result is bit-identical as long as the unselected graph cannot fail: where one calls an
+operator that refuses some values, the export is refused.
 """
 
 import operator
@@ -96,7 +96,7 @@ def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
 
 
 def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of a nested graph whose calls are put before `node`."""
+    """The results of a nested graph whose calls are inserted before `node`."""
     nested = module.get_submodule(str(place.target))
     assert isinstance(nested, GraphModule)
     holes = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
@@ -117,14 +117,14 @@ def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]
 
 
 def _used(node: Node) -> list[int]:
-    """Which result each user of a call takes."""
+    """The result that each user of a call uses."""
     if any(user.target is not operator.getitem for user in node.users):
         raise ProgramError(f"unexpected use of a nested graph at {source_line(node)}")
     return [int(str(user.args[1])) for user in node.users]
 
 
 def _give(module: GraphModule, node: Node, results: Sequence[Any]) -> None:
-    """Let the users of a call have these results, one each, and take the call out."""
+    """Replace a call by these results, one for each of its users, and remove it."""
     for user, result in zip(list(node.users), results, strict=True):
         user.replace_all_uses_with(result)
         module.graph.erase_node(user)

@@ -1,15 +1,15 @@
-"""Which operators may a program call, and what do they do to memory?
+"""The operators that a program may call, and what they do to memory.
 
-The lists are explicit: the `aten` namespace also holds operators that read files, resize, alias foreign memory
-or show memory that nobody wrote (`from_file`, `set_`, `resize_`, `as_strided`, `empty`), and operators that draw random
+The lists are explicit: the `aten` namespace also holds operators that read files, resize, alias foreign memory or
+expose uninitialized memory (`from_file`, `set_`, `resize_`, `as_strided`, `empty`), and operators that draw random
 numbers. None of these is listed. An operator on tensors is in exactly one of three lists:
 
 * FRESH      its results share no memory with its arguments;
 * VIEWS      its results may share memory with any of its tensor arguments;
 * MUTATING   it writes to its first argument and returns it.
 
-From these follows, without PyTorch, whether a call could write to a weight or an input (`aliasing.py`): weights are
-mapped read-only, so such a call would kill the process that makes it.
+The lists decide, without PyTorch, whether a call could write to a weight or an input (`aliasing.py`): weights are
+mapped read-only, so such a call would crash the process.
 """
 
 import math

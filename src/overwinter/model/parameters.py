@@ -1,8 +1,8 @@
-"""Which arguments may a program give for each parameter of an operator?
+"""Checks the arguments of a program against the parameters of each operator.
 
-PyTorch itself takes more than its schemas say: a number for an element type or a layout (which makes sparse and
-quantized tensors), nothing for a tensor, the number in a tensor for a number. A program has no use for these. Nor has
-it for whole numbers so large that their products leave 64 bits: kernels multiply them without a look.
+PyTorch itself accepts more than its schemas declare: a number for an element type or a layout (which makes sparse and
+quantized tensors), None for a tensor, the number in a tensor for a number. A program needs none of these. Nor does it
+need integers so large that their products exceed 64 bits: kernels multiply them without an overflow check.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _STEPS = {"stride", "padding", "dilation", "output_padding"}
 
 
 class Bounds(NamedTuple):
-    """What a whole number may be."""
+    """The bounds of an integer argument."""
 
     least: int
     most: int
@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
 
 class Parameter:
-    """What one parameter of an operator takes."""
+    """The values that one parameter of an operator accepts."""
 
     def __init__(self, operator: str, argument: Any) -> None:
         """`argument` is a part of the operator's schema."""
@@ -92,7 +92,7 @@ def _bounds(operator: str, name: str) -> Bounds | None:
 
 
 def bounded(bounds: Bounds) -> Callable[[Any], Any]:
-    """What gives back a number that is worked out while a program runs; ValueError if it is out of bounds."""
+    """A function that returns a number that is computed while a program runs; ValueError if it is out of bounds."""
 
     def check(number: Any) -> Any:
         if not bounds.hold(number):

@@ -1,8 +1,8 @@
-"""How is a directory written by `transformers` opened for export? For the deployer's side only.
+"""Opens a directory written by `transformers` for export. For the deployer's side only.
 
-The directory holds `config.json` and safetensors; nothing is fetched, and no code in the directory runs.
-`transformers` is imported here, when asked to.
-What a model takes is read off its configuration and the signature of its `forward`: no list of architectures is kept.
+The directory contains `config.json` and safetensors; nothing is downloaded, and no code in the directory runs.
+`transformers` is imported on demand. The inputs of a model follow from its configuration and the signature of its
+`forward`: there is no list of architectures.
 """
 
 import json
@@ -172,7 +172,7 @@ def with_examples(plain: Plain, sizes: Mapping[str, Any]) -> Pretrained:
 
 
 def dynamic_of(axes: Mapping[str, Axes], varying: Collection[str]) -> dict[str, dict[int, str]]:
-    """What may vary, as `export` takes it."""
+    """The dynamic sizes, in the form that `export` needs."""
     return {
         name: {at: axis for at, axis in enumerate(each) if isinstance(axis, str) and axis in varying}
         for name, each in axes.items()

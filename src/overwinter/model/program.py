@@ -1,8 +1,8 @@
-"""How do bytes become a program, and when is a program valid?
+"""Decodes and validates programs.
 
-The bytes are msgpack. Whatever they hold, decoding and validating either succeed or raise ProgramError: nothing is
-executed, imported or looked up by a name that is not in a table, and every count is bounded. A valid program calls only
-listed operators, reads only slots that are set and not yet freed, and writes to no weight and no input.
+A program is encoded as msgpack. For any bytes, decoding and validating either succeed or raise ProgramError: nothing is
+executed or imported, names are looked up in tables only, and every count is bounded. A valid program calls only listed
+operators, reads only slots that are set and not yet freed, and writes to no weight and no input.
 """
 
 import re
@@ -84,7 +84,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class _Outline(Program, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program whose calls, which are most of it, are not read yet."""
+    """A program whose calls, the largest part of it, are not decoded yet."""
 
     calls: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_CALLS)]  # type: ignore[assignment]
 
@@ -170,7 +170,7 @@ def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[
 
 
 def _check_worked_out(program: Program) -> None:
-    """Sizes of outputs are worked out from those of inputs, or nobody could say what they are."""
+    """The sizes of outputs must be computable from those of inputs."""
     for spec in program.outputs:
         for size in spec.shape:
             names = _OPERAND.findall(size) if isinstance(size, str) else []

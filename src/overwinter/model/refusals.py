@@ -1,6 +1,6 @@
-"""What can the author of a model do where a program cannot hold what the model does?
+"""The messages for models that a program cannot represent.
 
-For the deployer's side only. A refusal is one sentence: what is refused, the line that asks for it, and the way out.
+For the deployer's side only. Each message is one sentence: what is refused, the line that causes it, and the remedy.
 """
 
 import re
@@ -78,9 +78,8 @@ def check_module(module: torch.nn.Module) -> None:
 
 @contextmanager
 def no_cache(module: torch.nn.Module) -> Iterator[None]:
-    """While this lasts a `transformers` model gives no cache of keys and values, which is no tensor.
-
-    Its configuration's `use_cache` is as before afterwards.
+    """In this block a `transformers` model returns no key-value cache, which is not a tensor. Its configuration's
+    `use_cache` is restored afterwards.
     """
     configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None}
     before = [(config, config.use_cache) for config in configs.values() if getattr(config, "use_cache", None) is True]

@@ -1,10 +1,10 @@
-"""Is all that a `.pt2` file holds data?
+"""Checks that a `.pt2` file contains only data.
 
-PyTorch opens such a file by running parts of it: it unpickles whatever is said to be pickled, loads compiled code,
-evaluates expressions of sizes, and writes names into Python source that it executes. A file of somebody else must do
-none of that, so whatever is not plainly data is refused, by what is known to be data and not by what is known to harm.
+PyTorch opens such a file by executing parts of it: it unpickles objects, loads compiled code, evaluates expressions of
+sizes, and writes names into Python source that it executes. None of that may happen with a file from a third party, so
+an allow list defines what counts as data, and everything else is refused.
 
-The file is read with PyTorch's own reader: two readers of one archive may see two different contents.
+The file is read with PyTorch's own reader, because two readers may see different contents of one archive.
 """
 
 import ast
@@ -56,7 +56,7 @@ TEXT_MOST = 10_000
 
 
 def check_saved(path: Path) -> None:
-    """ProgramError, naming what it found, unless opening the file runs nothing that comes from the file."""
+    """ProgramError with the finding, unless opening the file executes nothing from the file."""
     for place, what in _code(path):
         raise ProgramError(
             f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Have it saved "
@@ -65,7 +65,7 @@ def check_saved(path: Path) -> None:
 
 
 def _code(path: Path) -> Iterator[tuple[str, str]]:
-    """Where in the file there is what is not data, and what it is."""
+    """The position and the kind of anything in the file that is not data."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as older:
             # What PyTorch falls back to, with another reader, when it cannot open the file.

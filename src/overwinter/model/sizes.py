@@ -1,8 +1,8 @@
-"""How large is a tensor of an exported graph, as data that needs no symbolic algebra to evaluate?
+"""Represents the sizes of an exported graph's tensors as data that can be evaluated without symbolic algebra.
 
-`torch.export` describes sizes by sympy expressions over symbols. Here they become sums of terms over named
-dimensions: exact where the size is a polynomial; else rounding is left out, and whatever is no polynomial even then is
-taken at the largest sizes.
+`torch.export` describes sizes by sympy expressions over symbols. Here they become sums of terms over named dimensions.
+They are exact where the size is a polynomial. Otherwise rounding is left out, and an expression that is still no
+polynomial is evaluated at the largest sizes.
 """
 
 from collections.abc import Sequence

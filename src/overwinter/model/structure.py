@@ -1,8 +1,8 @@
-"""What is a program made of?
+"""The data types of a program.
 
-A program is a flat list of operator calls over numbered slots. The weights have the first slots, in the order in
-which the calls first use them; the inputs follow; then each result of each call, counted as the calls are made. A slot
-is given once. `frees` of a call lists the results that nothing reads after it.
+A program is a flat list of operator calls over numbered slots. The weights have the first slots, in the order in which
+the calls first use them; the inputs follow; then each result of each call, in the order of the calls. A slot is
+assigned once. `frees` of a call lists the results that no later call reads.
 """
 
 import re
@@ -51,9 +51,9 @@ Argument = Scalar | tuple[Scalar, ...]
 class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One parameter, buffer or constant, by its module path.
 
-    `order` lists its dimensions from the outermost to the innermost in memory, where they are not stored in the order
-    of the shape (channels last, transposed): some operators give other last bits for another order, and some views
-    need it. Its elements lie without gaps in any order.
+    `order` lists its dimensions from the outermost to the innermost in memory, if they are not stored in the order of
+    the shape (channels last, transposed): some operators give different last bits for another order, and some views
+    need it. Its elements have no gaps in any order.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def unjoinable(self) -> str:
-        """Why no two requests can share a run, as far as shapes tell; empty if they may."""
+        """The reason why requests cannot share a run, as far as shapes show; empty if they may."""
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:
                 if spec.shape[:1] != (BATCH,):

@@ -1,6 +1,6 @@
-"""How is a module traced by `torch.export`, and what of it is said when that fails?
+"""Traces a module by `torch.export`, and converts its failures to messages.
 
-Sizes that may vary are left to the exporter to find out about: it keeps what it had to take for granted as guards.
+Dynamic sizes are left to the exporter, which records its assumptions about them as guards.
 """
 
 import io
@@ -29,7 +29,7 @@ Words = dict[sympy.Expr, str | None]
 
 
 class Traced(NamedTuple):
-    """An exported graph, and the author's words for its conditions."""
+    """An exported graph, and the author's messages for its conditions."""
 
     exported: ExportedProgram
     words: Words
@@ -57,7 +57,7 @@ def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Trac
 
 
 def _check_buffers(module: torch.nn.Module) -> None:
-    """ProgramError if the trace left a buffer of its own in the module: the exporter loses track of such."""
+    """ProgramError if the trace left one of its buffers in the module: the exporter loses track of these."""
     for name, buffer in module.named_buffers():
         if isinstance(buffer, FakeTensor):
             raise ProgramError(
@@ -68,8 +68,8 @@ def _check_buffers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def border(what: str, doubt: str = "") -> Iterator[None]:
-    """Here the model's own code runs, or a file's: whatever it raises becomes a ProgramError with the line at fault.
-    `doubt` ends the sentence where an operator may have refused what it was given.
+    """A block that runs the model's own code, or a file's: any exception becomes a ProgramError with the line at fault.
+    `doubt` ends the message where an operator may have refused its arguments.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
@@ -140,7 +140,7 @@ def _user_line(error: Exception) -> str:
 
 @contextmanager
 def _overheard() -> Iterator[Words]:
-    """The conditions of every `torch._check` made meanwhile, with the author's words, which the exporter drops."""
+    """The conditions of every `torch._check` in this block, with the author's messages, which the exporter drops."""
     words: Words = {}
     check = torch._check_with
 

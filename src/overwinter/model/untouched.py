@@ -1,7 +1,7 @@
-"""How is a module left as it was, whatever its own code keeps while it is traced?
+"""Restores a module after tracing, including state that its own code caches.
 
-A model that caches a tensor at its first call would keep one of the tracer's, which holds no numbers: the author's next
-call would fail. So everything that the module holds and that can change is noted before, and put back after.
+A model that caches a tensor at its first call would keep a tensor of the tracer, which holds no numbers, and the
+author's next call would fail. So all mutable state of the module is recorded before the tracing and restored after it.
 """
 
 from collections import deque
@@ -20,10 +20,10 @@ Holder = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 @contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Put back, at the end, what the module's attributes, submodules and containers held at the beginning.
+    """Restore, at the end, the content of the module's attributes, submodules and containers.
 
-    Followed are the attributes of every object that the module reaches, and dictionaries, lists, sets, deques and
-    tuples; what is written into a tensor that was there before is not undone.
+    It covers the attributes of every object that the module reaches, and dictionaries, lists, sets, deques and tuples;
+    writes to existing tensors are not undone.
     """
     noted = _noted(module)
     try:
@@ -69,7 +69,7 @@ def _copy(holder: Holder) -> Holder:
 
 
 def _is_same(holder: Holder, content: Holder) -> bool:
-    """Whether a container still holds the very things that it held, in the same order."""
+    """Whether a container still holds the same objects in the same order."""
     if isinstance(holder, dict) and isinstance(content, dict):
         before, after = [*content.keys(), *content.values()], [*holder.keys(), *holder.values()]
     else:

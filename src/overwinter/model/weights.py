@@ -1,4 +1,4 @@
-"""Which tensors of an exported graph are weights, and how do they lie in memory?"""
+"""Finds the weights of an exported graph and their layout in memory."""
 
 import torch
 from torch.export import ExportedProgram

@@ -1,1 +1,1 @@
-"""The hall: one task-owned loop that feeds the scheduler and carries out what it asks for."""
+"""The node of one machine: an event loop that drives the scheduler and carries out its actions."""

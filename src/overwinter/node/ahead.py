@@ -1,8 +1,8 @@
-"""The node's side of workers that are forked ahead: how they are forked, and how a function comes into one.
+"""Forks workers ahead, and hands a function to one of them at the next start.
 
-They are forked by their tenant's zygote once it holds all that it was to prepare. Until one is taken over it has
-nothing of any function; then it is a worker as any other, under the name of the worker that goes on in it. A start that
-finds its process gone, or too small, forks one as if there had been none.
+A tenant's zygote forks them after it has prepared all requested programs. Until a start uses one, it holds nothing of
+any function; then it is a worker like any other, with the worker id of that start. If its process has ended, or is too
+small, the start forks a worker as usual.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Forker(Protocol):
         ...
 
     def end(self, process: WorkerProcess, ending: str) -> None:
-        """Tell a worker's end, of which no zygote knows."""
+        """Report the end of a worker that no zygote knows."""
         ...
 
     def kill(self, process: WorkerProcess) -> None:
@@ -47,7 +47,7 @@ class Forker(Protocol):
 
 
 class Ahead:
-    """Those that were asked for and not taken over."""
+    """The processes that were requested ahead and are not used yet."""
 
     def __init__(self, forker: Forker, preparing: Preparing, log: Log) -> None:
         self._forker = forker
@@ -59,8 +59,8 @@ class Ahead:
         """How large the zygote is that forked each; None: none was asked yet."""
 
     def fork(self, function: DeployedFunction, worker: WorkerId) -> None:
-        """Fork one from the zygote of the function's tenant, as soon as that can; WorkerError when there is none, or no
-        room.
+        """Fork a process from the zygote of the function's tenant as soon as possible; WorkerError when there is no
+        zygote or no resources.
         """
         tenant = function.family.tenant
         if tenant not in self._forker.zygotes.tenants:
@@ -75,15 +75,15 @@ class Ahead:
         self.advance(tenant)
 
     def look(self) -> None:
-        """Ask zygotes again that could not fork when they were to be asked."""
+        """Retry zygotes that could not fork when they were asked."""
         for tenant in {
             process.family.tenant for worker, process in self.workers.items() if self._rooms[worker] is None
         }:
             self.advance(tenant)
 
     def advance(self, tenant: TenantId) -> None:
-        """Ask the tenant's zygote for those that it can fork now, with all its programs. What waits for that counts as
-        starting: it does not wait for a zygote that is gone, or could not fork when it was asked last.
+        """Let the tenant's zygote fork the requested processes that it can fork now, with all its programs. A pending
+        request counts as starting: it does not wait for a zygote that has ended, or could not fork at the last request.
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
@@ -127,7 +127,7 @@ class Ahead:
         bind: Bind | None,
         fds: Sequence[int],
     ) -> WorkerProcess | None:
-        """Let a worker go on in a worker forked ahead; None where that cannot be, and it ends."""
+        """Use a process forked ahead for a worker; None if that is impossible, and the process ends."""
         process = None if worker is None else self.workers.get(worker)
         if worker is None or process is None:
             return None

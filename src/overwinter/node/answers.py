@@ -1,6 +1,6 @@
-"""Can what a worker answers be true? It may be in the hands of its function's code, and say anything.
+"""Checks a worker's answer, which is untrusted: the function's code may control the worker.
 
-The buffer is shared with it, and it may write there at any time: what is looked at is a copy.
+The worker shares the buffer and may write to it at any time, so the checks use a copy.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ TOLD_MOST = 4000
 
 
 class AnswerCheck:
-    """Checks what a worker answers against the outputs that its function declares."""
+    """Checks a worker's answers against the declared outputs of its function."""
 
     def __init__(self, outputs: Sequence[TensorSpec]) -> None:
         self._outputs = outputs
@@ -97,7 +97,7 @@ def said_bytes(answer: Answer) -> int:
 
 
 def failed(failure: Failure | LoadFailed | BindFailed) -> Failure:
-    """A failure as a worker may tell it."""
+    """A failure that a worker may report."""
     return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:TOLD_MOST])
 
 

@@ -1,4 +1,4 @@
-"""Which functions was a worker told to bind, and which blocks does it have for them?"""
+"""Tracks the functions that each worker was told to bind, and the blocks that it received for them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,15 +24,15 @@ class Bindings:
         self._asked: dict[str, Told] = {}
 
     def functions(self) -> list[DeployedFunction]:
-        """Those that it was told to bind, and not to unbind, also if they were removed meanwhile."""
+        """The functions that the worker was told to bind, and not to unbind, including removed ones."""
         return list(self._functions.values())
 
     def lacking(self, bind: Bind) -> list[int]:
-        """Which of the function's blocks it has to be handed, by their places."""
+        """The indices of the function's blocks that the worker does not have."""
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
     def begin(self, function: DeployedFunction, bind: Bind, told: Told) -> None:
-        """It is told to bind a function; ValueError when it was before."""
+        """The worker is told to bind a function; ValueError if it was before."""
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         self._functions[bind.function] = function
@@ -41,18 +41,18 @@ class Bindings:
         self._asked[bind.function] = told
 
     def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
-        """It is told to bind the function that it is forked for. That it has is told by the worker's being ready."""
+        """The worker is told to bind the function for which it is forked. Its readiness confirms the bind."""
         self.begin(function, bind, lambda failure: None)
 
     def answered(self, function: str) -> Told:
-        """It has answered the bind: who is to hear of it. ValueError unless it was asked."""
+        """The worker has answered the bind: the listener. ValueError if no bind was requested."""
         told = self._asked.pop(function, None)
         if told is None:
             raise ValueError(f"it was not asked to bind {function:.100}")
         return told
 
     def end(self, function: str) -> None:
-        """It is told to unbind a function; ValueError unless it has answered the bind."""
+        """The worker is told to unbind a function; ValueError unless it has answered the bind."""
         if function not in self._blocks or function in self._asked:
             raise ValueError(f"{function} is not bound")
         del self._functions[function]

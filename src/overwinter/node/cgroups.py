@@ -1,12 +1,12 @@
-"""How are the machine's cores shared, and its threads bounded, where the system lets this node say so?
+"""Shares the machine's cores and bounds its threads by control groups, where the system allows it.
 
-All that the base zygote forks is in one control group, below which each tenant has one of its own. All have one weight
-but those that used more of the cores than others (shares.py). Beside it lies a group of workers that
-compute only when nobody else wants the core. Threads are bounded, so that the system keeps process ids for others.
-Memory is not: see docs/decisions/sandbox.md.
+All processes that the base zygote forks are in one control group, with one group below it for each tenant. All tenants
+have the same weight, except those that used more of the cores than others (shares.py). A separate group holds workers
+that get only idle cores. Threads are bounded, so that the system keeps process ids for other programs. Memory is not
+bounded here: see docs/decisions/sandbox.md.
 
-A process with a single thread that enters a group by itself, through the file for threads, waits for nobody: 50 µs. To
-move a process from outside takes 6 to 20 ms, in which no process of the system can fork.
+A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
+process from outside takes 6 to 20 ms, during which no process of the system can fork.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ EMPTY_S, PAUSE_S = 1.0, 0.02
 
 
 class Groups:
-    """The node's control groups, one in each hierarchy that has a controller, and what lies below and beside it."""
+    """The node's control groups, one in each hierarchy that has a controller, and the groups below and beside it."""
 
     def __init__(self) -> None:
         self.name = f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"
@@ -89,7 +89,7 @@ class Groups:
         return sorted(set(places))
 
     def _claim(self, place: Path) -> None:
-        """Make the group, and let all others leave it alone."""
+        """Create the group, and lock it against other nodes."""
         place.mkdir(exist_ok=True)
         while place not in self._locks:
             lock = _locked(place, fcntl.LOCK_EX)
@@ -100,7 +100,7 @@ class Groups:
                 place.mkdir(exist_ok=True)
 
     def _share_out(self, place: Path) -> None:
-        """Let groups be made below this one, and make the one beside it."""
+        """Allow groups below this one, and create the one beside it."""
         if _is_second(place):
             (place / "cgroup.subtree_control").write_text("+cpu")
         idle = place.with_name(place.name + IDLE)
@@ -119,8 +119,8 @@ class Groups:
 
     @contextmanager
     def entry(self, tenant: TenantId | None) -> Iterator[list[int]]:
-        """A descriptor of the tenant's group, which whoever is forked for it enters by writing "0"; none where there
-        are no groups, or the system has no room for one more. With None nobody is to enter one.
+        """A descriptor of the tenant's group, which a process that is forked for the tenant enters by writing "0"; none
+        where there are no groups, or the system allows no more. With None nothing is entered.
         """
         fds: list[int] = []
         with suppress(OSError):
@@ -146,14 +146,14 @@ class Groups:
         return place / ("cgroup.threads" if _is_second(place) else "tasks")
 
     def keep(self, tenants: Collection[TenantId]) -> None:
-        """Remove the groups of all other tenants, as far as nobody is in them any more."""
+        """Remove the groups of all other tenants, if they are empty."""
         for tenant, place in list(self._tenants.items()):
             if tenant not in tenants and _remove(place):
                 del self._tenants[tenant]
                 self._lowered.discard(tenant)
 
     def lower(self, tenants: Collection[TenantId]) -> None:
-        """Let these tenants have less weight than all others, until told otherwise."""
+        """Give these tenants a lower weight than all others, until the next call."""
         for tenant, place in self._tenants.items():
             if (tenant in tenants) != (tenant in self._lowered):
                 self._lowered ^= {tenant}
@@ -163,11 +163,11 @@ class Groups:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether tenants have groups of their own, and a process can be put behind all others."""
+        """Whether tenants have separate groups, and processes can be demoted."""
         return self._idle is not None
 
     def put_behind(self, pid: int) -> None:
-        """Let a process compute only when nobody else wants the core. Takes milliseconds; OSError if that cannot be."""
+        """Demote a process, so that it gets only idle cores. Takes milliseconds; OSError if that fails."""
         if self._idle is None:
             raise FileNotFoundError("there are no control groups")
         (self._idle / "cgroup.procs").write_text(f"{pid}")
@@ -175,7 +175,7 @@ class Groups:
     # End
 
     def _clean(self) -> None:
-        """Remove those that killed nodes left."""
+        """Remove groups that killed nodes left."""
         for parent in set(self._parents.values()):
             for place in parent.glob(f"{NAME}*"):
                 with suppress(OSError):
@@ -195,7 +195,7 @@ class Groups:
 
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:
-    """The group in which this process is, in the hierarchy that has the controller; None where nobody says so."""
+    """The group of this process in the hierarchy that has the controller; None if the system does not report it."""
     for hierarchy, place in _memberships(process):
         if controller in hierarchy:
             return place
@@ -226,7 +226,7 @@ def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
 
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
-    """Those that the process sees mounted: the version, the group at the root, where it is mounted, its options."""
+    """The mounted hierarchies: the version, the group at the root, the mount point, the options."""
     for line in _read(process / "mountinfo").splitlines():
         place, _, mount = line.partition(" - ")
         fields, kind, options = place.split(), mount.partition(" ")[0], mount.rpartition(" ")[2]
@@ -266,7 +266,7 @@ def _read(path: Path) -> str:
 
 
 def _locked(place: Path, how: int) -> int | None:
-    """A descriptor that locks the group; None: it is gone, or another node has it."""
+    """A descriptor that locks the group; None: the group does not exist, or another node has it."""
     try:
         lock = os.open(place, os.O_RDONLY)
     except FileNotFoundError:
@@ -285,7 +285,7 @@ def _locked(place: Path, how: int) -> int | None:
 
 
 def _remove_left(place: Path) -> None:
-    """Remove a group unless a living node has it: a lock ends with whoever holds it."""
+    """Remove a group unless a living node has it: a lock ends with its holder."""
     lock = _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if lock is not None:
         # Nobody can claim it meanwhile.
@@ -294,14 +294,14 @@ def _remove_left(place: Path) -> None:
 
 
 def _remove_all(place: Path) -> bool:
-    """Remove a group and those below it; whether it is gone."""
+    """Remove a group and those below it; whether it was removed."""
     for below in place.glob("*/"):
         _remove(below)
     return _remove(place)
 
 
 def _remove(place: Path) -> bool:
-    """Whether the group is gone: one in which somebody is stays."""
+    """Whether the group was removed: a group with processes stays."""
     try:
         place.rmdir()
     except FileNotFoundError:

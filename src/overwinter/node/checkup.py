@@ -1,4 +1,4 @@
-"""Is this machine fit for a node, and what is to be done where it is not? Nothing is changed by looking."""
+"""Checks whether this machine is fit for a node, and gives a remedy for each problem. The checks change nothing."""
 
 import ast
 import os
@@ -48,7 +48,7 @@ REMEDIES = {
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     level: Level
@@ -87,7 +87,7 @@ def _torch() -> Check:
 
 
 def torch_check(found: str, accelerator: str | None) -> Check:
-    """What is to be said of a version of PyTorch, and of what it was built for beside the CPU."""
+    """The result for a version of PyTorch, and for the accelerator that it was built for."""
     oldest, newest = TORCHES
     if not oldest <= tuple(int(part) for part in found.split(".")[:2]) <= newest:
         tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
@@ -99,7 +99,7 @@ def torch_check(found: str, accelerator: str | None) -> Check:
 
 
 def _accelerator() -> str | None:
-    """What PyTorch was built for beside the CPU, as its file of versions says: it is not imported."""
+    """The accelerator that PyTorch was built for, as its version file says: PyTorch is not imported."""
     found = find_spec("torch")
     places = [] if found is None else list(found.submodule_search_locations or ())
     with suppress(OSError, SyntaxError):
@@ -115,7 +115,7 @@ def _accelerator() -> str | None:
 
 
 def _containment() -> Iterator[Check]:
-    """What workers would lack, as the node's start tells it: a child is contained as they are."""
+    """The protections that workers would lack: a child process enters the sandbox to find out."""
     lacking = contained()
     if not lacking:
         yield Check("sandbox", "ok", f"Linux {platform.release()}: Landlock, seccomp, namespaces")
@@ -125,7 +125,7 @@ def _containment() -> Iterator[Check]:
 
 
 def contained() -> list[str]:
-    """What a worker would lack on this system."""
+    """The protections that a worker would lack on this system."""
     here, there = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -187,7 +187,7 @@ def _limits() -> Iterator[Check]:
 
 
 def _host_store(place: Path) -> Check:
-    """Where the blocks of warm functions lie."""
+    """The directory of the blocks of warm functions."""
     if not place.is_dir() or not os.access(place, os.W_OK):
         return Check("tmpfs", "fatal", f"{place} cannot be written", "mount a tmpfs there, or choose --host-store")
     free = free_bytes(place)
@@ -200,7 +200,7 @@ def _host_store(place: Path) -> Check:
 
 
 def _kind_of(place: Path) -> str:
-    """The kind of the filesystem on which a directory lies."""
+    """The type of a directory's filesystem."""
     mounts: dict[str, str] = {}
     with suppress(OSError):
         mounts = {fields[1]: fields[2] for line in MOUNTS.read_text().splitlines() if len(fields := line.split()) > 2}
@@ -218,7 +218,7 @@ def _memory(config: NodeConfig) -> Check:
 
 
 def _data(place: Path, least_bytes: int) -> Check:
-    """Where what is deployed lies; it may have to be made."""
+    """The data directory, which may not exist yet."""
     existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check("disk", "fatal", f"no directory can be made in {existing}", "choose another directory with --data")
@@ -228,6 +228,6 @@ def _data(place: Path, least_bytes: int) -> Check:
 
 
 def worst(found: Sequence[Check]) -> Level:
-    """The worst of what was found."""
+    """The worst result."""
     order: tuple[Level, ...] = ("ok", "lacking", "fatal")
     return max((each.level for each in found), key=order.index, default="ok")

@@ -1,4 +1,4 @@
-"""The only place that reads a clock."""
+"""The only module that reads a clock."""
 
 import time
 
@@ -19,7 +19,7 @@ def wall() -> float:
 
 
 def computed_s(pid: int) -> float | None:
-    """Seconds of all cores that a process has taken; None when it is gone. The kernel tells everybody."""
+    """The processor time of a process in seconds; None when it has ended. Needs no privilege."""
     try:
         return time.clock_gettime(~pid << PID_SHIFT | SCHEDULED)
     except OSError:

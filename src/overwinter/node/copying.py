@@ -1,7 +1,7 @@
-"""How are large tensors laid into buffers and taken out of them without keeping the loop?
+"""Copies large tensors to and from buffers without blocking the loop.
 
-In a few threads, by calls of the system that let go of the interpreter's lock. What is small is copied in place: that
-takes less time than a thread to begin.
+A few threads copy them by system calls that release the interpreter's lock. Small tensors are copied in place, which
+takes less time than starting work in a thread.
 """
 
 import asyncio

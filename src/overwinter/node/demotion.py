@@ -1,8 +1,8 @@
-"""How does a process compute from now on only when nobody else wants the core?
+"""Demotes a process permanently, so that it gets only idle cores.
 
-It is moved into a control group of such processes; to make its threads idle ones would leave the weight of its tenant's
-group as it is. Where there are no groups its threads are made idle ones, which a process may do to those of its user.
-A thread that is an idle one makes only such, and may not become another again.
+The process is moved into a control group of demoted processes. Giving its threads SCHED_IDLE would not change the
+weight of its tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for
+processes of the same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
 """
 
 import os
@@ -17,8 +17,8 @@ PASSES = 100
 
 
 def put_behind(groups: Groups, pid: int, pidfd: int) -> None:
-    """Put the process behind all others, and close its descriptor. Takes milliseconds; one that is over is none, and
-    whoever got its number is left alone.
+    """Demote the process, and close its descriptor. Takes milliseconds. If the process has ended, another process with
+    its pid is not affected.
     """
     try:
         if not is_over(pidfd):

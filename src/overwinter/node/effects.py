@@ -1,4 +1,4 @@
-"""Carries out what the scheduler asks for: one method per action. Whatever takes long comes back as an event."""
+"""Carries out the scheduler's actions, one method per action. The results of slow actions return as events."""
 
 import asyncio
 import itertools
@@ -82,7 +82,7 @@ class Payload:
 
 
 class NodeEffects:
-    """The hands of a node's scheduler."""
+    """Carries out the actions of a node's scheduler."""
 
     def __init__(self, hosts: HostStores, tasks: asyncio.TaskGroup, log: Log) -> None:
         self._hosts = hosts
@@ -170,11 +170,11 @@ class NodeEffects:
             self.processes.prepare(function.manifest.tenant, id_, forget)
 
     def tenants(self) -> set[TenantId]:
-        """Those that have functions."""
+        """The tenants that have functions."""
         return {function.manifest.tenant for function in self.functions.values()}
 
     def room_of(self, tenant: TenantId) -> Room:
-        """What the tenant's largest worker may have."""
+        """The limits of the tenant's largest worker."""
         families: dict[Family, list[DeployedFunction]] = {}
         for function in self.functions.values():
             if function.manifest.tenant == tenant:
@@ -207,16 +207,16 @@ class NodeEffects:
         self.post(WorkerReady(process.worker))
 
     def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
-        """Workers that serve are not asked how they are."""
+        """Workers that serve are not measured this way."""
         raise ValueError(f"worker {process.worker} was not asked to measure itself")
 
     def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
-        """A worker is gone."""
+        """A worker ended."""
         self.post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
 
     def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
-        """What was prepared for a tenant is gone, with None for all; `culprit` was being warmed up, for too long if it
-        overran.
+        """The prepared programs of a tenant are lost, with None of all; `culprit` was being warmed up, for too long if
+        it overran.
         """
         warmed_up = None if culprit is None else self.functions.get(culprit)
         if warmed_up is not None:
@@ -239,7 +239,7 @@ class NodeEffects:
     def run(
         self, process: WorkerProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
-        """Hand a worker a run of requests, each of a function that it has bound."""
+        """Send a worker a run of requests, each of a function that it has bound."""
         inputs = [self.payloads[request].inputs for request in requests]
         tensors = [tensor for request in inputs for tensor in request]
         metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
@@ -258,7 +258,7 @@ class NodeEffects:
         self._copies.make(process, nbytes, partial(process.lay, slot, tensors), begun, failed)
 
     def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
-        """Take the outputs out of the run's buffer; ValueError if the answer cannot be true."""
+        """Copy the outputs from the run's buffer; ValueError for an impossible answer."""
         flight = process.end(answer)
 
         def failed(error: Exception) -> None:
@@ -288,7 +288,9 @@ class NodeEffects:
         self.post(RunEnded(process.worker, answer.run, tuple(failures)))
 
     def _end_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
-        """The node has no memory to copy what a run takes or gives: its callers hear so, and its worker serves on."""
+        """The node has no memory to copy the inputs or outputs of a run: its requests fail, and its worker
+        continues.
+        """
         process.free(flight)
         told = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
         failures = tuple(RunFailure(request, "OverloadedError", told) for request in flight.requests)
@@ -345,7 +347,7 @@ class NodeEffects:
         self.post(Alarm())
 
     def close(self) -> None:
-        """Forget the alarm; whoever still waits is told that the node stops."""
+        """Cancel the alarm; fail the open requests, because the node stops."""
         if self._alarm is not None:
             self._alarm.cancel()
         waiting: list[asyncio.Future[Any]] = [payload.reply for payload in self.payloads.values()]

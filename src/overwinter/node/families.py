@@ -1,6 +1,6 @@
-"""Which functions share workers, and which of them does each worker have? For people and programs that ask.
+"""Describes families for queries: which functions share workers, and which functions each worker has bound.
 
-On the loop alone: the scheduler's tables are read.
+Used on the loop only, because it reads the scheduler's tables.
 """
 
 from collections.abc import Iterable
@@ -34,5 +34,5 @@ def family_facts(function: Function) -> FamilyFacts:
 
 
 def workers_of(function: Function) -> list[Worker]:
-    """The workers of a function's family, and those of another that it leaves."""
+    """The workers of a function's family, and those of a former family that it is leaving."""
     return list((function.family.workers | function.workers).values())

@@ -1,8 +1,8 @@
-"""What may fail of what the node does again and again, without the node?
+"""Defines the failures of periodic work that the node survives.
 
-What the machine gives or does not give at a moment: memory, a descriptor, a file of the kernel's, room on a disk. Such
-a failure ends the look in hand; it is told once, counted, and the next look comes as ever. A mistake of ours is none of
-these: it ends the node, and is seen. Threads are not asked for at a moment (threads.py).
+They are temporary shortages of the machine: memory, a descriptor, a file of the kernel, space on a disk. Such a failure
+ends the current pass. It is logged once and counted, and the next pass runs as usual. A programming error is not among
+them: it ends the node, so that it is noticed. Threads are all started in advance (threads.py).
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ class Faults:
 
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
-        """Let the machine's failures end what is done within, and nothing else."""
+        """Catch failures of the machine in this block, and no other exceptions."""
         try:
             yield
         except MACHINE as error:

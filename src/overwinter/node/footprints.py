@@ -1,13 +1,14 @@
-"""How much memory does each worker take, now? The scheduler is told whenever it says something new.
+"""Measures the memory of each worker, and tells the scheduler about changes.
 
-Between two looks a worker can grow by a GiB a second on each core. So it is looked at ten times a second, and more
-often while the sum grows towards its bound. Who has not computed since takes what it took, and who has computed most
-can have taken most: a look costs a microsecond for each worker, and more for those few that are measured. What is
-counted is the kernel's own account, which anybody may read: pages that the process alone may write to, and those of the
-buffers that it shares with the node. A process that was forked ahead has a fixed claim; one that takes far more ends.
+Between two measurements a worker can grow by a GiB a second on each core. So workers are measured ten times a second,
+and more often while the sum grows towards its bound. The memory of a worker that has not computed since is unchanged,
+and those that computed most may have grown most. So a pass costs a microsecond for each worker, and more only for the
+few that are measured. The figures are the kernel's own, which any process may read: private writable pages, and the
+pages of the buffers that the worker shares with the node. A process that was forked ahead has a fixed claim, and is
+stopped when it takes far more.
 
-What a fork shares with its zygote is not the worker's as long as neither writes to it. When it is forked that is what
-its zygote has; later, what the full account (accounting.py) finds to be shared still.
+Pages that a fork shares with its zygote do not count for the worker as long as neither writes to them. At the fork
+their size is that of the zygote; later it is what the full accounting (accounting.py) finds to be still shared.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class Footprints:
     def __init__(
         self, state: State, processes: Callable[[], Processes], most_bytes: int, post: Callable[[Event], None]
     ) -> None:
-        """`most_bytes`: what all workers together may take."""
+        """`most_bytes`: the bound on the memory of all workers."""
         self._state = state
         self._processes = processes
         self._most_bytes = most_bytes
@@ -69,7 +70,7 @@ class Footprints:
         self._last_at = Seconds(0.0)
 
     async def run(self, faults: Faults) -> None:
-        """Look for ever."""
+        """Measure periodically, without end."""
         while True:
             began, pause_s = clock.now(), CALM_S
             with faults.contained("workers' memory"):
@@ -77,7 +78,7 @@ class Footprints:
             await asyncio.sleep(max(pause_s, (clock.now() - began) / SHARE))
 
     def look(self, now: Seconds) -> float:
-        """Measure all, and tell what is new; seconds until the next look."""
+        """Measure all workers, and report changes; returns the seconds until the next measurement."""
         processes = self._processes()
         every = [*processes.workers(), *processes.ahead.workers.values()]
         workers = [process for process in every if process.pid is not None]
@@ -97,7 +98,7 @@ class Footprints:
         return self._pause(total, now)
 
     def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
-        """Those that may take something else than before, with what they have computed."""
+        """The workers whose memory may have changed, with their processor time."""
         found = []
         for process in workers:
             assert process.pid is not None, "a worker without a process takes nothing"
@@ -121,13 +122,13 @@ class Footprints:
             self._post(MemoryMeasured(tuple(changed.items())))
 
     def _end_measuring(self, beside: list[WorkerProcess]) -> None:
-        """Workers that are only measured make room for those that serve."""
+        """Stop workers that only measure profiles, in favour of those that serve."""
         for process in beside:
             mib = self._seen[process.worker].nbytes >> 20
             self._processes().give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
     def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
-        """One that waits for a function takes what all do: what it counts for in the ledger, about."""
+        """Stop processes forked ahead that take far more than their claim."""
         for process in ahead:
             nbytes = self._seen[process.worker].nbytes
             if nbytes > AHEAD_MOST:
@@ -142,7 +143,7 @@ class Footprints:
 
 
 def _measured(process: WorkerProcess) -> int | None:
-    """What a worker takes; None: it ends, and its memory is not given back yet."""
+    """The memory of a worker; None: it is ending, and its memory is not released yet."""
     assert process.pid is not None, "a worker without a process takes nothing"
     private = anonymous_bytes(process.pid)
     return None if private is None else max(0, private - process.inherited_bytes) + process.buffer_bytes()

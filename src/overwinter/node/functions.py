@@ -1,4 +1,4 @@
-"""What the node keeps of each deployed function: how to stage it, and what a worker of it must be told."""
+"""Stores what the node needs of each deployed function: for staging it, and for telling a worker about it."""
 
 import hashlib
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class Family(NamedTuple):
 
     @property
     def id(self) -> FamilyId:
-        """A word for it."""
+        """A short text for the family."""
         said = repr(self._replace(inputs=(), outputs=())).encode() + msgspec.msgpack.encode((self.inputs, self.outputs))
         return FamilyId(hashlib.blake2b(said, digest_size=16).hexdigest())
 
@@ -80,7 +80,7 @@ class DeployedFunction:
 
     @property
     def memory_bytes(self) -> int:
-        """Most private memory of one worker: what was asked for, as far as the machine and the node have it."""
+        """The bound on the private memory of one worker: the setting, limited by the machine and the node."""
         return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
 
     def warning(self) -> str:
@@ -119,7 +119,7 @@ class DeployedFunction:
 
     @cached_property
     def family(self) -> Family:
-        """Whose workers can run it."""
+        """The family whose workers can run it."""
         handler, settings = self.manifest.handler, self.manifest.settings
         return Family(
             self.manifest.tenant,
@@ -133,7 +133,7 @@ class DeployedFunction:
         )
 
     def check_messages(self) -> None:
-        """TooLargeError if a zygote or a worker could not be told all of it in one message."""
+        """TooLargeError if a message to a zygote or a worker would be too large."""
         nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(warm_up=True))))
         if nbytes > MESSAGE_BYTES_MAX:
             raise TooLargeError(
@@ -142,7 +142,7 @@ class DeployedFunction:
             )
 
     def load(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:
-        """What a worker of its family must be told. Runs at once share cores. `bare`: without the handler."""
+        """The message that makes a worker load its family. Concurrent runs share cores. `bare`: without the handler."""
         handler = None if bare else self.manifest.handler
         return Load(
             program=self.manifest.program.address,
@@ -157,8 +157,8 @@ class DeployedFunction:
         )
 
     def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
-        """What a worker of its family must be told to run it, with all blocks handed over; `warm up`: its program is
-        to be tried, too.
+        """The message that makes a worker of its family bind it, with all blocks; `warm up`: its program is
+        tried, too.
         """
         blocks = {block.address: block.nbytes for block in self.manifest.blocks}
         numbers = {address: number for number, address in enumerate(blocks)}
@@ -187,12 +187,12 @@ class DeployedFunction:
         return [tensor.given() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
 
     def files(self, *, bare: bool = False) -> list[Address]:
-        """The blobs whose descriptors go with `load`, and then with `bind`."""
+        """The blobs whose descriptors are sent with `load`, and then with `bind`."""
         own = list(dict.fromkeys(block.address for block in self.manifest.blocks))
         return [*self.code(bare=bare), *own, *([] if bare else self.assets())]
 
     def code(self, *, bare: bool = False) -> list[Address]:
-        """The blobs whose descriptors go with `load`: the program, and the handler's source if there is one."""
+        """The blobs whose descriptors are sent with `load`: the program, and the handler's source if there is one."""
         handler = None if bare else self.manifest.handler
         return [self.manifest.program.address, *([] if handler is None else [handler.source.address])]
 
@@ -211,8 +211,8 @@ def blobs_by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, lis
 
 
 def mapped_bytes(functions: Iterable[DeployedFunction]) -> int:
-    """Address space that a worker which may bind any of these functions needs for what is not its own: blocks, with
-    room to align them, and buffers.
+    """The address space for mappings in a worker that may bind any of these functions: blocks with their alignment, and
+    buffers.
     """
     blocks = {block.address: block.nbytes for function in functions for block in function.manifest.blocks}
     return sum(blocks.values()) + len(blocks) * HUGE_BYTES + BUFFERS_BYTES

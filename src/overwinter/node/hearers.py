@@ -1,4 +1,4 @@
-"""Who hears of workers, and of what?"""
+"""The interfaces of listeners for events of workers."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from overwinter.worker.messages import Answer, Measured, Ready
 
 
 class WorkerHearer(Protocol):
-    """Who hears of a worker: the effects, or whoever measures it."""
+    """A listener for events of one worker: the effects, or a measurement."""
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
         """The worker is loaded."""
@@ -20,23 +20,23 @@ class WorkerHearer(Protocol):
         ...
 
     def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
-        """The worker told of itself; ValueError if nobody asked."""
+        """The worker sent its measurements; ValueError if they were not requested."""
         ...
 
     def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
-        """The worker is gone."""
+        """The worker ended."""
         ...
 
 
 class Hearer(WorkerHearer, Source, Protocol):
-    """Who hears of all the processes: the effects."""
+    """The listener for events of all processes: the effects."""
 
     def worker_waits(self, process: WorkerProcess) -> None:
         """A worker that was forked ahead can be taken over."""
         ...
 
     def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
-        """What was prepared for a tenant is gone, with None for all; `culprit` was being warmed up, for too long if it
-        overran.
+        """The prepared programs of a tenant are lost, with None of all; `culprit` was being warmed up, for too long if
+        it overran.
         """
         ...

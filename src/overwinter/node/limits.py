@@ -1,8 +1,8 @@
-"""How many workers can this machine have, and how much memory may they take, where nobody says?
+"""Computes the default bounds on the number of workers and on their memory.
 
-Workers stay as long as there is room, so both bounds are met sooner or later, and neither may cost the machine
-anything. Half of what is there at the start is left: of the memory for blocks, requests, zygotes and whoever else is
-there; of the process ids for others, as the node's control group does it (cgroups.py).
+Workers stay as long as there is memory, so both bounds are reached sooner or later, and neither may harm the machine.
+Half of the available resources at the start is left: of the memory for blocks, requests, zygotes and other programs; of
+the process ids for other programs, as in the node's control group (cgroups.py).
 """
 
 import os
@@ -32,7 +32,7 @@ BYTES_LEAST = 64 << 20
 
 
 def memory_bytes(log: Callable[[str], None]) -> int:
-    """What all workers together may take."""
+    """The bound on the memory of all workers."""
     available = available_bytes()
     share = int(MEMORY_SHARE * (total_bytes() if available is None else available))
     if share < BYTES_LEAST:
@@ -41,13 +41,13 @@ def memory_bytes(log: Callable[[str], None]) -> int:
 
 
 def workers_ahead(memory_bytes: int) -> int:
-    """How many processes may be forked ahead where all workers together may take so much."""
+    """How many processes may be forked ahead under this bound on the memory of all workers."""
     return min(WORKERS_AHEAD, int(AHEAD_SHARE * memory_bytes) // AHEAD_BYTES)
 
 
 def workers_most(log: Callable[[str], None], descriptors: int | None = None, tasks: int | None = None) -> int:
-    """How many workers there may be, and how many runs they may have at once: one that may have several takes no more
-    than as many workers. In place of what this system allows, so many descriptors and tasks.
+    """The maximum of workers, and of their concurrent runs: a worker with several runs takes at most the resources of
+    as many workers. The arguments replace the system's limits on descriptors and tasks.
     """
     if descriptors is None:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -73,7 +73,7 @@ def _tasks(log: Callable[[str], None]) -> Iterator[int]:
 
 
 def group_tasks(group: Path | None, log: Callable[[str], None]) -> Iterator[int]:
-    """What a control group and all above it allow."""
+    """The tasks that a control group and all above it allow."""
     while group is not None and os.path.isfile(group / "pids.max"):
         most = number_in(group / "pids.max")
         if most is not None:

@@ -1,4 +1,4 @@
-"""How does a part of the node say what people should read?"""
+"""The interface by which parts of the node write log lines."""
 
 from typing import Literal, Protocol
 
@@ -8,7 +8,7 @@ Level = Literal["info", "warning", "error"]
 
 
 class Log(Protocol):
-    """Takes one line."""
+    """Writes one line."""
 
     def __call__(self, text: str, /, *, level: Level = "warning", function: FunctionId | None = None) -> None:
         """`function`: which one it is about, if it is about one."""

@@ -1,7 +1,8 @@
-"""The one owner of the scheduler: events in, actions out, each step into the journal and to those who read steps.
+"""The only owner of the scheduler: passes events to it, carries out its actions, and writes each step to the journal
+and its readers.
 
-`post` may be called from any callback of the node's event loop, never from another thread. An event posted
-while another is handled waits for its turn, so a step is never inside a step.
+`post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
+while another is handled waits, so steps are never nested.
 """
 
 import asyncio
@@ -21,17 +22,16 @@ Observe = Callable[[Seconds, Event, list[Action]], None]
 
 
 class Effects(Protocol):
-    """Whoever carries actions out. It must not block: what takes long comes back as an event."""
+    """Carries out actions. It must not block: results of slow actions return as events."""
 
     def carry_out(self, action: Action) -> None:
-        """Begin what the action asks for."""
+        """Begin an action."""
         ...
 
 
 class Loop:
-    """Feeds events to the scheduler, one after another, and hands its actions to `effects`.
-
-    Readers see each step soon afterwards, in order: a caller's answer does not wait for what is counted of it.
+    """Passes events to the scheduler, one after another, and its actions to `effects`. Readers see each step soon
+    afterwards, in order, so that answers do not wait for them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Loop:
         self._turning = False
 
     def post(self, event: Event) -> None:
-        """Let the scheduler know what happened."""
+        """Pass an event to the scheduler."""
         self._events.append(event)
         if self._turning:
             return

@@ -95,10 +95,9 @@ class Node:
         priority: int,
         due: Seconds | None = None,
     ) -> Reply:
-        """Run a function, or a pipeline of functions, on inputs that fit its specs; waits for a wake if it sleeps.
-
-        `timeout_s` bounds the wait, at most to its own; `priority` 1 goes first, 0 is 100; `due`: when a function's
-        request is late, if not by its own SLO. Raises core errors.
+        """Run a function or a pipeline on inputs that match its specs; wakes it if needed. `timeout_s` bounds the wait,
+        at most to its own; `priority` 1 goes first, 0 is 100; `due`: the due time, if not by its own SLO. Raises core
+        errors.
         """
         if name in self._pipelines:
             return await self._pipelines.infer(name, version, inputs, timeout_s, priority)
@@ -116,10 +115,8 @@ class Node:
             raise
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raises what it failed with.
-
-        It answers for its name from then on. A version that fails leaves only its number behind. `functions_max`: what
-        its tenant may have, if that is fewer than the node lets any have.
+        """Register a version whose blocks are in the repository, and try it; raises the error of its trial. It then
+        answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
         """
         nbytes = len(encode_manifest(manifest))
         with self._quotas.deploying(manifest.tenant, nbytes, functions_max) as counted:
@@ -156,7 +153,9 @@ class Node:
         return DeployedVersion(deployment.name, deployment.version, "\n".join(told))
 
     async def _register(self, manifest: Manifest) -> Deployment:
-        """A new version, not proven yet. One that nobody waits for any more leaves again: the thread goes on."""
+        """A new version, before its trial. If its caller was cancelled it is removed again, because the thread
+        continues.
+        """
         register = partial(self.repository.register, manifest, clock.wall(), proven=False)
         registering = asyncio.get_running_loop().run_in_executor(self._reader, register)
         try:
@@ -167,16 +166,15 @@ class Node:
             raise
 
     async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
-        """Measure a function's configurations on this machine, as far as they are not known; `tell` hears how far.
-
-        NotFoundError, ConflictError when it is unloaded, CallerError for what cannot be measured, WorkerError.
+        """Measure the unknown configurations of a function on this machine; `tell` gets the progress. NotFoundError,
+        ConflictError when it is unloaded, CallerError for what cannot be measured, WorkerError.
         """
         if self.function(name, version).life == "unloaded":
             raise ConflictError(f"{name!r} is unloaded, and cannot be measured: load it first")
         return await self.profiler.measure(self._deployed(name, version), wanted, tell)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
-        """What is known of a function's speed here; NotFoundError also when nothing is."""
+        """The profile of a function on this machine; NotFoundError also when there is none."""
         profile = self._deployed(name, version).profile
         if profile is None:
             raise NotFoundError(f"{name!r} was not measured on this machine: `overwinter profile {name}`")
@@ -208,10 +206,7 @@ class Node:
             self.repository.remove(deployment.name, deployment.version)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Take away one version, or all with None; what runs now still ends.
-
-        NotFoundError; ConflictError when a pipeline needs it. A pipeline goes by its name like a function.
-        """
+        """Remove one version, or all with None; its runs end. NotFoundError; ConflictError if a pipeline needs it."""
         if name in self._pipelines:
             await self._pipelines.remove(name, version)
             return
@@ -256,7 +251,7 @@ class Node:
             return await self._pipelines.deploy(pipeline, tenant)
 
     def pipelines_seen(self) -> list[Seen]:
-        """What was seen of each pipeline."""
+        """The statistics of each pipeline."""
         return self._pipelines.seen()
 
     def pipelines(self) -> list[PipelineView]:
@@ -264,7 +259,7 @@ class Node:
         return self._pipelines.views()
 
     def owner(self, name: FunctionName) -> TenantId:
-        """Whose a function or a pipeline is, also one on trial; NotFoundError."""
+        """The tenant of a function or a pipeline, also of one on trial; NotFoundError."""
         if name in self._pipelines:
             return self._pipelines.view(name, None).tenant
         for function in self._effects.functions.values():
@@ -293,11 +288,11 @@ class Node:
         return function
 
     def _versions_of(self, name: FunctionName) -> Versions:
-        """Those of a function that answer."""
+        """The versions of a function that answer."""
         return self._scheduler.state.versions.get(name) or Versions()
 
     def versions(self, name: FunctionName) -> list[int]:
-        """Those of a function or a pipeline that answer, ascending."""
+        """The versions of a function or a pipeline that answer, ascending."""
         if name in self._pipelines:
             return [self._pipelines.view(name, None).version]
         return list(self._versions_of(name).numbers)

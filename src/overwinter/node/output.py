@@ -1,7 +1,8 @@
-"""What a process prints goes into the node's log, line by line, with who printed it; a worker's is kept, too.
+"""Writes the output of processes to the node's log, line by line, with the name of the process, and keeps that of
+workers.
 
-Each worker has a pipe of its own, so that none can hold up, fill or garble what others print. It is read so often and
-no more: a flood waits in its pipe, and what goes beyond a bound is counted and dropped.
+Each worker has its own pipe, so that no worker can block, fill or garble the output of others. A pipe is read at a
+bounded rate: excess output waits in the pipe, and what exceeds a bound is counted and dropped.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ LINE_BYTES_MAX = 4096
 
 
 class Output:
-    """The reading end of one pipe, and the writing end to hand on. Belongs to the loop's thread."""
+    """The reading end of one pipe, and the writing end for the process. Used on the loop's thread only."""
 
     def __init__(self, who: str, log: Log, keep: Callable[[str], None] | None = None) -> None:
-        """`keep` takes each line as it was printed. OSError when the system has no descriptors left."""
+        """`keep` gets each line as it was printed. OSError when the system has no descriptors left."""
         self._who = who
         self._function: FunctionId | None = None
         self._log = log
@@ -52,7 +53,7 @@ class Output:
             self.there = -1
 
     def close(self) -> None:
-        """Tell what is left and close the pipe; the process is gone."""
+        """Log the rest and close the pipe, after the process has ended."""
         self.close_there()
         self._loop.remove_reader(self._here)
         for timer in (self._pause, self._window):

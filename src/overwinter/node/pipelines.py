@@ -1,7 +1,7 @@
-"""Which pipelines are deployed, how are they, and who may not leave because of them?
+"""Stores the deployed pipelines, and prevents changes of functions that would break them.
 
-A pipeline never stops fitting behind its owner's back: a function's new version that would not fit is refused, and so
-is removing one that a pipeline needs. Nor does it depend on another tenant: it calls its own tenant's functions alone.
+A new version of a function that would not fit a pipeline is refused, and so is the removal of a function that a
+pipeline needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Kept(Protocol):
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What a pipeline's owner may choose."""
+    """The settings of a pipeline."""
 
     slo_ms: float | None
     timeout_s: float
@@ -57,7 +57,7 @@ class Tally(msgspec.Struct):
 
 
 class Seen(NamedTuple):
-    """What was seen of a pipeline."""
+    """The statistics of a pipeline."""
 
     name: FunctionName
     slo_ms: float | None
@@ -109,12 +109,12 @@ class PipelineView:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What it takes, in order; raises why nobody can know."""
+        """Its inputs, in order; raises the reason if they are unknown."""
         return self._sound().inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What it gives, in order; raises why nobody can know."""
+        """Its outputs, in order; raises the reason if they are unknown."""
         return self._sound().outputs
 
     @property
@@ -134,7 +134,7 @@ class PipelineView:
         return ""
 
     def info(self, whole: bool = True, /) -> PipelineInfo:
-        """All that can be told of it; it is told whole in any case."""
+        """Its full description, in any case."""
         return PipelineInfo(
             name=self.name,
             version=self.version,
@@ -169,7 +169,7 @@ class Pipelines:
     # Coming and going
 
     def restore(self) -> dict[FunctionName, tuple[str, ...]]:
-        """Know again what was deployed before the node started; what was limited of which."""
+        """Load the stored pipelines at the start; returns the numbers that were limited, by pipeline."""
         self._known = {kept.pipeline.name: (kept, _unseen(kept.pipeline)) for kept in self._kept.pipelines()}
         return {name: kept.limited for name, (kept, _) in self._known.items()}
 
@@ -186,13 +186,13 @@ class Pipelines:
         return self.view(pipeline.name, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Take a pipeline away; what runs now still ends. NotFoundError."""
+        """Remove a pipeline; requests under way still complete. NotFoundError."""
         self.view(name, version)
         await asyncio.to_thread(self._kept.remove_pipeline, name)
         self._known.pop(name, None)
 
     def tenants(self) -> Mapping[FunctionName, TenantId]:
-        """What they are called, and whose they are."""
+        """The names of pipelines, and their tenants."""
         return {name: kept.tenant for name, (kept, _) in self._known.items()}
 
     def __contains__(self, name: FunctionName) -> bool:
@@ -207,7 +207,7 @@ class Pipelines:
         return [PipelineView(*self._known[name], self._functions) for name in sorted(self._known)]
 
     def seen(self) -> list[Seen]:
-        """What was seen of each."""
+        """The statistics of each pipeline."""
         return [seen for _, seen in self._known.values()]
 
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
@@ -215,8 +215,8 @@ class Pipelines:
         return self._found(name, version)[0].pipeline.stages
 
     def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
-        """ConflictError if a pipeline would stop fitting once `default` answers for a function's name (None: nobody
-        does) and the versions `gone` are no more.
+        """ConflictError if a pipeline would break when `default` answers for a function's name (None: no version does)
+        and the versions `gone` are removed.
         """
 
         def find(asked: FunctionName, version: int | None) -> Typed:

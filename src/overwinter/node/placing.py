@@ -1,4 +1,4 @@
-"""How does a function come into a process: forked for it, or bound in one of its family, with which descriptors?"""
+"""Puts a function into a process: forks one for it, or binds it in one of its family, with the needed descriptors."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ HASHED_AT_ONCE = 2
 
 
 class Hearer(Protocol):
-    """The effects: what else is at hand."""
+    """The interface of the effects that placing needs."""
 
     functions: dict[FunctionId, DeployedFunction]
     post: Callable[[Event], None]
@@ -63,7 +63,7 @@ class Placing:
             self._fork(action, function, host)
 
     def fork_ahead(self, worker: WorkerId, function: DeployedFunction | None) -> None:
-        """Fork a worker for the tenant of a function, which waits for a start to go on in it."""
+        """Fork a worker ahead for the tenant of a function; it waits for a start."""
         try:
             if function is None:
                 raise WorkerError("the function that it was forked for is gone")
@@ -88,7 +88,7 @@ class Placing:
                 continue
 
     async def _verify_and_fork(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
-        """Fork a worker that compiles what is compiled while the function's blocks are hashed; then hand it those."""
+        """Fork a worker, which compiles while the function's blocks are hashed; then send it the blocks."""
         await self._verify(function, host, function.code())
         if action.worker in self._verified_for:
             del self._verified_for[action.worker]
@@ -105,13 +105,13 @@ class Placing:
             self._hearer.processes.stop(worker, kill)
 
     def _give_up(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
-        """A worker never comes to be; nobody else knows of the process forked ahead in which it was to go on."""
+        """The worker will not start; the process forked ahead that it would have used is stopped too."""
         if action.ahead is not None:
             self._hearer.processes.stop(action.ahead, kill=True)
         self._hearer.post(WorkerExited(action.worker, error, reason, lost_blocks))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
-        """A block has left a host store because it had changed there: kill the workers that may have mapped it."""
+        """A changed block was dropped from a host store: kill the workers that may have mapped it."""
         lost = []
         for process in self._hearer.processes.workers():
             functions = process.bindings.functions()
@@ -144,7 +144,7 @@ class Placing:
             close_all(fds)
 
     def _hand(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
-        """Hand a worker the files that it was forked without."""
+        """Send a worker the descriptors that it was forked without."""
         process = self._hearer.processes.process(action.worker)
         if process is None or process.over:
             # Its end was told, or the node stops.
@@ -212,7 +212,7 @@ class Placing:
             self._hearer.post(BindFailed(worker, function, operation, failure.error, failure.message))
 
     def unbind(self, worker: WorkerId, function: FunctionId) -> None:
-        """Let a worker let go of a function; one that is gone has."""
+        """Let a worker unbind a function; one that has ended needs no message."""
         process = self._hearer.processes.process(worker)
         if process is not None:
             self._hearer.processes.unbind(process, function)
@@ -224,6 +224,6 @@ def _has_lost(function: DeployedFunction, host: HostStore) -> bool:
 
 
 def _samples(function: DeployedFunction) -> list[int]:
-    """A descriptor of what it has to answer before it is ready, if that is anything. OSError."""
+    """A descriptor of the requests that the worker must answer before it is ready, if there are any. OSError."""
     samples = function.samples()
     return [laid(samples)] if samples else []

@@ -1,7 +1,7 @@
-"""Which program does each tenant's zygote make ready next? One at a time, and only those that are short.
+"""Chooses the program that each tenant's zygote prepares next: one at a time, and only programs with short runs.
 
-A zygote that warms up forks nothing, so the node knows what it works on, and lets the base fork meanwhile. A tenant
-without a zygote waits until there is room for one more; its workers compile for themselves.
+A zygote that warms up forks nothing, so the node knows what it works on, and lets the base zygote fork meanwhile. A
+tenant without a zygote waits until one more is allowed; its workers compile for themselves.
 """
 
 from typing import Protocol, TypeVar
@@ -16,14 +16,14 @@ Key = TypeVar("Key")
 
 
 class Source(Protocol):
-    """Who has the functions and their blocks."""
+    """The source of functions and their blocks."""
 
     def tenants(self) -> set[TenantId]:
-        """Those that have functions."""
+        """The tenants that have functions."""
         ...
 
     def room_of(self, tenant: TenantId) -> Room:
-        """What the tenant's largest worker may have."""
+        """The limits of the tenant's largest worker."""
         ...
 
     def warm_up_of(self, function: FunctionId) -> tuple[Load, Bind, list[int]] | None:
@@ -37,7 +37,7 @@ leaves."""
 
 
 class Preparing:
-    """What each tenant wants prepared, in the order in which it was asked for."""
+    """The programs that each tenant wants prepared, in the order of the requests."""
 
     def __init__(self, zygotes: Zygotes, source: Source) -> None:
         self._zygotes = zygotes
@@ -48,7 +48,7 @@ class Preparing:
         """Programs that a zygote holds, and was not told yet to let go."""
 
     def prepare(self, tenant: TenantId, function: FunctionId, forget: Address | None = None) -> None:
-        """Let the tenant's zygote prepare a function's program as soon as it can, and forget another."""
+        """Let the tenant's zygote prepare a function's program as soon as it can, and drop another."""
         if forget is not None and tenant in self._zygotes.tenants:
             _line_up(self._unneeded.setdefault(tenant, {}), forget)
         _line_up(self._wanted.setdefault(tenant, {}), function)
@@ -59,7 +59,7 @@ class Preparing:
         return bool(self._wanted.get(tenant))
 
     def look(self) -> None:
-        """Let go of zygotes that nobody can use, or that are to be larger; begin what there is room for now."""
+        """Stop zygotes that are unused or too small; start preparations that are possible now."""
         tenants = self._source.tenants()
         for tenant, zygote in list(self._zygotes.tenants.items()):
             # All go with a base that heard nothing when it was to end one.
@@ -73,7 +73,7 @@ class Preparing:
                 self._wanted.pop(tenant, None)
 
     def advance(self, tenant: TenantId) -> None:
-        """Begin what the tenant wants next, if it can begin."""
+        """Start the tenant's next preparation, if possible."""
         self._let_go(tenant)
         if not self._wanted.get(tenant):
             self._wanted.pop(tenant, None)
@@ -92,7 +92,7 @@ class Preparing:
                 close_all(fds)
 
     def _let_go(self, tenant: TenantId) -> None:
-        """Tell the tenant's zygote what it need not hold any more, as soon as it listens."""
+        """Tell the tenant's zygote which programs it may drop, when it accepts messages."""
         zygote = self._zygotes.tenants.get(tenant)
         unneeded = self._unneeded.get(tenant, {})
         # While it warms up it hears nothing, and may have no room for more than so much.
@@ -108,7 +108,7 @@ class Preparing:
             self._unneeded.pop(tenant, None)
 
     def lost(self, tenant: TenantId | None) -> FunctionId | None:
-        """A zygote is gone; what it worked on last. What is wanted is asked for anew."""
+        """A zygote ended; the program that it worked on comes last. All wanted programs are requested again."""
         if tenant is None:
             return None
         self._wanted.pop(tenant, None)

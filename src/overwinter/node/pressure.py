@@ -1,4 +1,4 @@
-"""Is the machine running short of memory? Then blocks that nothing holds go before anything has to fail."""
+"""Detects that the machine runs short of memory, so that unused blocks are evicted before anything fails."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def total_bytes(cgroup: Path = CGROUP) -> int:
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Memory that could be had: the system's, or this container's where that is less; None where nobody says."""
+    """The available memory: the system's, or this container's if that is less; None if unknown."""
     found = []
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -48,7 +48,7 @@ async def watch_memory(
     faults: Faults,
     available: Callable[[], int | None] = available_bytes,
 ) -> None:
-    """Ask the scheduler, for ever, for what is lacking whenever less than `least_bytes` could be had."""
+    """Periodically ask the scheduler to release the missing bytes whenever less than `least_bytes` is available."""
     while True:
         with faults.contained("free memory"):
             free = available()

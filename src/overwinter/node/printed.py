@@ -46,7 +46,7 @@ class Printed:
         """Memory of all lines."""
 
     def add(self, line: Line) -> None:
-        """Keep a line, and let the oldest go beyond the bounds."""
+        """Keep a line, and drop the oldest beyond the bounds."""
         self._lines.append(line)
         self._bytes += len(line.text)
         self.nbytes += _memory_of(line)
@@ -78,7 +78,7 @@ class Records:
         """Bytes that came since all records were last looked at."""
 
     def of(self, family: FamilyId) -> Printed:
-        """The family's, which stays as long as whoever asks keeps it."""
+        """The family's record, which exists as long as a caller references it."""
         return self._of.setdefault(family, Printed(self._grew))
 
     def _grew(self, nbytes: int) -> None:

@@ -1,8 +1,8 @@
-"""The node's side of its workers: which zygote forks them, what they say, and how they end.
+"""The node's side of its workers: which zygote forks them, their messages, and how they end.
 
-Everything here runs in callbacks of the event loop and never waits. Workers are asked for once the base zygote is up,
-so that one that dies before costs nobody a try. A worker's end is told once: when its zygote tells it, when that
-zygote is lost, or when the kernel says that the process is over and the zygote keeps silent.
+Everything here runs in callbacks of the event loop and never blocks. Workers are requested once the base zygote is
+ready, so that its death before that costs no request a retry. The end of a worker is reported once: when its zygote
+reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Processes:
         self.ahead = Ahead(self, self._preparing, log)
 
     def start(self) -> None:
-        """Start the base zygote; `is_up` tells when it can fork. Workers asked for before wait for it."""
+        """Start the base zygote; `is_up` reports when it can fork. Workers requested earlier wait for it."""
         self.zygotes.start()
 
     def is_up(self) -> bool:
@@ -94,7 +94,7 @@ class Processes:
     # What zygotes tell
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A worker that was asked for lives; without a descriptor it has ended already."""
+        """A requested worker is running; without a descriptor it has ended already."""
         process = zygote.workers.get(message.worker)
         if process is None or pidfd is None:
             close_all([fd for fd in (pidfd, smaps) if fd is not None])
@@ -110,11 +110,11 @@ class Processes:
             self._loop.call_later(LINGER_S, self._end_worker, zygote, process.forked_as, "its process ended", process)
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
-        """A worker is gone, or never was."""
+        """A worker ended, or could not be forked."""
         self._end_worker(zygote, worker, ending(status) if status is not None else f"it could not be forked: {reason}")
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
-        """A zygote has come up, or has prepared what it was to."""
+        """A zygote is ready, or has finished a preparation."""
         if zygote.tenant is not None:
             self._preparing.advance(zygote.tenant)
             self.ahead.advance(zygote.tenant)
@@ -126,7 +126,7 @@ class Processes:
                 self.end(self._workers[worker], f"it could not be forked: {error}")
 
     def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
-        """The zygote is gone, and what it held; its workers are dead, and are told of here."""
+        """The zygote and its programs are lost; its workers are dead, and are reported here."""
         culprit = self._preparing.lost(zygote.tenant)
         if not self._closing:
             self._hearer.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.overran)
@@ -137,7 +137,7 @@ class Processes:
             self.ahead.advance(zygote.tenant)
 
     def looked(self) -> None:
-        """All zygotes were looked at: one may have become idle, and make room."""
+        """All zygotes were checked: one may have become idle, and may be stopped for another."""
         self._preparing.look()
         self.ahead.look()
         alive = {process.family.tenant for process in self._workers.values()}
@@ -223,10 +223,9 @@ class Processes:
         zygote.workers[order.worker] = process
 
     def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], told: Told) -> None:
-        """Let a worker bind a further function; `told` hears of it, unless the worker ends before.
-
-        The descriptors are those of the blocks that it lacks (`worker.bindings.lacking`), then those of the assets.
-        ValueError for a function of another family, or one that it has.
+        """Let a worker bind a further function; `told` gets the result, unless the worker ends before. The descriptors
+        are the blocks that it lacks (`worker.bindings.lacking`), then the assets. ValueError for a bound function or
+        one of another family.
         """
         if function.family != process.family:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")
@@ -261,14 +260,14 @@ class Processes:
         return self._workers.get(worker)
 
     def send(self, process: WorkerProcess, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Tell a worker something; one that does not listen is killed, and its end is told as any other."""
+        """Send a worker a message; one that does not receive it is killed, and its end is reported as usual."""
         try:
             process.channel.send(message, fds)
         except (ChannelClosedError, OSError):
             self.kill(process)
 
     def stop(self, worker: WorkerId, kill: bool) -> None:
-        """End a worker; its end is told when it is gone."""
+        """Stop a worker; its end is reported when it has ended."""
         process = self._workers.get(worker) or self.ahead.workers.get(worker)
         if process is not None and (kill or worker in self._held):
             self.kill(process)
@@ -277,7 +276,7 @@ class Processes:
             self.send(process, Stop())
 
     def kill(self, process: WorkerProcess) -> None:
-        """Kill a worker, if it still lives; nobody is asked."""
+        """Kill a worker, if it is still running."""
         process.dismissed = True
         if process.worker in self._held or self.ahead.is_unasked(process):
             self.end(process, "it was stopped before it was forked")
@@ -338,7 +337,7 @@ class Processes:
     def _end_worker(
         self, zygote: ZygoteProcess, worker: WorkerId, ending_: str, this: WorkerProcess | None = None
     ) -> None:
-        """Tell a worker's end, unless it was told. Who calls it dead makes it so."""
+        """Report a worker's end once, and make sure that it is dead."""
         process = zygote.workers.get(worker)
         if process is None or this not in (None, process):
             return
@@ -348,7 +347,7 @@ class Processes:
         self.end(process, ending_)
 
     def end(self, process: WorkerProcess, ending_: str) -> None:
-        """Tell a worker's end, of which no zygote knows any more."""
+        """Report the end of a worker that no zygote knows any more."""
         worker = process.worker
         self._workers.pop(worker, None)
         self._held.pop(worker, None)
@@ -365,7 +364,7 @@ class Processes:
         self._measurers.pop(worker, None)
 
     def _take_last_words(self, process: WorkerProcess) -> None:
-        """A worker that could not load says why before it exits, and may exit before it is heard."""
+        """Read the last message of a worker that could not load: it may exit before the message is read."""
         try:
             while process.failure is None:
                 message, _ = process.channel.receive()
@@ -379,7 +378,7 @@ class Processes:
             return
 
     async def close(self) -> None:
-        """Kill everything, and wait until it is gone."""
+        """Kill all processes, and wait until they have ended."""
         self._closing = True
         workers = [*self._workers.values(), *self.ahead.workers.values()]
         for process in workers:

@@ -1,4 +1,4 @@
-"""Is what a zygote says of a process true? It is asked of the kernel: a tenant's zygote may say anything."""
+"""Verifies a zygote's statements about a process with the kernel, because a tenant's zygote is untrusted."""
 
 import ctypes
 import os
@@ -58,9 +58,8 @@ def wait_over(pidfds: Iterable[int], seconds: float) -> None:
 
 
 def is_smaps_of(fd: int, pid: int) -> bool:
-    """Whether the descriptor is the file in which the kernel counts this process' memory, and no other of that name.
-
-    It may be of another /proc than the node's, where the process has another number.
+    """Whether the descriptor is the smaps file of this process, and not another file of that name. It may belong to
+    another /proc than the node's, in which the process has another pid.
     """
     place = _STATFS()
     try:

@@ -1,8 +1,8 @@
-"""Which functions made the scheduler fail, so that the node that starts next does not fail on them again?
+"""Records the functions on which the scheduler failed, so that the next start does not fail on them again.
 
-A small file beside the repository. It is written when the scheduler failed on an event of a function, and read at the
-next start: such a function is deployed, and out of service until somebody loads it. One that cannot be read is empty:
-then the node may fail once more, and writes it anew.
+The record is a small file beside the repository. It is written when the scheduler failed on an event of a function, and
+read at the next start: such a function is deployed, but out of service until it is loaded. An unreadable file counts as
+empty: the node may then fail once more, and writes it again.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ class Quarantine:
         return self._known.get(function, "")
 
     def add(self, function: FunctionId, error: Exception) -> None:
-        """The scheduler failed on it. What the machine lacked is no fault of a function's."""
+        """The scheduler failed on the function. Failures of the machine are not attributed to a function."""
         if not isinstance(error, OSError | MemoryError) and len(self._known) < RECORDS_MAX:
             self._known[function] = f"{type(error).__name__}: {error}"[:REASON_MAX]
             self._write()

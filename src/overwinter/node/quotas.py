@@ -1,4 +1,4 @@
-"""How much may be deployed on a node, by all and by one tenant, and by how many deploys at once?"""
+"""Bounds what may be deployed on a node, in total and for one tenant, and the number of deploys at once."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +15,14 @@ WAIT_S = 1.0
 
 
 class _Share(NamedTuple):
-    """What a function takes of what may be deployed."""
+    """The part of a function in the deployed totals."""
 
     tenant: TenantId
     manifest_bytes: int
 
 
 class Quotas:
-    """Counts what is deployed, and what is about to be, against the node's configuration."""
+    """Counts deployed functions and deploys in progress against the node's limits."""
 
     def __init__(self, config: NodeConfig, functions: Mapping[FunctionId, DeployedFunction]) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""How does a node start and stop? Each part in the order in which the parts need each other."""
+"""Starts and stops a node: each part in the order of its dependencies."""
 
 import asyncio
 import fcntl
@@ -126,8 +126,8 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
-    """The scheduler's configuration with what this machine has: its cores, its memory, places for processes, and room
-    on the tmpfs.
+    """The scheduler's configuration, limited by this machine: its cores, its memory, its processes, and space on the
+    tmpfs.
     """
     there = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     room = int((free_bytes(hosts.root) + there) * TMPFS_SHARE)
@@ -149,13 +149,13 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
 
 
 def _bounds(config: NodeConfig) -> Bounds:
-    """What the zygotes may take."""
+    """The limits of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
     return Bounds(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:
-    """The lock that says whose the data directory is; it goes with the process."""
+    """The lock on the data directory; it ends with the process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

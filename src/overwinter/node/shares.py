@@ -1,10 +1,10 @@
-"""Whose workers get the cores first when there are too few? Those of tenants that used less of them lately.
+"""Gives tenants that used less of the cores lately priority while cores are scarce.
 
-The kernel shares the cores out among the tenants that want them at a moment, whatever they used before: a tenant that
+The kernel divides the cores among the tenants that need them at a moment, independent of earlier use. A tenant that
 computes for some milliseconds now and then would wait for a time slice of each of the others. So a tenant that used
-about its share or more has a lesser weight while the cores are scarce, as processes have in schedulers that let usage
-decay (Kay and Lauder, A fair share scheduler, 1988). So has for some seconds one whose workers computed while nothing
-ran in them, however little it used: nobody gave it these cores. Where there are no control groups nothing is done.
+about its share or more has a lower weight while the cores are scarce, as in fair-share schedulers with decaying usage
+(Kay and Lauder, A fair share scheduler, 1988). A tenant whose workers computed outside runs has the lower weight for
+some seconds, independent of its use. Without control groups nothing is done.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ ALONE_S = 10.0
 
 
 class CoreShares:
-    """Belongs to the loop's thread: a look costs some microseconds a process."""
+    """Used on the loop's thread only: a pass costs some microseconds per process."""
 
     def __init__(self, processes: Callable[[], Processes], cores: float) -> None:
         self._processes = processes
@@ -51,7 +51,7 @@ class CoreShares:
         """Until when each has less weight for that."""
 
     async def run(self, faults: Faults) -> None:
-        """Look for ever."""
+        """Check periodically, without end."""
         while True:
             await asyncio.sleep(LOOK_S)
             with faults.contained("tenants' shares"):
@@ -70,7 +70,7 @@ class CoreShares:
         processes.zygotes.groups.lower(above_their_share(self._used, self._cores) | self._until.keys())
 
     def _spent(self, processes: Processes) -> dict[TenantId, float]:
-        """Seconds of a core that the processes of each tenant computed since the last look."""
+        """Processor seconds of each tenant's processes since the last pass."""
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
         workers = [*processes.workers(), *processes.ahead.workers.values()]
@@ -94,7 +94,7 @@ class CoreShares:
 
 
 def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s: float) -> dict[TenantId, float]:
-    """Cores used lately, of those used before and the seconds of a core spent since."""
+    """Recent use of cores, from the earlier value and the processor seconds since."""
     fresh = 1 - exp(-passed_s / MEMORY_S)
     both = {
         tenant: fresh * spent.get(tenant, 0.0) / passed_s + (1 - fresh) * used.get(tenant, 0.0)
@@ -104,7 +104,7 @@ def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s
 
 
 def above_their_share(used: dict[TenantId, float], cores: float) -> set[TenantId]:
-    """Of the tenants that use cores those that used nearly their share or more, while the cores are scarce."""
+    """The tenants that used nearly their share of the cores or more, while the cores are scarce."""
     if sum(used.values()) < SCARCE * cores:
         return set()
     share = cores / len(used)

@@ -1,4 +1,4 @@
-"""How often does the log tell what happens again and again? Once in a while for each who causes it, with how often."""
+"""Limits repeated log lines: one line per cause in a period, with the number of repetitions."""
 
 from collections.abc import Callable, Hashable
 from math import inf
@@ -12,7 +12,7 @@ FORGOTTEN_S = 600.0
 
 
 class Sparing:
-    """Tells of each thing at most once in a while. Belongs to the loop's thread."""
+    """Logs each cause at most once in a period. Used on the loop's thread only."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log

@@ -1,7 +1,7 @@
-"""How does a node carry out what a pipeline's request needs?
+"""Carries out a pipeline's requests on the node.
 
-`core/stepper.py` says which stage is asked when, and when the request is over. Here each stage that it names becomes a
-request of its own to its function, with what is left of the whole's time. Tensors between stages stay in this process.
+`core/stepper.py` decides which stage runs when, and when the request is complete. Here each stage becomes a request to
+its function, with the remaining time of the pipeline's deadline. Tensors between stages stay in this process.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ WARMEST_FIRST: tuple[Start, ...] = ("warm", "bound", "host", "disk")
 
 
 class StageFunction(Typed, Protocol):
-    """One version of a function, as far as a pipeline looks."""
+    """One version of a function, as far as a pipeline needs it."""
 
     @property
     def tenant(self) -> TenantId:
-        """Whose it is."""
+        """The tenant that owns it."""
         ...
 
     @property
@@ -74,12 +74,12 @@ class Functions(Protocol):
         due: Seconds | None,
         /,
     ) -> Reply:
-        """Run a function on inputs that fit its specs; `due`: when it is late."""
+        """Run a function on inputs that match its specs; `due`: its due time."""
         ...
 
 
 class Passage:
-    """One request on its way through a pipeline: carries out what the stepper says, and keeps the tensors."""
+    """One request to a pipeline: carries out the stepper's orders, and holds the tensors."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Passage:
                     assert_never(order)
 
     async def _pass(self, ask: Ask, group: asyncio.TaskGroup) -> None:
-        """Run one stage and tell its end."""
+        """Run one stage and report its result."""
         event: Event
         try:
             reply = await self._answer(ask)

@@ -1,4 +1,4 @@
-"""How does a node go on where its system gives no more threads? All that it needs are there before it serves."""
+"""Starts all threads that the node needs before it serves, so that it works when the system allows no more threads."""
 
 import os
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from overwinter.core.errors import MachineError
 
 
 class Threads(ThreadPoolExecutor):
-    """An executor that starts its threads when it is made, and none later: what is handed to it is never refused."""
+    """An executor that starts all its threads when it is created, so that work is never refused later."""
 
     def __init__(self, number: int, name: str, begin: Callable[[], None] | None = None) -> None:
-        """`begin` is called first in each thread. MachineError when the system gives so many threads no more."""
+        """`begin` is called first in each thread. MachineError when the system does not allow so many threads."""
         super().__init__(number, name, begin)
         meeting = Barrier(number)
         try:

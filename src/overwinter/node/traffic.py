@@ -1,6 +1,7 @@
-"""How is it said which versions get the requests that name none, and known again after a restart?
+"""Checks, stores and restores which versions get the requests that name none.
 
-The scheduler gives each request its version. Here its owner's word is checked, kept on disk, and told to the scheduler.
+The scheduler chooses the version of each request. Here the owner's setting is checked, stored on disk, and passed to
+the scheduler.
 """
 
 import asyncio
@@ -18,18 +19,18 @@ from overwinter.store.traffic import KeptTraffic
 
 
 class Functions(Protocol):
-    """What is deployed: a node."""
+    """The deployed functions: a node."""
 
     def function(self, name: FunctionName, version: int | None, /) -> Typed:
         """One version; NotFoundError."""
         ...
 
     def versions(self, name: FunctionName, /) -> Sequence[int]:
-        """Those that answer, ascending."""
+        """The versions that answer, ascending."""
         ...
 
     def post(self, event: Event, /) -> None:
-        """Let the scheduler know."""
+        """Pass an event to the scheduler."""
         ...
 
 
@@ -68,13 +69,13 @@ class Traffic:
             self._functions.post(TrafficSet(name, shares))
 
     def restore(self) -> None:
-        """Tell the scheduler what was kept, once it knows the functions."""
+        """Post the stored choice to the scheduler, after its functions."""
         for name, shares in self._kept.all().items():
             self._functions.post(TrafficSet(name, shares))
 
 
 def who_stays(shares: Shares) -> str:
-    """What the author of a new version should know where others were promoted before; else empty."""
+    """A note for the author of a new version if other versions were promoted before; otherwise empty."""
     if not shares:
         return ""
     versions = " and ".join(str(share.version) for share in shares)
@@ -86,7 +87,7 @@ def _signature(function: Typed) -> tuple[object, ...]:
 
 
 def _kind(spec: TensorSpec | None) -> object:
-    """All of a tensor but what the sizes that vary are called."""
+    """The properties of a tensor except the names of its dynamic sizes."""
     if spec is None:
         return None
     return spec.name, spec.datatype, tuple(size if isinstance(size, int) else -1 for size in spec.shape)

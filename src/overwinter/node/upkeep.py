@@ -1,4 +1,4 @@
-"""What does a node look after while it runs? The disk, which keeps what nobody needs, and the size of its tmpfs."""
+"""Periodic maintenance of a running node: the disk, which collects unneeded blocks, and the size of its tmpfs."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ROOM_STEP = 0.02
 
 
 async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults) -> None:
-    """Remove, for ever, blocks that no function has needed for so long."""
+    """Periodically remove blocks that no function has needed for so long."""
     while True:
         await asyncio.sleep(max(keep_s / 2, COLLECT_EVERY_S))
         with faults.contained("unneeded blocks"):
@@ -29,10 +29,8 @@ async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults
 async def watch_room(
     hosts: HostStores, most_bytes: int | None, known_bytes: int | None, post: Callable[[Event], None], faults: Faults
 ) -> None:
-    """Tell the scheduler, for ever, whenever the host stores may hold another number of bytes than is known.
-
-    A tmpfs may be full when the node starts, and others may take of it or give back at any time. `most_bytes` is what
-    they may hold however large it is.
+    """Periodically tell the scheduler when the capacity of the host stores changes. A tmpfs may be full when the node
+    starts, and other programs may use or free its space at any time. `most_bytes` is the upper bound.
     """
     known = known_bytes or 0
     while True:

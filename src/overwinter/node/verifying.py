@@ -1,12 +1,13 @@
-"""Are the blocks in memory still what they were when they came?
+"""Verifies that the blocks in memory have not changed.
 
-A flipped bit would give wrong answers for as long as the block stays. So all blocks are hashed again, one after another
-and without end, for a small share of one core. Those that an earlier node left in memory come first, and as fast as can
-be while cores are idle: whoever needs one of them before waits until it is hashed (placing.py). A block that is not
-what its name says leaves the memory, and with it every worker that has mapped it; it comes from the disk again.
+A flipped bit would give wrong answers as long as the block stays. So all blocks are hashed again, continuously one
+after another, with a small share of one core. Blocks that an earlier node left in memory come first, and without a
+bound while cores are idle; a start that needs one of them earlier waits until it is hashed (placing.py). A block whose
+hash does not match its address is dropped from memory together with every worker that has mapped it, and is loaded from
+the disk again.
 
-The thread has a low priority, but not the system's idle one: while it holds the interpreter's lock the loop may wait
-for it, so that it must get on where others have all cores.
+The thread has a low priority, but not SCHED_IDLE: while it holds the interpreter's lock the loop may wait for it, so it
+must make progress when other processes use all cores.
 """
 
 import asyncio
@@ -39,12 +40,12 @@ Lost = Callable[[StoreName, Address], list[str]]
 
 
 class Verifier:
-    """Looks through all host stores of a node."""
+    """Verifies all host stores of a node."""
 
     def __init__(
         self, hosts: HostStores, share: float, is_calm: Callable[[], bool], lost: Lost, log: Callable[[str], None]
     ) -> None:
-        """`is_calm`: whether a core is idle and nobody waits. The thread asks it after each piece of a block."""
+        """`is_calm`: whether a core is idle and nothing waits. The thread calls it after each piece of a block."""
         self._hosts = hosts
         self._share = share
         self._is_calm = is_calm
@@ -74,7 +75,7 @@ class Verifier:
         which: Callable[[HostStore], Iterable[Address]],
         check: Callable[[HostStore, Address], bool],
     ) -> None:
-        """Check those blocks of all stores; tell what is damaged."""
+        """Check those blocks of all stores; report the damaged ones."""
         loop = asyncio.get_running_loop()
         for name, host in self._hosts.every().items():
             for address in list(which(host)):
@@ -82,7 +83,7 @@ class Verifier:
                     self._tell(name, address)
 
     def _is_known(self, host: HostStore, address: Address) -> bool:
-        """Hash what nobody has hashed since the node started, at once while cores are idle."""
+        """Hash blocks that were not hashed since the node started, without a pause while cores are idle."""
         # Who needed it has had it hashed meanwhile.
         return not host.unverified([address]) or self._is_sound(host, address, self._yield)
 

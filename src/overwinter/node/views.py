@@ -1,4 +1,4 @@
-"""What the node tells others of a function and of an answer."""
+"""The node's descriptions of a function and of an answer."""
 
 from typing import Literal
 
@@ -22,7 +22,7 @@ Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
 
 
 class TenantBlocks:
-    """What a tenant may know of a host store: which blocks functions of its own keep there."""
+    """What a tenant may know of a host store: the blocks that its own functions keep there."""
 
     def __init__(self, host: Place, state: State, tenant: TenantId) -> None:
         self._host = host
@@ -36,7 +36,9 @@ class TenantBlocks:
         return address in self.own() and self._host.holds(address)
 
     def own(self) -> set[Address]:
-        """Blocks of its functions that are here or come. The first time on the loop, whose tables it reads."""
+        """The blocks of its functions that are here or being loaded. The first call must be on the loop, whose tables
+        it reads.
+        """
         if self._own is None:
             tenant = self._state.tenants.get(self._tenant)
             own = () if tenant is None else (self._state.functions[id_] for id_ in tenant.functions)
@@ -54,7 +56,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class DeployedVersion(msgspec.Struct, frozen=True):
-    """What a deploy made."""
+    """The result of a deploy."""
 
     name: FunctionName
     version: int
@@ -136,7 +138,7 @@ class FunctionView:
         return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[self.state]
 
     def info(self, whole: bool = False, /) -> FunctionInfo:
-        """All that can be told of it; `whole`: its family, too, which may be large."""
+        """Its full description; `whole`: with its family, which may be large."""
         deployment, state = self._function.deployment, self._state
         return FunctionInfo(
             name=self.name,

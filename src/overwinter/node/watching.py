@@ -1,8 +1,8 @@
-"""Which zygotes live, and do they answer? One base, and some tenants', each watched.
+"""Supervises the zygotes: one base zygote, and those of some tenants.
 
-A zygote owes an answer for each thing that it was asked for. One that does not give it in time is killed with all that
-it forked, and replaced: the base at once, a tenant's when a program is to be prepared again. Whoever says what it was
-not asked for is not believed again, and killed too.
+A zygote must answer each request in time. One that does not is killed with all its children, and replaced: the base
+zygote at once, a tenant's when a program is to be prepared again. A zygote that sends an unexpected message is killed
+too.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ UNREADABLE = (ValueError, TypeError)
 
 
 class Bounds(NamedTuple):
-    """How many zygotes there may be, how long they may take, and what the base imports beside its own."""
+    """The maximum of zygotes, their timeouts, and the additional imports of the base zygote."""
 
     zygotes_max: int = 32
     zygote_timeout_s: float = 5.0
@@ -58,26 +58,26 @@ class Bounds(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Who has the workers."""
+    """The owner of the workers."""
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A worker that was asked for lives; without a descriptor it has ended already."""
+        """A requested worker is running; without a descriptor it has ended already."""
         ...
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
-        """A worker is gone, or never was."""
+        """A worker ended, or could not be forked."""
         ...
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
-        """A zygote has come up, or has prepared what it was to."""
+        """A zygote is ready, or has finished a preparation."""
         ...
 
     def zygote_lost(self, zygote: ZygoteProcess, in_warm_up: bool) -> None:
-        """The zygote is gone, and what it held; its workers are dead, and are still to be told of."""
+        """The zygote and its programs are lost; its workers are dead, and still to be reported."""
         ...
 
     def looked(self) -> None:
-        """All zygotes were looked at."""
+        """All zygotes were checked."""
         ...
 
 
@@ -114,7 +114,7 @@ class Zygotes:
     # Start
 
     def start(self) -> None:
-        """Start the base and the watch; `is_up` tells when it can fork."""
+        """Start the base zygote and the supervision; `is_up` reports when it can fork."""
         zygote = ZygoteProcess(None, None)
         told = [str(zygote.there.fileno()), str(os.getpid()), self._bounds.imports, *self.groups.make()]
         self._tell_lacks(self.groups.missing)
@@ -144,11 +144,11 @@ class Zygotes:
         return self.is_up() and (len(self.tenants) < self._bounds.zygotes_max or self._unused() is not None)
 
     def _unused(self) -> ZygoteProcess | None:
-        """One that makes room, the one used longest ago."""
+        """A zygote that may be stopped for another, the least recently used."""
         return next((zygote for zygote in self.tenants.values() if zygote.unused_looks >= UNUSED_LOOKS), None)
 
     def begin(self, tenant: TenantId, room: Room) -> ZygoteProcess | None:
-        """Start a tenant's zygote, for which there must be room; None when the system or the base gives none."""
+        """Start a tenant's zygote, within the bound; None when the system or the base zygote cannot."""
         unused = self._unused()
         if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
             self.end(unused)
@@ -179,7 +179,7 @@ class Zygotes:
         self._loop.add_reader(zygote.channel.fileno(), self._hear, zygote)
 
     def used(self, zygote: ZygoteProcess) -> None:
-        """Others make room before this one."""
+        """Mark this zygote as recently used."""
         zygote.unused_looks = 0
         if zygote.tenant is not None:
             self.tenants[zygote.tenant] = self.tenants.pop(zygote.tenant)
@@ -190,7 +190,7 @@ class Zygotes:
         self._looking = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._look)
 
     def _look(self) -> None:
-        """Looks are counted, not seconds: a node that was stopped itself must not take others for hung."""
+        """Checks are counted, not seconds: a node that was paused itself must not take zygotes for hung."""
         self._look_later()
         for zygote in self.every():
             for debt in zygote.owed:
@@ -207,7 +207,7 @@ class Zygotes:
         self._keeper.looked()
 
     def _looks(self, zygote: ZygoteProcess, debt: Debt) -> int:
-        """How often it may be looked at in vain."""
+        """The number of failed checks that is allowed."""
         allowed = self._bounds.zygote_timeout_s
         if debt == "program":
             allowed = self._bounds.warm_up_timeout_s
@@ -240,7 +240,7 @@ class Zygotes:
     # What they say
 
     def _hear(self, zygote: ZygoteProcess) -> None:
-        """One message at a time, each of them asked for: a zygote that talks much cannot hold the loop."""
+        """Read one message at a time, each of which must be expected: a zygote cannot block the loop with messages."""
         try:
             message, fds = zygote.channel.receive()
         except BlockingIOError:
@@ -260,7 +260,7 @@ class Zygotes:
             close_all(fds)
 
     def _heed(self, zygote: ZygoteProcess, message: FromZygote, fds: list[int]) -> None:
-        """ValueError if nobody asked for it, or if it cannot be true."""
+        """Handle a message; ValueError if it is unexpected or impossible."""
         match message:
             case Up():
                 self._settle(zygote, "up")
@@ -321,7 +321,7 @@ class Zygotes:
         self._keeper.zygote_lost(zygote, in_warm_up=False)
 
     def lose(self, zygote: ZygoteProcess, why: str) -> None:
-        """A zygote is gone or goes now, and its workers with it; the base takes all others along."""
+        """A zygote ended or is killed now, and its workers with it; with the base zygote all others end too."""
         if zygote not in self.every():
             return
         whose = "the base zygote" if zygote is self.base else f"the zygote of {zygote.tenant}"
@@ -353,7 +353,7 @@ class Zygotes:
         zygote.close()
 
     def _restart(self) -> None:
-        """At once, so that workers can be asked for without a gap; later and later if it fails to come up."""
+        """Restart at once, so that workers can be requested; with increasing delays if it fails to start."""
         if self._failures == 0:
             self._start_again()
         else:
@@ -370,7 +370,7 @@ class Zygotes:
             self._restart()
 
     async def close(self) -> None:
-        """Kill all, and wait until the base is gone."""
+        """Kill all zygotes, and wait until the base zygote has ended."""
         self._closing = True
         if self._looking is not None:
             self._looking.cancel()
@@ -395,5 +395,5 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _taken(fds: list[int], pid: int) -> int | None:
-    """The smaps of the process, if that is what came; what stays in the list is closed by whoever received it."""
+    """The smaps of the process, if that descriptor was received; the receiver closes those left in the list."""
     return fds.pop() if fds and is_smaps_of(fds[0], pid) else None

@@ -1,4 +1,4 @@
-"""What does the node hold of one worker? Its channel, where its runs lie, and what is known of its end."""
+"""The node's record of one worker: its channel, its buffers, and what is known of its end."""
 
 import os
 import signal
@@ -34,10 +34,10 @@ class Flight(NamedTuple):
 
 
 class WorkerProcess:
-    """One worker: its channel, a slot for each run that it may have at once, and what is known of its end."""
+    """One worker: its channel, a slot for each concurrent run, and what is known of its end."""
 
     def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Log) -> None:
-        """`function` is the one that it is forked for; `log` takes what it prints. OSError when the system has no
+        """`function` is the one for which it is forked; `log` gets its output. OSError when the system has no
         descriptors left.
         """
         self.worker = worker
@@ -111,7 +111,9 @@ class WorkerProcess:
         return [buffer.fd for slot in self.slots for buffer in slot]
 
     def lay(self, slot: int, tensors: Sequence[Tensor]) -> int:
-        """Lay inputs into a slot's buffer, in order; the bytes it has then. OSError when the system has no memory."""
+        """Copy inputs into a slot's buffer, in order; returns the buffer's size. OSError when the system
+        has no memory.
+        """
         return _lay(self.slots[slot].inputs, tensors)
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
@@ -125,7 +127,7 @@ class WorkerProcess:
         return slot
 
     def end(self, answer: Answer) -> Flight:
-        """The run that was answered, whose slot is its own until `free`; ValueError if nobody asked for it."""
+        """The run that was answered, which keeps its slot until `free`; ValueError if there is none."""
         flight = self._flights.pop(answer.run, None)
         if flight is None or len(flight.requests) != len(answer.outcomes):
             raise ValueError(f"run {answer.run} was not asked for")
@@ -135,7 +137,7 @@ class WorkerProcess:
         return flight
 
     def take_back(self, run: RunId) -> Flight:
-        """A run that the worker will not be told of; its slot is its own until `free`."""
+        """A run that is not sent to the worker; it keeps its slot until `free`."""
         return self._flights.pop(run)
 
     def computed_alone_s(self) -> float:
@@ -182,7 +184,7 @@ class WorkerProcess:
         )
 
     def buffer_bytes(self) -> int:
-        """Memory behind its buffers."""
+        """The memory of its buffers."""
         return sum(os.fstat(buffer.fd).st_blocks for slot in self.slots for buffer in slot) * SECTOR_BYTES
 
     def is_large(self) -> bool:
@@ -190,7 +192,7 @@ class WorkerProcess:
         return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
 
     def give_back(self) -> Iterator[None]:
-        """Let go of the memory of large buffers, a piece at a time; nothing may run."""
+        """Release the memory of large buffers, piece by piece; nothing may run."""
         for buffer in chain.from_iterable(self.slots):
             yield from buffer.give_back()
 
@@ -207,7 +209,7 @@ class WorkerProcess:
             kill(self.pidfd)
 
     def close(self) -> None:
-        """Close what the node holds of it."""
+        """Close the node's resources of the worker."""
         self.over = self._closed = True
         self.last_run = None
         self.channel.close()
@@ -219,7 +221,7 @@ class WorkerProcess:
         self._close_buffers()
 
     def close_there(self) -> None:
-        """Close what is its process' alone: it was handed over, or never will be."""
+        """Close the descriptors for the worker's process: they were sent, or never will be."""
         self.there.close()
         self.words.close_there()
 
@@ -240,7 +242,7 @@ def ending(status: int) -> str:
 
 
 def laid(tensors: Sequence[Tensor]) -> int:
-    """A descriptor of a new buffer in which these tensors lie, in order; the caller closes it. OSError."""
+    """A descriptor of a new buffer with these tensors, in order; the caller closes it. OSError."""
     buffer = SharedBuffer.make("overwinter-samples")
     try:
         _lay(buffer, tensors)

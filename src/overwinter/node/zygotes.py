@@ -1,4 +1,4 @@
-"""What does the node hold of one zygote?"""
+"""The node's record of one zygote."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ class Room(NamedTuple):
 
 
 class ZygoteProcess:
-    """What the node holds of one zygote: its channel, its workers, what it owes."""
+    """The node's record of one zygote: its channel, its workers, the answers it owes."""
 
     def __init__(self, tenant: TenantId | None, room: Room | None) -> None:
         """The base has neither. OSError when the system has no descriptors left."""
@@ -63,13 +63,13 @@ class ZygoteProcess:
 
     @property
     def can_fork(self) -> bool:
-        """Whether a fork that it is asked for now need not wait, as far as is known."""
+        """Whether a fork that is requested now is expected to begin at once."""
         late = any(looks > 1 for debt, looks in self.owed.items())
         return self.pid is not None and not self.full and not late and not self.owed.keys() & SLOW
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody would miss it, and what it forked ahead, but for their speed."""
+        """Whether it is unused, apart from workers forked ahead."""
         return all(each.is_ahead for each in self.workers.values()) and not self.owed.keys() - {"pong"}
 
     def kill(self) -> None:
@@ -80,7 +80,7 @@ class ZygoteProcess:
             process.kill()
 
     def close(self) -> None:
-        """Close what the node holds of it."""
+        """Close the node's resources of the zygote."""
         self.channel.close()
         self.there.close()
         for fd in (self.smaps, self.pidfd):

@@ -36,7 +36,7 @@ PLACES_AT_ONCE = 8
 
 
 def admit(cycle: Cycle) -> None:
-    """Give what is free to those who want it, in order."""
+    """Assign free resources to wants, in order."""
     changed, state = cycle.changed, cycle.state
     going_on = True
     while going_on:
@@ -58,7 +58,7 @@ def admit(cycle: Cycle) -> None:
 
 
 def _is_left(cycle: Cycle) -> bool:
-    """Whether somebody waits for something of which more may be free now."""
+    """Whether a function waits for a resource that may have become free."""
     state = cycle.state
     return bool(
         (cycle.places_changed and state.waiting)
@@ -68,7 +68,7 @@ def _is_left(cycle: Cycle) -> bool:
 
 
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
-    """Begin what the function wants, one thing after the other, until it wants nothing or must wait for it."""
+    """Begin the function's wants one after the other, until it wants nothing or must wait."""
     cycle.in_hand, function.batch_at = function.spec.id, None
     going_on = True
     while going_on:
@@ -82,7 +82,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
 
 
 def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) -> bool:
-    """Begin what is wanted, if it fits, else wait for it; whether it began."""
+    """Begin a want if it fits, otherwise queue it; whether it began."""
     match want:
         case Send():
             return _run(cycle, function, want, has_core)
@@ -111,7 +111,7 @@ def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) 
 
 
 def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
-    """Hand requests to a worker, if it may have the cores for it now."""
+    """Send requests to a worker, if it may have the cores for it now."""
     if not _has_cores(cycle, function, send.worker.point.run_cores, has_core):
         return False
     order.leave(cycle, function)
@@ -127,7 +127,7 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
 
 
 def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> bool:
-    """Bind the function in a worker of its family, if it may have a core for it now."""
+    """Bind the function in a worker of its family, if a core is free for it."""
     if not _has_cores(cycle, function, 1, has_core):
         return False
     order.leave(cycle, function)
@@ -136,7 +136,7 @@ def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> b
 
 
 def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:
-    """Whether the function may use so many cores now; if not, it waits for them."""
+    """Whether the function may use so many cores now; if not, it joins the queue."""
     line = cycle.state.cores
     if has_core or not order.waits_for_cores(cycle, function):
         return True
@@ -147,7 +147,7 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
 
 
 def _give_cores(cycle: Cycle) -> None:
-    """Hand free cores to those who wait for one."""
+    """Assign free cores to the functions in the queue."""
     line, cores = cycle.state.cores, cycle.resources.cores
     while line.waits:
         late_first = False
@@ -167,10 +167,9 @@ def _give_cores(cycle: Cycle) -> None:
 
 
 def _shed(cycle: Cycle, function: Function, send: Send) -> None:
-    """Refuse what cannot be in time any more, so that what can be is (AsyFunc, alg. 3, lines 16-18).
-
-    Where a wake takes longer than the SLO, a worker that has just come answers the newest all the same: it would be
-    woken again and again to answer nobody.
+    """Refuse requests that can no longer be in time, so that others can be (AsyFunc, alg. 3, lines 16-18). Where a wake
+    takes longer than the SLO, a new worker still answers the newest requests; otherwise it would be woken repeatedly
+    without answering any.
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
@@ -193,7 +192,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
 
 
 def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
-    """Start workers, as far as there are places and nobody comes before; the first when it may have a core."""
+    """Start workers, as far as there are places and no function is ahead in the queue; the first needs a core."""
     if function.line != "places" and not _has_cores(cycle, function, 1, has_core):
         return False
     starts = function.starts
@@ -219,7 +218,9 @@ def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 
 def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> int:
-    """Start workers of these configurations as far as there is room and nobody comes before, and tell how many."""
+    """Start workers of these configurations as far as resources allow and no function is ahead in the queue; return
+    their number.
+    """
     if function.spec.id == cycle.state.giving_back:
         return 0
     for started, point in enumerate(points):
@@ -276,7 +277,7 @@ def _give_places(cycle: Cycle) -> None:
 
 
 def _make_room(cycle: Cycle) -> None:
-    """Have workers leave for the first of those who wait, until there will be room for each."""
+    """Choose victims for the first in the queue, until there will be a place for each."""
     first = order.first_for_places(cycle)
     if first is not None and could_fit(cycle, first) and _stop_excessive(cycle, first, claimed_in_line(cycle, first)):
         return
@@ -301,7 +302,9 @@ def _look_again(cycle: Cycle, function: Function) -> None:
 
 
 def _stop_excessive(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Take back what a worker takes far beyond its need, if a function lacks just that; whether that is so."""
+    """Stop a worker that takes far more than its need, if its excess is what a function lacks; whether one
+    was stopped.
+    """
     if ahead.victim(cycle, function, wanted) is not None:
         return False
     excessive = memory.excessive_for(cycle, function, wanted)
@@ -337,7 +340,7 @@ def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def _load(cycle: Cycle, function: Function) -> bool:
-    """Bring the function's blocks, if there is room for them or can be made at once."""
+    """Load the function's blocks, if there is space for them or it can be freed at once."""
     host, first = cycle.resources.host, order.first_for_bytes(cycle)
     if host.capacity is not None:
         missing = missing_bytes(cycle, function)
@@ -357,7 +360,7 @@ def _load(cycle: Cycle, function: Function) -> bool:
 
 
 def _never_fits(cycle: Cycle, function: Function, limit: int) -> str | None:
-    """Why no eviction can win room enough in the host store, if none can."""
+    """The reason why no eviction can free enough space in the host store, or None."""
     size, pinned = sum(function.sizes.values()), victims.pinned_bytes(cycle, function)
     if size + pinned <= limit:
         return None
@@ -366,8 +369,8 @@ def _never_fits(cycle: Cycle, function: Function, limit: int) -> str | None:
 
 
 def _give_bytes(cycle: Cycle) -> None:
-    """Something may be free: the function that waited longest for room in a host store tries again. If nothing more
-    can be evicted, a function in use drains for it, one at a time.
+    """Space may be free: the function that has waited longest for a host store tries again. If nothing more can be
+    evicted, a function in use is drained for it, one at a time.
     """
     cycle.bytes_changed = False
     while (function := order.first_for_bytes(cycle)) is not None:
@@ -378,7 +381,7 @@ def _give_bytes(cycle: Cycle) -> None:
 
 
 def _never_runs(cycle: Cycle, function: Function) -> bool:
-    """Refuse whoever waits for a function whose smallest worker is larger than all may be together."""
+    """Refuse the requests of a function whose smallest worker exceeds the bound of all workers."""
     needed = function.latency.too_large_bytes
     if needed is None or function.has_worker:
         return False

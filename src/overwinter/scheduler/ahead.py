@@ -1,10 +1,10 @@
-"""Which processes are forked before a request asks for them, who takes them over, and when do they go?
+"""Decides which workers are forked ahead of requests, which starts use them, and when they are stopped.
 
-A process forked ahead belongs to one tenant, whose zygote forks it: contained, with the programs that the zygote holds,
-and nothing of a function. The next start of a function of that tenant whose program is among them goes on in it, in
-place of a fork. It takes a place for a worker and private memory, and a core while it starts, and is nobody's
-operation: they are forked while cores are idle, some time after the last start, and are the first to go when anybody
-needs a place or memory.
+A process that is forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the programs that the
+zygote holds, and nothing of a function. The next start of a function of that tenant uses it instead of a fork, if the
+process has the function's program. It claims a place for a worker and private memory, and a core while it starts. These
+processes are forked while cores are idle, some time after the last start, and are stopped first when any function needs
+a place or memory.
 """
 
 from overwinter.core.actions import ForkAhead, StopWorker
@@ -58,12 +58,12 @@ def fitting(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | No
 
 
 def claim(cycle: Cycle) -> Claim:
-    """What a process forked ahead keeps until its exit."""
+    """The claim of a process forked ahead until its exit."""
     return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES, cycle.resources.runs: 1}
 
 
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
-    """A worker of the function starts: in this process, if there is one; what it claimed is the worker's to claim."""
+    """Start a worker of the function in this process, if there is one; the worker takes over its claim."""
     found = fitting(cycle, function, cycle.resources.of_start(point))
     need = cycle.state.tenants[function.spec.tenant].need
     need.function, need.started = function.spec.id, cycle.now
@@ -83,13 +83,13 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
 
 
 def look_at(cycle: Cycle, at: float) -> None:
-    """Look at what is forked ahead then, if anything is to be."""
+    """Set the time of the next check of the processes forked ahead."""
     if cycle.config.workers_ahead:
         cycle.timers.arm(KEY, at)
 
 
 def look(cycle: Cycle) -> None:
-    """End what nobody needs, and fork one more if that keeps nobody waiting."""
+    """Stop processes that are not needed, and fork one more if no function has to wait for it."""
     if not cycle.ahead_due:
         return
     cycle.ahead_due = False
@@ -116,7 +116,9 @@ def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
 
 
 def _next_tenant(cycle: Cycle) -> Tenant | None:
-    """The one for which a process is forked next: of those with less than their part the one that started last."""
+    """The tenant for which a process is forked next: of those with less than their part, the one with the
+    last start.
+    """
     state, now, most = cycle.state, cycle.now, cycle.config.workers_ahead or 0
     able = [
         each
@@ -141,7 +143,9 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
 
 
 def _end_for(cycle: Cycle, tenant: Tenant, part: int) -> None:
-    """End one of a tenant that has more than its part, or started nothing for some time; its exit makes room."""
+    """Stop a process of a tenant that has more than its part, or started nothing for some time, in favour of this
+    tenant.
+    """
     for each in cycle.state.ahead.values():
         need = cycle.state.tenants[each.tenant].need
         is_old = need.started + OTHERS_S <= min(cycle.now, tenant.need.started)
@@ -163,7 +167,7 @@ def _has_room(cycle: Cycle, tenant: Tenant) -> bool:
 
 
 def _may_fork(cycle: Cycle) -> bool:
-    """Whether nobody waits, and a core is left beside the one that a fork takes; one fork at a time."""
+    """Whether no function waits, and a core remains free besides the one for the fork; one fork at a time."""
     calm = is_calm(cycle) and all(each.start is None for each in cycle.state.ahead.values())
     if not calm:
         look_at(cycle, cycle.now + REFILL_S)
@@ -199,7 +203,7 @@ def ready(cycle: Cycle, id_: WorkerId) -> None:
 
 
 def exited(cycle: Cycle, event: WorkerExited) -> bool:
-    """It is gone, and no function is to blame; False: it is none of these."""
+    """The process ended, and no function is at fault; False: it is not one that was forked ahead."""
     found = cycle.state.ahead.pop(event.worker, None)
     if found is None:
         return False
@@ -214,7 +218,7 @@ def exited(cycle: Cycle, event: WorkerExited) -> bool:
 
 
 def hung(cycle: Cycle, id_: WorkerId) -> None:
-    """It takes too long to start, or to stop."""
+    """The process takes too long to start or to stop."""
     found = cycle.state.ahead.get(id_)
     if found is not None:
         if not found.stopping:
@@ -269,7 +273,9 @@ def give_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def give_back(cycle: Cycle, nbytes: float) -> int:
-    """End them until so many bytes are won, or none is left; how many were. None is forked for a while."""
+    """Stop processes until so many bytes are freed, or none is left; returns the freed bytes. None is forked for a
+    while.
+    """
     won = 0
     for each in [each for each in cycle.state.ahead.values() if not each.stopping]:
         if won < nbytes:
@@ -281,5 +287,5 @@ def give_back(cycle: Cycle, nbytes: float) -> int:
 
 
 def leaving_bytes(cycle: Cycle) -> int:
-    """What those give back that were told to stop."""
+    """The bytes of the processes that are being stopped."""
     return sum(AHEAD_BYTES for each in cycle.state.ahead.values() if each.stopping)

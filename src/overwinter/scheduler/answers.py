@@ -1,4 +1,4 @@
-"""How does a request come into the tables, and how does it leave them with its answer?"""
+"""Adds requests to the tables, and removes them with their answers."""
 
 from overwinter.core.actions import Refuse
 from overwinter.core.ids import FunctionId, RequestId, TenantId
@@ -31,7 +31,7 @@ def refuse(
     retry_after_s: float | None = None,
     function: FunctionId | None = None,
 ) -> None:
-    """It gets no answer; `message` says why. `function`: whose it was, if it is in the tables no more, or not yet."""
+    """Refuse a request with `message`. `function`: its function, if that is not in the tables (any more, or yet)."""
     request = close_request(cycle, id_)
     if request is not None:
         function = request.function
@@ -54,7 +54,7 @@ def expire(cycle: Cycle, id_: RequestId) -> None:
 
 
 def refuse_unloaded(cycle: Cycle, function: Function) -> None:
-    """All that wait are told that the function is out of service."""
+    """Refuse all waiting requests, because the function is out of service."""
     error, message = why_unloaded(function)
     refuse_queue(cycle, function, error, message, cycle.config.retry_after_min_s)
 

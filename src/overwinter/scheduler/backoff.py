@@ -1,4 +1,4 @@
-"""What follows a death: how long its function is not started again, and which requests are tried once more."""
+"""What follows the death of a worker: the backoff of its function, and the requests that are retried."""
 
 from overwinter.core.config import SchedulerConfig
 from overwinter.scheduler.request import Request

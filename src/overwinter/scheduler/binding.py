@@ -37,7 +37,9 @@ SMOOTHING = 0.2
 
 
 def worker_to_bind_in(cycle: Cycle, function: Function) -> Worker | None:
-    """A worker of its family with a slot, and room, in which the function can be bound: the one with most slots."""
+    """A worker of the family with a free slot and address space, in which the function can be bound: the one with most
+    slots.
+    """
     may = (each for each in _free(function) if _has_room(cycle, function, each) or _least_used(each) is not None)
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
 
@@ -68,12 +70,12 @@ def _free(function: Function) -> list[Worker]:
 
 
 def _growth(function: Function, worker: Worker) -> int:
-    """What a bind would add to what the worker counts for."""
+    """The memory that a bind is expected to add to its worker."""
     return max(0, worker.expected + int(function.family.bind_bytes) - worker.nbytes)
 
 
 def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
-    """Whether what a bind would add is free, and not reserved for the first of those who wait for a place."""
+    """Whether the memory of a bind is free, and not reserved for the first in the queue for a place."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if not growth or memory.capacity is None:
         return True
@@ -84,19 +86,19 @@ def _has_room(cycle: Cycle, function: Function, worker: Worker) -> bool:
 
 
 def _least_used(worker: Worker) -> Binding | None:
-    """Of the functions that are idle in a worker the one whose room goes to another: the one that ran longest ago."""
+    """Of the idle functions in a worker the least recently used, which is replaced."""
     may = [each for each in worker.bound.values() if not each.leaving and not worker.works_for(each.function.spec.id)]
     return min(may, key=_when_used, default=None)
 
 
 def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
-    """Those for which requests wait last."""
+    """The order of use; functions with waiting requests come last."""
     function = binding.function
     return bool(function.queue), function.used, function.spec.id
 
 
 def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
-    """An idle worker leaves if a bind finds no room, unless room comes already."""
+    """Stop an idle worker if there is no memory for a bind, unless memory is being freed already."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if memory.fits(growth) or memory.leaving:
         return
@@ -106,7 +108,7 @@ def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
 
 
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
-    """Bind a function in a worker of its family; where there is no room for it, in the place of one that is idle."""
+    """Bind a function in a worker of its family; without free memory, in place of an idle function."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
     replaced = None if _has_room(cycle, function, worker) else _least_used(worker)
     # What it replaces counts in its stead until the worker is measured.
@@ -145,7 +147,7 @@ def _why(function: Function, worker: Worker) -> str:
 
 
 def end_bind(cycle: Cycle, worker: Worker, id_: FunctionId, operation: OperationId) -> Binding | None:
-    """A worker answered a bind; None: nobody waits for that any more."""
+    """A worker answered a bind; None: the bind is no longer awaited."""
     bind = worker.binds.get(id_)
     if bind is None or bind.id != operation:
         return None
@@ -163,8 +165,8 @@ def observe(function: Function, seconds: float) -> None:
 
 
 def let_go(cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None) -> None:
-    """A worker runs nothing more of a function: it unbinds it when it has done what it has, and what it still does then
-    is refused at `until`. One that has nothing else drains, and stops if it has nothing to do.
+    """A worker runs nothing more of a function: it unbinds the function after its runs, and refuses those that are not
+    finished at `until`. A worker without another function drains, and is stopped when it is idle.
     """
     if worker.stopping:
         return
@@ -201,14 +203,14 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
 
 
 def forget(worker: Worker, function: Function) -> None:
-    """The worker has the function no more."""
+    """The function is no longer bound in the worker."""
     del worker.bound[function.spec.id]
     worker.keeps_s = None
     function.workers.pop(worker.id, None)
 
 
 def unbind_unused(cycle: Cycle, worker: Worker) -> None:
-    """Let those go that have not run for as long as they may stay, if that has an end, all but the last."""
+    """Unbind functions that have been idle for their keep-alive, if they have one, except the last function."""
     for binding in list(worker.bound.values()):
         function = binding.function
         if binding.leaving or function.queue or worker.works_for(function.spec.id):
@@ -219,7 +221,7 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
 
 
 def unbind_half(cycle: Cycle, worker: Worker) -> None:
-    """Let half of those go that run nothing, those that ran longest ago, all but one of all that it has."""
+    """Unbind half of the idle functions, the least recently used first, but never the worker's last function."""
     if worker.stopping:
         return
     idle = [each for each in worker.bound.values() if not worker.works_for(each.function.spec.id) and not each.leaving]

@@ -1,4 +1,4 @@
-"""How do a function's blocks come into its host store, and how do they leave it?"""
+"""Loads a function's blocks into its host store, and releases them."""
 
 from collections.abc import Iterable
 
@@ -17,14 +17,14 @@ def missing_bytes(cycle: Cycle, function: Function) -> int:
 
 
 def begin_load(cycle: Cycle, function: Function) -> None:
-    """Bring what is missing."""
+    """Load the missing blocks."""
     function.loading = OperationId(next(cycle.load_ids))
     hold(cycle, function)
     cycle.actions.append(LoadBlocks(function.spec.id, function.loading))
 
 
 def hold(cycle: Cycle, function: Function) -> None:
-    """The function's blocks lie in its host store, or will."""
+    """The function's blocks are, or will be, in its host store."""
     cycle.state.residents(function).hold(function.sizes)
     _count(cycle, function.spec.store)
 
@@ -36,7 +36,7 @@ def end_load(function: Function, now: Seconds) -> None:
 
 
 def release(cycle: Cycle, function: Function) -> None:
-    """The function's blocks are kept no more: drop those that no other function holds, wherever they came from."""
+    """The function's blocks are no longer kept: drop those that no other function holds."""
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
         cycle.state.residents(function).release(function.sizes)
@@ -45,7 +45,7 @@ def release(cycle: Cycle, function: Function) -> None:
 
 
 def drop_unshared(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:
-    """Let go those of these blocks that no function holds."""
+    """Drop those of these blocks that no function holds."""
     residents = cycle.state.stores.get(store)
     free = tuple(sorted(set(addresses))) if residents is None else residents.unshared(set(addresses))
     if not free:
@@ -57,12 +57,12 @@ def drop_unshared(cycle: Cycle, addresses: Iterable[Address], store: StoreName) 
 
 
 def host_bytes(cycle: Cycle) -> int:
-    """Bytes in all host stores, those on their way included."""
+    """Bytes in all host stores, including those being loaded."""
     return cycle.resources.host.taken
 
 
 def _count(cycle: Cycle, store: StoreName) -> None:
-    """Bring the ledger up to what the store holds."""
+    """Update the ledger with the size of the store."""
     owner, nbytes = store_owner(store), cycle.state.stores[store].nbytes
     if cycle.ledger.has(owner):
         cycle.ledger.change(owner, cycle.resources.host, nbytes)

@@ -1,8 +1,8 @@
-"""What if a policy fails on one function's numbers? That function is taken out of service, and nobody else.
+"""Contains failures of policies: when a policy fails on one function, only that function is taken out of service.
 
-A policy only answers: it changes no table. So each is asked through `asked`, which has a plain answer at hand for when
-it fails, and remembers the function. The tables are as they should be at any such moment, and at the end of the step
-the function is put away as if its owner had unloaded it, with the reason. Any other failure ends the node.
+Policies change no table. Each is called through `asked`, which has a default answer in case the policy fails, and
+remembers the function. The tables are consistent at any such moment, and at the end of the step the function is
+unloaded with the reason, as if by its owner. Any other failure ends the node.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def asked(
     *args: Asked.args,
     **kwargs: Asked.kwargs,
 ) -> Answer:
-    """What a policy answers about a function, and `otherwise` if it fails."""
+    """The answer of a policy about a function, or `otherwise` if the policy fails."""
     try:
         return policy(*args, **kwargs)
     except FAILURES as error:
@@ -36,7 +36,7 @@ def asked(
 
 
 def expected_s(state: State, function: Function, point: Point, batch: int) -> float | None:
-    """Seconds that a run should take; None: nothing is known, or can be said."""
+    """Expected seconds of a run; None: unknown."""
     try:
         # As `asked`, without its cost: nothing is asked more often.
         return function.latency.latency_s(point, batch)
@@ -46,17 +46,17 @@ def expected_s(state: State, function: Function, point: Point, batch: int) -> fl
 
 
 def joint_s(state: State, function: Function, point: Point, counts: Sequence[int]) -> float | None:
-    """The same of a run that the function leads, of so many requests of each of several."""
+    """The same for a shared run that the function leads, with so many requests of each function."""
     if len(counts) == 1:
         return expected_s(state, function, point, counts[0])
     return asked(state, function, None, function.latency.joint_s, point, counts, function.own)
 
 
 def remember(state: State, function: FunctionId, error: Exception) -> None:
-    """A policy failed on the function: it goes at the end of the step."""
+    """A policy failed on the function: it is unloaded at the end of the step."""
     state.faults.setdefault(function, f"{type(error).__name__}: {error}")
 
 
 def told(function: FunctionId, fault: str) -> str:
-    """What whoever asks for a function is told from then on."""
+    """The reason that callers of a function get from then on."""
     return f"the scheduler failed on function {function} ({fault}): load it to try again, or deploy it anew"

@@ -1,4 +1,4 @@
-"""Who waits for a core? Data alone: order.py keeps it."""
+"""The queue for cores, as data; order.py maintains it."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from overwinter.core.ids import FunctionId
 
 
 class CoreLine(msgspec.Struct):
-    """Functions whose requests wait for a core. order.py keeps it."""
+    """The functions whose requests wait for a core. order.py maintains it."""
 
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
     """A heap of (level, due, number, function); an entry counts while it is in `hopeful`."""
@@ -21,5 +21,5 @@ class CoreLine(msgspec.Struct):
 
     @property
     def waits(self) -> bool:
-        """Whether anybody waits."""
+        """Whether any function waits."""
         return bool(self.hopeful) or bool(self.late)

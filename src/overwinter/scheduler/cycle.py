@@ -1,7 +1,7 @@
-"""What is at hand while one event is handled: the tables, the ledger, the timers, the rules, and what was decided.
+"""The context in which one event is handled: the tables, the ledger, the timers, the policies, and the actions so far.
 
-There is one cycle for the life of a scheduler; each event begins it anew. The functions of this package take it as
-their first argument.
+A scheduler has one cycle for its lifetime, and each event resets it. The functions of this package take it as their
+first argument.
 """
 
 from itertools import count
@@ -67,12 +67,12 @@ class Cycle:
         self.cores_changed = self.places_changed = self.bytes_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:
-        """Look at what a function wants now; `has_core`: the core of the start that ended is its own, and stays so
-        until it is looked at.
+        """Mark a function whose want may have changed; `has_core`: it has the core of the start that ended, until it is
+        handled.
         """
         id_ = function.spec.id
         self.changed[id_] = has_core or self.changed.get(id_, False)
 
     def decide(self, function: Function, what: Decision, why: str) -> None:
-        """Tell people why something was decided."""
+        """Record the reason of a decision, for `explain`."""
         self.actions.append(Explanation(function.spec.id, what, why))

@@ -1,8 +1,8 @@
-"""A worker is gone: what becomes of the requests that it had, and of the functions?
+"""Handles the death of a worker: for its requests, and for its functions.
 
-Each request gets one more try or a clear error, whoever's it is. The functions that it ran something of, or bound, are
-left alone for a while, for one of them may be at fault; if it did nothing, all that it had. One of whose runs or binds
-workers die, or hang, twice within some runs shares workers with nobody from then on.
+Each request gets one retry or a clear error. The functions whose runs or binds were under way back off for a while,
+because one of them may be at fault; if the worker was idle, all functions in it do. A function whose workers die or
+hang twice within some runs gets a separate family from then on.
 """
 
 from overwinter.core.events import WorkerExited
@@ -19,7 +19,7 @@ from overwinter.scheduler.state import Function, Worker
 
 
 def worker_exited(cycle: Cycle, event: WorkerExited) -> None:
-    """A process is gone, asked for or not."""
+    """A process ended, whether it was asked to or not."""
     worker = cycle.state.workers.get(event.worker)
     if worker is None:
         return
@@ -67,7 +67,7 @@ def _lose(
 
 
 def quarantine(cycle: Cycle, function: Function) -> None:
-    """A worker died, or hung, of a run or a bind of the function: the second time it goes on in workers of its own."""
+    """A worker died or hung in a run or a bind of the function: the second time the function gets a separate family."""
     again, function.killed_at = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:
         return

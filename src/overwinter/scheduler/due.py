@@ -1,6 +1,6 @@
-"""An alarm rang: whose time has come, and what is due?
+"""Handles an alarm: finds the timers that are due and acts on them.
 
-A timer only says at what to look. What is due follows from the tables, and so does the time of the next look.
+A timer only names what to check. What is due follows from the tables, and so does the time of the next check.
 """
 
 from math import inf
@@ -23,7 +23,7 @@ LINES: tuple[Line, ...] = get_args(Line)
 
 
 def look(cycle: Cycle) -> None:
-    """Look at all whose time has come."""
+    """Handle all timers that are due."""
     state = cycle.state
     for key in cycle.timers.pop_due(cycle.now):
         if key in LINES:
@@ -42,7 +42,7 @@ def look(cycle: Cycle) -> None:
 
 
 def look_at_lines(cycle: Cycle) -> None:
-    """Look at the lines whose time has come, whether the alarm has rung or not yet."""
+    """Handle the queues whose time has come, even if the alarm has not fired yet."""
     for line in LINES:
         at = cycle.timers.at(line)
         if at is not None and at <= cycle.now:
@@ -51,7 +51,7 @@ def look_at_lines(cycle: Cycle) -> None:
 
 
 def _line(cycle: Cycle, line: Key) -> None:
-    """What hangs keeps its cores no more; somebody's time slice is over."""
+    """An overdue operation gives up its cores; a time slice is over."""
     if line == "cores":
         end_overdue(cycle)
     elif line == "places":
@@ -61,7 +61,7 @@ def _line(cycle: Cycle, line: Key) -> None:
 
 
 def _function(cycle: Cycle, function: Function) -> None:
-    """Refuse what is past its deadline; look at the rate; let go what nobody uses; start again what was left alone."""
+    """Refuse requests past their deadline; check the rate; unbind or release what is unused; restart after backoff."""
     cycle.in_hand, now = function.spec.id, cycle.now
     for request in [each for each in cycle.state.open_requests(function) if each.deadline <= now]:
         if request.id in function.queue:
@@ -81,7 +81,7 @@ def _function(cycle: Cycle, function: Function) -> None:
 
 
 def _worker(cycle: Cycle, worker: Worker) -> None:
-    """Let an idle worker go whose keep-alive is over; kill one that hangs or has drained for long enough."""
+    """Stop an idle worker whose keep-alive is over; kill one that hangs or has drained for too long."""
     now = cycle.now
     _expire_removed(cycle, worker)
     watch_deadlines(cycle, worker)
@@ -106,7 +106,7 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
 
 
 def _expire_removed(cycle: Cycle, worker: Worker) -> None:
-    """Of a function that is gone nobody else looks at the deadlines."""
+    """Refuse requests of a removed function past their deadlines, which nothing else checks."""
     for run in worker.runs.values():
         for id_ in [id_ for part in run.parts if part.function.removed for id_ in part.requests]:
             request = cycle.state.requests.get(id_)
@@ -140,7 +140,7 @@ def _must_end_at(cycle: Cycle, worker: Worker) -> float:
 
 
 def _overran(cycle: Cycle, worker: Worker) -> None:
-    """Its drain timeout is over: what it runs is refused, and it is killed."""
+    """The drain timeout of a worker is over: its runs are refused, and it is killed."""
     for binding in worker.bound.values():
         _refuse_runs(cycle, worker, binding.function)
     for run in list(worker.runs):
@@ -149,7 +149,7 @@ def _overran(cycle: Cycle, worker: Worker) -> None:
 
 
 def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """What a worker still runs of a function that leaves it gets no answer."""
+    """Refuse the runs of a function that is leaving a worker."""
     config, id_ = cycle.config, function.spec.id
     if function.removed:
         error, why = "NotFoundError", f"function {id_} was removed"

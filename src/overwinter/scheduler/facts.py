@@ -1,6 +1,7 @@
-"""What happened? One function for each event: the tables change, operations end by their ids, answers go out.
+"""Applies events to the tables, with one function per event: operations end by their ids, and replies are sent.
 
-Nothing is decided here. Each marks the functions whose wants may have changed; admission.py asks them.
+Nothing is decided here. Each function marks the functions whose wants may have changed; admission.py asks for these
+wants.
 """
 
 from collections.abc import Mapping
@@ -147,7 +148,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
 
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
-    """The function asked for, or None after a refusal."""
+    """The named function, or None after a refusal."""
     versions, version = cycle.state.versions.get(event.name), event.version
     if version is None and versions is not None:
         version = versions.turn()
@@ -198,7 +199,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
 
 
 def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) -> None:
-    """What a run has of one function has its answers."""
+    """Answer the requests of one function in a run."""
     for id_ in part.requests:
         request, failure = close_request(cycle, id_), failures.get(id_)
         if request is None:
@@ -269,7 +270,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
-    """A worker that could not bind a function is not asked again: one is forked for it."""
+    """A worker that could not bind a function does not get another bind of it: a worker is forked."""
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
     if worker is None or binding is None:
@@ -290,7 +291,9 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _look_after(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Something ended in a worker for a function that is none of its family's any more, perhaps: who settles it?"""
+    """An operation ended in a worker; its function may no longer be in the worker's family: find the function to
+    settle.
+    """
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
     if worker.is_forsaken and worker.is_idle:
@@ -300,14 +303,14 @@ def _look_after(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _mark_others(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Whoever else of the family waits comes behind the one for which the worker was made ready."""
+    """Mark the other waiting functions of the family, after the one for which the worker was started."""
     family, id_ = worker.family, function.spec.id
     if any(other != id_ for other in (*family.waiting, *family.waking)):
         families.mark(cycle, family)
 
 
 def _demoted(cycle: Cycle, id_: WorkerId) -> None:
-    """What it runs may end, however long that takes; what waits is for others."""
+    """The worker's runs may end, however long they take; waiting requests go to others."""
     worker = cycle.state.workers.get(id_)
     if worker is None or worker.drain is not None:
         return

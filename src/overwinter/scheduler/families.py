@@ -1,7 +1,7 @@
-"""Which functions share workers, and how does one come into its family, or leave it?
+"""Assigns functions to families: when they join and leave, and what a family has in common.
 
-The configuration of workers, the rate and its forecast and scaling are a family's: by the shortest SLO of its members,
-and as many workers as all may have. Queue, SLO, failures and faults stay a function's.
+The configuration of workers, the rate, its forecast and the scaling belong to a family, by the shortest SLO of its
+members and the sum of their workers. Queue, SLO, failures and faults belong to a function.
 """
 
 from math import inf
@@ -20,7 +20,7 @@ NO_SLO_S = 2.0
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
-    """What is known of a function's runs; a plain model if that fails on its numbers."""
+    """The latency model of a function; a plain model if the policy fails on its numbers."""
     try:
         return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
     except containment.FAILURES as error:
@@ -65,7 +65,7 @@ def leave(cycle: Cycle, function: Function) -> None:
 
 
 def isolate(cycle: Cycle, function: Function) -> None:
-    """From now on the function shares workers with nobody."""
+    """From now on the function has a separate family."""
     family = function.family
     leave(cycle, function)
     spec = function.spec = msgspec.structs.replace(function.spec, family=FamilyId(""))
@@ -80,7 +80,7 @@ def isolate(cycle: Cycle, function: Function) -> None:
 
 
 def note(function: Function) -> None:
-    """Whether the function waits for a worker of its family, in the family's tables."""
+    """Record whether the function waits for a worker of its family."""
     id_, family = function.spec.id, function.family
     trunk = family.trunks[function.trunk]
     if function.queue:
@@ -99,7 +99,7 @@ def note(function: Function) -> None:
 
 
 def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:
-    """Its functions were measured, and have this profile; `forget`: what was seen of their runs is forgotten."""
+    """The functions of the family have this new profile; `forget`: discard the observations of their runs."""
     before = family.latency
     if spec.settings.slo_ms != family.slo_ms:
         spec = msgspec.structs.replace(spec, settings=msgspec.structs.replace(spec.settings, slo_ms=family.slo_ms))
@@ -109,8 +109,8 @@ def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = Fal
 
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
-    """A worker of the family has room, is gone, or comes: look at those whose requests wait, the one due first before
-    the others; at `functions` in any case.
+    """A worker of the family has a free slot, has ended, or is starting: mark the functions with waiting requests by
+    due time; mark `functions` in any case.
     """
     marked = [family.members[id_] for id_ in (*family.waiting, *family.waking)]
     marked += [each for each in functions if each.spec.id not in family.waiting]
@@ -121,7 +121,7 @@ def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
 
 
 def due_at(spec: FunctionSpec, arrived: Seconds) -> float:
-    """When a request is due of which nobody said so."""
+    """The due time of a request without an SLO."""
     slo_ms = spec.settings.slo_ms
     return arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
 
@@ -134,7 +134,9 @@ def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:
 
 
 def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | None) -> None:
-    """Its members are others now; `model_of`: whose configurations a new model would have, if one is needed."""
+    """The members of the family changed; `model_of`: the function whose configurations a new model uses, if one is
+    needed.
+    """
     settings = [each.spec.settings for each in family.members.values()]
     before, slos = family.slo_ms, [each.slo_ms for each in settings if each.slo_ms is not None]
     family.slo_ms = min(slos, default=None)

@@ -1,4 +1,4 @@
-"""What is known of a process that was forked before a request asked for one, and of a tenant's need of such?"""
+"""Records of a process that was forked ahead, and of a tenant's need of such processes."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ AHEAD_BYTES = 4 << 20
 
 
 class ForkedAhead(msgspec.Struct, eq=False):
-    """One process of a tenant's, from the order to fork it until a start takes it over, or its exit."""
+    """One process of a tenant, from its fork until a start uses it, or its exit."""
 
     id: WorkerId
     tenant: TenantId
@@ -25,7 +25,7 @@ class ForkedAhead(msgspec.Struct, eq=False):
 
 
 class Need(msgspec.Struct):
-    """What is known of a tenant's need of processes forked ahead."""
+    """What determines a tenant's need of processes forked ahead."""
 
     function: FunctionId = FunctionId("")
     """The last one that was started; empty: none was."""

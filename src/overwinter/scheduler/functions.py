@@ -1,4 +1,4 @@
-"""How does a function live, as its owner sees it: deployed, loaded, unloaded, removed, failed, put out of service?"""
+"""The lifecycle of a function as its owner sees it: deployed, loaded, unloaded, removed, failed, out of service."""
 
 from overwinter.core.actions import LoadFinished
 from overwinter.core.events import Deployed
@@ -42,7 +42,7 @@ def prove(cycle: Cycle, function: Function) -> None:
 
 
 def load(cycle: Cycle, id_: FunctionId) -> None:
-    """Somebody wants it awake, and to hear when it is."""
+    """A caller wants the function to be awake, and to be told when it is."""
     function = cycle.state.functions.get(id_)
     if function is None:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
@@ -67,7 +67,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
 
 
 def unload(cycle: Cycle, id_: FunctionId) -> None:
-    """It gives back its memory, and answers no more until it is loaded."""
+    """The function releases its memory and answers no requests until it is loaded."""
     function = cycle.state.functions.get(id_)
     if function is not None and not function.on_trial and not function.unloaded:
         _put_away(cycle, function, "ConflictError", f"function {id_} was unloaded while it was loaded")
@@ -81,7 +81,7 @@ def remove(cycle: Cycle, id_: FunctionId) -> None:
 
 
 def forget(cycle: Cycle, function: Function, reason: str) -> None:
-    """Take a function out of the tables; a run under way may still end."""
+    """Remove a function from the tables; a run under way may still end."""
     id_, spec, state = function.spec.id, function.spec, cycle.state
     message = f"function {id_} is gone: {reason}"
     if function.wants_wake:
@@ -123,7 +123,7 @@ def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
 
 
 def give_up(cycle: Cycle, function: Function, why: str) -> None:
-    """What it needs can never be had: whoever waits for it is told."""
+    """The function can never get what it needs: refuse its requests and loads."""
     order.leave(cycle, function)
     function.load_again = False
     refuse_queue(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
@@ -149,7 +149,7 @@ def contain(cycle: Cycle) -> None:
 
 
 def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None:
-    """Give back all that it holds; `reason`: for whoever was loading it."""
+    """Release all that the function holds; `reason`: for callers that wait for its load."""
     refuse_unloaded(cycle, function)
     if function.announce:
         function.announce = False
@@ -161,9 +161,7 @@ def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None
 
 
 def _let_go(cycle: Cycle, function: Function, why: str) -> None:
-    """Give back all that a function holds: its workers, those that run something within the drain timeout, and its
-    blocks.
-    """
+    """Release all that a function holds: its workers (busy ones within the drain timeout) and its blocks."""
     state = cycle.state
     cycle.timers.disarm(function.spec.id)
     order.leave(cycle, function)
@@ -181,7 +179,7 @@ def _publish(cycle: Cycle, function: Function) -> None:
 
 
 def watch(cycle: Cycle, function: Function) -> None:
-    """Look at a function again at the next of all times that it waits for."""
+    """Set the function's timer to the earliest of its pending times."""
     times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
     if function.backoff_until > cycle.now:
         times.append(function.backoff_until)

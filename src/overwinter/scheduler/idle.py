@@ -1,7 +1,7 @@
-"""Which of what is idle goes first when others need its room? (policies/worker_eviction.py)
+"""Orders idle workers and functions for eviction (policies/worker_eviction.py).
 
-An idle worker, and a function that is bound in a worker beside others and has nothing to do, are entries of a cache:
-they stay as long as there is room.
+An idle worker, and an idle function that is bound in a worker with others, are entries of a cache: they stay as long as
+there is memory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ UNUSED_S = 60.0
 
 
 class Member(NamedTuple):
-    """A function that is bound beside others and idle, and what it gives back when it is unbound."""
+    """An idle function that is bound with others, and what unbinding it frees."""
 
     worker: Worker
     binding: Binding
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 def value(cycle: Cycle, worker: Worker) -> float:
-    """What it is worth to keep a worker that becomes idle."""
+    """The value of keeping a worker that becomes idle."""
     family = worker.family
     start_s = family.latency.wake_s if family.start_s is None else family.start_s
     cost_s = start_s + family.bind_s * (len(worker.bound) - 1)
@@ -37,7 +37,7 @@ def value(cycle: Cycle, worker: Worker) -> float:
 
 
 def least_valuable(tenant: Tenant) -> Worker | None:
-    """Of a tenant's idle workers for which no request waits the one that goes first; of equals the one idle longest."""
+    """Of a tenant's idle workers without waiting requests the least valuable; of equals the one idle longest."""
     return min(tenant.spare.values(), key=attrgetter("value"), default=None)
 
 
@@ -48,7 +48,7 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
 
 
 def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
-    """Stop an idle worker, for others need its room."""
+    """Stop an idle worker, because others need its memory."""
     cycle.clock = max(cycle.clock, worker.value)
     why = f"others need room, and a worker was idle for {cycle.now - worker.since:.1f} s"
     cycle.decide(_any_of(worker), "reclaim", why)
@@ -56,7 +56,7 @@ def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def excess(worker: Worker) -> int:
-    """What a worker takes beyond its need, as last measured."""
+    """The measured memory of a worker beyond its need."""
     return max(0, worker.taken - worker.point.memory_bytes)
 
 
@@ -66,15 +66,13 @@ def _any_of(worker: Worker) -> Function:
 
 
 def unused_members(cycle: Cycle) -> list[Member]:
-    """Functions that are bound beside others and have not run for long, the longest unused first."""
+    """Functions that are bound with others and have not run for long, the least recently used first."""
     found = [member for worker in cycle.state.workers.values() for member in _unused_in(cycle, worker)]
     return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
-    """What unbinding gives back: the blocks that only this function has in use, and its part of what the worker takes
-    beyond its need.
-    """
+    """What unbinding frees: the blocks that only this function uses, and its part of the worker's excess."""
     if not worker.is_serving or len(worker.bound) < 2:
         return
     part = excess(worker) // len(worker.bound)

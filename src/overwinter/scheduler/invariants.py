@@ -1,4 +1,6 @@
-"""What must hold after every event? For tests and checked simulations; a scheduler itself does not look."""
+"""Invariants that hold after every event, for tests and checked simulations. The scheduler itself does not
+check them.
+"""
 
 from collections import Counter
 
@@ -16,7 +18,7 @@ from overwinter.scheduler.wants import wants_place
 
 
 def check(cycle: Cycle) -> None:
-    """AssertionError if the tables contradict each other, or somebody waits for nothing."""
+    """AssertionError if the tables contradict each other, or a function waits without a reason."""
     state = cycle.state
     assert not cycle.changed, "somebody was not asked for his want"
     _check_requests(state)
@@ -128,7 +130,7 @@ def _is_spare(worker: Worker) -> bool:
 
 
 def _check_ahead(cycle: Cycle) -> None:
-    """What is forked ahead is some tenant's, is no worker, is looked at, and is no more than was asked for."""
+    """Each process forked ahead belongs to a tenant, is no worker, has a timer, and their number is bounded."""
     state = cycle.state
     assert len(state.ahead) <= (cycle.config.workers_ahead or 0), "more is forked ahead than was asked for"
     for id_, each in state.ahead.items():
@@ -141,7 +143,7 @@ def _check_ahead(cycle: Cycle) -> None:
 
 
 def _check_ledger(cycle: Cycle) -> None:
-    """What is taken is the sum of the claims of what is under way, and no more than there is."""
+    """The amounts taken are the sums of the claims under way, and within the capacity."""
     state, resources = cycle.state, cycle.resources
     cycle.ledger.check()
     claims: dict[tuple[str, int | str], Claim] = {}
@@ -204,7 +206,7 @@ def _check_stores(cycle: Cycle) -> None:
 
 
 def _check_lines(cycle: Cycle) -> None:
-    """Each waits in one line at most, for what it wants, and for a reason."""
+    """Each function waits in at most one queue, for its want, and for a reason."""
     state = cycle.state
     lines: dict[FunctionId, list[str]] = {}
     for tenant in state.tenants.values():
@@ -238,7 +240,7 @@ def _check_lines(cycle: Cycle) -> None:
 
 
 def _check_cores(cycle: Cycle) -> None:
-    """No core is free while somebody waits for one, and no more run at once than there are, but one in a hurry."""
+    """No core is free while a function waits for one, and runs do not exceed the cores, except one urgent run."""
     state, cores = cycle.state, cycle.resources.cores
     waiting = [state.functions[id_] for id_ in (*state.cores.hopeful, *state.cores.late)]
     if waiting:
@@ -256,7 +258,7 @@ def _keeps(cycle: Cycle, run: int) -> bool:
 
 
 def _check_places(cycle: Cycle) -> None:
-    """The first in line waits because there is no place or no core, and beside nobody who has nothing to do."""
+    """The first in the queue waits because there is no place or no core, and not while a worker is spare."""
     function = order.first_for_places(cycle)
     if function is None:
         return
@@ -284,7 +286,7 @@ def _check_bytes(cycle: Cycle) -> None:
 
 
 def _check_somebody_comes(cycle: Cycle, function: Function) -> None:
-    """Whoever has something to do is in a line, or something that ends by itself will come back to it."""
+    """Each function with work is in a queue, or an operation or timer will lead back to it."""
     id_ = function.spec.id
     if not (function.queue or function.wants_wake) or function.line is not None or function.batch_at is not None:
         return
@@ -299,7 +301,7 @@ def _check_somebody_comes(cycle: Cycle, function: Function) -> None:
 
 
 def _check_timers(cycle: Cycle, function: Function) -> None:
-    """Every request is answered or refused by its deadline: somebody looks at it then, if not before."""
+    """Every request is answered or refused by its deadline: a timer is set for it at the latest."""
     at = cycle.timers.at(function.spec.id)
     times: list[float] = [request.deadline for request in cycle.state.open_requests(function)]
     look_at = function.family.look_at if function.family.lead is function else None

@@ -1,9 +1,9 @@
-"""How long does a run of a function or of several take, and in which configurations may their workers be made?
+"""The latency model of runs of one function or several, and the possible configurations of their workers.
 
-From the profile, corrected by what was observed in service; without one, from settings and the runs so far.
+It uses the profile, corrected by observations in service; without a profile, the settings and the runs so far.
 
-A run of several functions takes as long as one of a single function for what they share, at the whole batch, and for
-what is each one's own as long as runs of each by itself.
+A shared run takes, for the shared part, as long as a run of one function with the whole batch and, for the own parts,
+as long as separate runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ PACE_MAX = 8.0
 
 
 def joint_s(together: float, apart: float, own: float) -> float:
-    """Seconds of a run of several functions: `together` as a run of one function would take, `apart` as runs of each by
-    itself, and `own` the part of a run that is each function's own.
+    """Seconds of a shared run: `together` as a run of one function would take, `apart` as separate runs, and `own` the
+    part of a run that is not shared.
     """
     return together + own * max(0.0, apart - together)
 
@@ -59,7 +59,7 @@ class Trunk(msgspec.Struct, eq=False):
     """Those of which requests wait."""
 
     def guess(self, own: float) -> None:
-        """One more function, of which this part is its own by bytes."""
+        """Add a function, with this own part by bytes."""
         if self._spread is None:
             self.own = max(self.own, own)
 
@@ -77,7 +77,7 @@ class Trunk(msgspec.Struct, eq=False):
 
 
 class LatencyModel:
-    """What is known of one function's runs."""
+    """The latency model of one function's runs."""
 
     def __init__(
         self, spec: FunctionSpec, policy: Policy, memory_bytes: int | None = None, cores: int | None = None
@@ -129,11 +129,11 @@ class LatencyModel:
         """Up to this rate that worker is all there is to say, and the scaler need not be asked."""
 
     def point(self, shape: Shape) -> Point:
-        """What is known of a worker so made."""
+        """The profile of a worker of this configuration."""
         return next((point for point in self.points if point.shape == shape), self.usual)
 
     def latency_s(self, point: Point, batch: int) -> float | None:
-        """Seconds that a run of `batch` requests should take in a worker so made; None: nothing is known."""
+        """Expected seconds of a run of `batch` requests in a worker of this configuration; None: unknown."""
         key = (point.cores, point.concurrency, batch)
         latency = self._latencies.get(key)
         if latency is None:
@@ -144,7 +144,7 @@ class LatencyModel:
         return latency * self.pace
 
     def joint_s(self, point: Point, counts: Sequence[int], own: float) -> float | None:
-        """The same of a run of so many requests of each of several functions."""
+        """The same for a shared run with so many requests of each function."""
         together = self.latency_s(point, sum(counts))
         if together is None or len(counts) == 1:
             return together
@@ -157,7 +157,7 @@ class LatencyModel:
         return sum(self.latency_s(point, count) or 0.0 for count in counts)
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:
-        """A run of so many requests of each of one or more functions took so long."""
+        """A run with so many requests of each of one or more functions took this time."""
         trunk.sharing.observe(point, counts, seconds)
         self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
         if point.latency_s > 0:

@@ -1,12 +1,12 @@
-"""What of all that is scarce is taken, and by whom?
+"""The ledger: which resources are taken, and by which owner.
 
 A **resource** is anything scarce: workers, private memory, cores, bytes of the host stores. A **claim** is what one
 owner (a worker, a run, a block, a request) takes of the resources, from its begin to its end. The **ledger** is the
-one table of claims, by owner. What is taken of a resource is the sum of the claims on it, and a tenant's share the sum
-of its own; both are kept as claims come, change and go, so that no question looks at all claims.
+table of all claims, by owner. The amount taken of a resource is the sum of the claims on it, and a tenant's share is
+the sum of its own claims. Both sums are updated when claims change, so that no query iterates over all claims.
 
-The ledger records and does not decide: whoever takes has asked `fits` first, or knows why not. More than the capacity
-may be taken when a capacity shrinks, or a claim turns out larger than it was said to be.
+The ledger records and does not decide: the caller has checked `fits` before it takes, or has a reason not to. More than
+the capacity may be taken when a capacity shrinks, or when a claim turns out larger than expected.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -28,7 +28,7 @@ class Resource:
     __slots__ = ("_draining", "_shares", "alone", "capacity", "leaving", "name", "taken")
 
     def __init__(self, name: str, capacity: int | None = None, alone: bool = False) -> None:
-        """`capacity` None: no bound. `alone`: who has it all alone may take more than there is."""
+        """`capacity` None: no bound. `alone`: a single owner may take more than the capacity."""
         self.name = name
         self.capacity = capacity
         self.alone = alone
@@ -40,25 +40,25 @@ class Resource:
         self._draining: dict[TenantId, int] = {}
 
     def fits(self, amount: int, taken: int | None = None) -> bool:
-        """Whether so much more can be had, beside what is taken, or would be."""
+        """Whether so much more fits, in addition to what is taken or reserved."""
         beside = self.taken if taken is None else taken
         return self.capacity is None or beside + amount <= self.capacity or (self.alone and not beside)
 
     def short(self, amount: int) -> int:
-        """How much must be given back before so much more fits."""
+        """The amount that must be freed before so much more fits."""
         return 0 if self.capacity is None or self.fits(amount) else self.taken + amount - self.capacity
 
     @property
     def free(self) -> float:
-        """What nobody has taken; inf where there is no bound."""
+        """The free amount; inf without a bound."""
         return inf if self.capacity is None else max(0, self.capacity - self.taken)
 
     def of(self, tenant: TenantId) -> int:
-        """What a tenant has of it."""
+        """The amount that a tenant has taken."""
         return self._shares.get(tenant, 0)
 
     def staying(self, tenant: TenantId) -> int:
-        """What a tenant has of it, without what is draining."""
+        """The amount that a tenant has taken, without what is draining."""
         return self._shares.get(tenant, 0) - self._draining.get(tenant, 0)
 
     def _add(self, entry: "Entry", amount: int) -> None:
@@ -99,7 +99,7 @@ class Ledger:
         self._entries: dict[Owner, Entry] = {}
 
     def take(self, owner: Owner, tenant: TenantId | None, claim: Claim) -> None:
-        """An owner without a claim takes one; `tenant`: in whose shares it counts."""
+        """Add the claim of an owner without one; `tenant`: the tenant whose share it counts for."""
         if owner in self._entries:
             raise LedgerError(f"{_named(owner)} has a claim already")
         for resource, amount in claim.items():
@@ -112,7 +112,7 @@ class Ledger:
                 _count(resource._shares, tenant, amount)
 
     def change(self, owner: Owner, resource: Resource, amount: int) -> None:
-        """From now on the owner's claim is on so much of a resource."""
+        """Set the amount of a resource that the owner claims."""
         entry = self._entry(owner)
         if amount < 0:
             raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
@@ -122,7 +122,7 @@ class Ledger:
             resource._add(entry, amount - before)
 
     def give_back(self, owner: Owner) -> None:
-        """The owner is gone, and its claim with it."""
+        """Remove the owner and its claim."""
         entry = self._entry(owner)
         del self._entries[owner]
         for resource, amount in entry.claim.items():

@@ -1,8 +1,8 @@
-"""How do functions, their blocks and workers live? Their states are derived from facts, and stored nowhere.
+"""The lifecycles of functions, their blocks and workers. Their states are derived from facts and not stored.
 
-The tables `{(state, event): state}` are the steps that there are; one event leads to two of them at most, and a worker
-to three: it is ready, is given a run, and drains, for a policy failed on its function meanwhile. A scheduler does not
-look at them: tests hold it to them, and the diagrams in docs/architecture.md are made from them by `diagram`.
+The tables `{(state, event): state}` list the possible transitions. One event causes two of them at most; for a worker
+three, when it becomes ready, gets a run, and drains because a policy failed on its function. The scheduler does not use
+the tables: tests check it against them, and `diagram` generates the diagrams in docs/architecture.md from them.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ WORKER: dict[tuple[WorkerState, str], WorkerState] = {
 
 
 def function_state(function: Function, now: Seconds) -> FunctionState:
-    """What a function is at this time."""
+    """The state of a function at this time."""
     if function.unloaded:
         return "unloaded"
     if function.is_ready:
@@ -71,7 +71,7 @@ def blocks_state(function: Function) -> BlocksState:
 
 
 def worker_state(worker: Worker) -> WorkerState:
-    """What a worker does."""
+    """The state of a worker."""
     if worker.stopping:
         return "stopping"
     if worker.start is not None:
@@ -106,7 +106,7 @@ def check_steps(before: Lives, after: Lives) -> None:
 
 
 def _within(steps: int, table: Mapping[tuple[str, str], str]) -> dict[str, set[str]]:
-    """The states to which so many steps lead at most, by where they begin."""
+    """The states that are reachable in so many steps, by their first state."""
     found = {state: {state} for (before, _), after in table.items() for state in (before, after)}
     for _ in range(steps):
         found = {

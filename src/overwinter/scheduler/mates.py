@@ -1,13 +1,14 @@
-"""Whose requests share a run?
+"""Decides which functions' requests share a run.
 
-Functions of a family that allow batches run together as far as their weights are the same (worker/trunk.py): a head
-that was retrained runs by itself, all before it as one batch. A run is led by the function that is asked for its want;
-the requests of its mates that are due next join it, up to the batch of the worker. Mates have half of their blocks'
-bytes or more in common with the same member; a function of which a worker died lately has none.
+Functions of a family that allow batches run together as far as their weights are the same (worker/trunk.py): a
+retrained head runs separately, everything before it as one batch. The function whose want is being admitted leads a
+run. The requests of its mates with the earliest due times join it, up to the batch size of the worker. Mates have at
+least half of the bytes of their blocks in common with the same member. A function whose worker died lately has no
+mates.
 
-Where runs of several took no less time than runs of each by itself, none join but now and then (sharing.py). How long
-such a run takes is reckoned from the profile of one function's runs and the part of them that is each function's own
-(latency.py). Who leads is not made late by those who join.
+Where shared runs took no less time than separate ones, requests join only now and then (sharing.py). The latency of a
+shared run is computed from the profile of one function's runs and the part of them that is not shared (latency.py).
+Requests that join do not make those of the leading function late.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +42,8 @@ def is_suspect(function: Function) -> bool:
 
 
 def is_stuck(cycle: Cycle, worker: Worker) -> bool:
-    """Whether nothing is to be hoped of a worker soon: it has no slot, and runs what may have hung before for longer
-    than it should.
+    """Whether a worker will not be available soon: it has no free slot, and a run of a function that is suspected to
+    hang is overdue.
     """
     if worker.has_slot:
         return False
@@ -51,8 +52,8 @@ def is_stuck(cycle: Cycle, worker: Worker) -> bool:
 
 
 def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s: float, slo_s: float) -> int:
-    """How many requests of its mates count as waiting beside the function's own: as many as could join it in one of
-    these workers, and would not make its first request late, each taken for another function's.
+    """The number of its mates' requests that count as waiting with the function's own: as many as could join it in one
+    of these workers without making its first request late, each counted as that of another function.
     """
     own, most, count = len(function.queue), max(worker.point.batch for worker in slots), 0
     if own >= most:
@@ -77,7 +78,7 @@ def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s:
 
 
 def expected_s(cycle: Cycle, function: Function, worker: Worker, count: int) -> float:
-    """Seconds of a run of so many requests of the function and its mates, its own first; 0 if nothing is known."""
+    """Expected seconds of a shared run, with the function's own requests first; 0 if unknown."""
     own = min(count, len(function.queue))
     return joint_s(cycle.state, function, worker.point, [own, *[1] * (count - own)]) or 0.0
 
@@ -87,7 +88,7 @@ def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: i
 
 
 def changed(cycle: Cycle, function: Function) -> None:
-    """A request came or went: those that wait for more of them look again."""
+    """A request arrived or left: functions that wait for more of them check again."""
     if cycle.policy.joins and len(function.family.members) > 1:
         for mate in _waiting(function):
             if mate.batch_at is not None:
@@ -95,8 +96,8 @@ def changed(cycle: Cycle, function: Function) -> None:
 
 
 def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
-    """What a run has: the function's first request, then its own and its mates' that are due next. Those apart whose
-    deadline has come, which are refused.
+    """The requests of a run: the function's first request, then its own and its mates' by due time. Requests past their
+    deadline are returned separately, to be refused.
     """
     mates = list(_mates(cycle, function, [send.worker]))
     if mates:
@@ -109,7 +110,7 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
 
 
 def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...]:
-    """The function's first requests, taken from its queue; those whose deadline has come are refused."""
+    """Take the function's first requests from its queue; those past their deadline are refused."""
     ids, expired = queueing.take(function.queue, count, cycle.state.requests, cycle.now)
     for id_ in expired:
         expire(cycle, id_)
@@ -129,7 +130,7 @@ def _joined(cycle: Cycle, function: Function, send: Send, mates: Sequence[Functi
 
 
 def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
-    """Take of these, the first of which leads, the requests that are due next."""
+    """Take the requests with the earliest due times from these functions, the first of which leads."""
     line = [(FIRST, 0)]
     for number, mate in enumerate(functions[1:], 1):
         if cycle.policy.order == "deadline":
@@ -148,8 +149,8 @@ def _fill(cycle: Cycle, joint: "_Joint", functions: Sequence[Function]) -> None:
 
 
 class _Joint:
-    """A run while it is put together. A mate's request joins it unless that makes another in it late: of those that the
-    function that leads would have in a run of its own, and of mates that have joined before.
+    """A shared run being assembled. A mate's request joins unless it makes another one late: one that the leading
+    function would have in a separate run, or one that joined before.
     """
 
     def __init__(self, cycle: Cycle, function: Function, send: Send) -> None:
@@ -164,7 +165,7 @@ class _Joint:
         """If it ends later, it makes somebody late."""
 
     def protect(self) -> None:
-        """Let it end in time for those requests that the function that leads could answer in time by itself."""
+        """Keep the end in time for the requests that the leading function could answer in time alone."""
         cycle, leads = self._cycle, self._leads
         if leads.spec.settings.slo_ms is None:
             return
@@ -192,19 +193,19 @@ class _Joint:
         return self._cycle.now + (run_s or 0.0)
 
     def take(self, function: Function, count: int) -> None:
-        """Take the function's first requests, and refuse those whose deadline has come."""
+        """Take the function's first requests, and refuse those past their deadline."""
         ids = _first(self._cycle, function, count)
         self.taken.setdefault(function, []).extend(ids)
         self.left -= len(ids)
 
     def parts(self) -> tuple[Part, ...]:
-        """Whose requests it has, the one that leads first."""
+        """The functions of its requests, the leading one first."""
         return tuple(Part(each, tuple(ids)) for each, ids in self.taken.items() if ids)
 
 
 def _waiting(function: Function) -> Iterator[Function]:
-    """The others with which it could share a run and whose requests wait, of many those that have waited longest: each
-    request that comes looks at them, and each of them at all others.
+    """The other functions with waiting requests that could share a run; if there are many, those waiting longest,
+    because each arriving request checks them all.
     """
     family = function.family
     for id_ in islice(family.trunks[function.trunk].waiting, LOOKED_AT):
@@ -213,7 +214,7 @@ def _waiting(function: Function) -> Iterator[Function]:
 
 
 def _mates(cycle: Cycle, function: Function, workers: Sequence[Worker]) -> Iterator[Function]:
-    """Those whose requests wait and could join a run of the function in one of these workers."""
+    """The functions with waiting requests that could join a run of the function in one of these workers."""
     if len(function.family.members) == 1 or not cycle.policy.joins or is_suspect(function):
         return
     if not function.family.trunks[function.trunk].sharing.joins:

@@ -1,15 +1,16 @@
-"""Which worker goes when all together take more memory than they may?
+"""Decides which worker is stopped when all together take more memory than allowed.
 
-A worker is admitted with what its function was measured to need, and may take up to `memory_mib`. Places are given out
-by needs, so that whenever there is too little, somebody takes more than its need. Idle workers are a cache, and go
-first: those of tenants that take more than their needs, and whatever has been idle for long. Then none but those that
-take more are stopped: whoever keeps within its need, and works, loses nothing for what others take. What is beyond the
-needs is free until somebody needs it: then a worker of another tenant that takes far more than its need goes at once.
+A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Places are
+assigned by needs, so when memory is exceeded, some worker takes more than its need. Idle workers are a cache and are
+stopped first: those of tenants that exceed their needs, and any that has been idle for long. Then only workers that
+exceed their needs are stopped: a busy worker within its need loses nothing because of others. Memory beyond the needs
+is free until another function needs it. Then a worker of another tenant that takes far more than its need is killed at
+once.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
-somewhat more; who takes far more goes first. Of these it is one of the tenant whose workers together are furthest
-beyond their needs: many that are a little beyond count as one that is much beyond. Of that tenant's, one that is idle
-goes before one that runs something. Where nobody takes far more, nobody is at fault, and any that is idle goes first.
+somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant whose workers together
+exceed their needs most is chosen: many small excesses count as one large one. Of that tenant, an idle worker goes
+before a busy one. If no worker takes far more, none is at fault, and any idle worker goes first.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ SLACK_BYTES = 32 << 20
 
 
 def measured(cycle: Cycle, event: MemoryMeasured) -> None:
-    """Count what workers take, and stop some if all together may not have it."""
+    """Record the memory of workers, and stop some if the sum exceeds the bound."""
     workers, memory = cycle.state.workers, cycle.resources.memory
     for id_, taken in event.taken:
         if id_ in workers:
@@ -57,7 +58,9 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
 
 
 def _stop_idle(cycle: Cycle, over: int) -> int:
-    """Stop idle workers, the least valuable first, until so many bytes are won, or none may go; how many were."""
+    """Stop idle workers, the least valuable first, until so many bytes are freed, or none may be stopped; returns the
+    freed bytes.
+    """
     won, workers = 0, cycle.state.workers.values()
     beyond = {worker.tenant for worker in workers if not worker.stopping and idle.excess(worker) > 0}
     for worker in idle.in_order(cycle.state.tenants.values()) if over > 0 else ():
@@ -68,8 +71,8 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
 
 
 def give_back(cycle: Cycle, nbytes: int) -> None:
-    """The machine runs short: what is forked ahead goes first, then unheld blocks, then what is idle, then workers far
-    beyond their need.
+    """The machine runs short: stop processes forked ahead, then drop unheld blocks, then stop idle workers, then
+    workers far beyond their need.
     """
     won = ahead.give_back(cycle, nbytes)
     won += give_back_blocks(cycle, nbytes - won)
@@ -97,17 +100,17 @@ def excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | N
 
 
 def is_leaving(worker: Worker) -> bool:
-    """Whether it will be gone soon, whatever it runs."""
+    """Whether the worker will end soon, whatever it runs."""
     return worker.stopping or (worker.drain is not None and (not worker.runs or worker.drain.until is not None))
 
 
 def is_far_beyond(worker: Worker) -> bool:
-    """Whether it takes far more than it was to need."""
+    """Whether the worker takes far more than its need."""
     return worker.taken > worker.point.memory_bytes * SLACK + SLACK_BYTES
 
 
 def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
-    """The worker that is stopped next; None: none takes more than its need."""
+    """The worker that is stopped next; None: none exceeds its need."""
     beyond = [worker for worker in workers if not worker.stopping and idle.excess(worker) > 0]
     far = [worker for worker in beyond if is_far_beyond(worker)]
     beyond = far or beyond
@@ -118,8 +121,8 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
 
 
 def outgrew(cycle: Cycle, worker: Worker) -> None:
-    """Kill a worker that takes more than there is. What it runs is refused: again it would take as much. But if it
-    takes little more than it was to, that is tried again as after any death.
+    """Kill a worker that exceeds the available memory. Its requests are refused, because a retry would take as much. If
+    its excess is small, they are retried as after any death.
     """
     why, had = _told(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
     cycle.in_hand, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
@@ -143,7 +146,7 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
 
 
 def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
-    """One that is stopped gives nothing back before its process is gone."""
+    """A stopped worker frees its memory only when its process has ended."""
     worker.taken = max(taken, worker.taken) if worker.stopping else taken
     family, bound = worker.family, len(worker.bound) - len(worker.binds)
     if bound and not worker.stopping:

@@ -1,4 +1,4 @@
-"""What is under way: a run, a bind, or the start of a worker, from its beginning until an event says that it ended."""
+"""Records of operations under way: a run, a bind, or the start of a worker, from its begin until an event ends it."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """What a run has of one function."""
+    """The requests of one function in a run."""
 
     function: "Function"
     requests: tuple[RequestId, ...]
@@ -41,9 +41,9 @@ class Operation(msgspec.Struct, eq=False):
 
     @property
     def functions(self) -> "list[Function]":
-        """Whose it is: of a run, each that has requests in it."""
+        """The functions of the operation: for a run, each with requests in it."""
         return [part.function for part in self.parts] or [self.function]
 
     def of(self, function: "Function") -> tuple[RequestId, ...]:
-        """What a run has of one function."""
+        """The requests of one function in the run."""
         return tuple(id_ for part in self.parts if part.function is function for id_ in part.requests)

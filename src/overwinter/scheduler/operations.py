@@ -1,7 +1,7 @@
-"""How do the operations of workers begin and end, in all tables that know of them?
+"""Begins and ends the operations of workers, in all tables that record them.
 
 A start, a run and a stop each have an id, an owner in the ledger, and a time after which they are overdue. An event
-that answers an operation which is over finds nothing here, and changes nothing.
+that answers an operation that has ended changes nothing.
 """
 
 from math import inf
@@ -42,7 +42,7 @@ def time_slice_s(function: Function) -> float:
 
 
 def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId | None = None) -> None:
-    """Fork a worker, or let it go on in a process that was forked ahead."""
+    """Fork a worker, or use a process that was forked ahead."""
     state, now, spec = cycle.state, cycle.now, function.spec
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
     wake_s, hangs_at = function.latency.wake_s, now + cycle.config.start_timeout_s
@@ -68,7 +68,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
 
 
 def end_start(cycle: Cycle, worker: Worker) -> None:
-    """It is ready, stopped or gone."""
+    """The start ended: the worker is ready, stopped or dead."""
     if worker.start is not None:
         worker.start = None
         end(cycle, start_owner(worker.id))
@@ -78,7 +78,7 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
 
 
 def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
-    """Hand requests to a worker; the function of the first of them leads. When the run is overdue."""
+    """Send requests to a worker; the function of the first one leads. Sets when the run is overdue."""
     now, function = cycle.now, parts[0].function
     for part in parts:
         part.function.runs += 1
@@ -143,7 +143,7 @@ def _use(cycle: Cycle, function: Function) -> None:
 
 
 def smoothed(before: float | None, seconds: float) -> float:
-    """A mean over what was seen, the last ones most; the first is taken as it is."""
+    """A mean that weights recent values most; the first value is taken unchanged."""
     return before + USE_SMOOTHING * (seconds - before) if before else seconds
 
 
@@ -151,7 +151,7 @@ def smoothed(before: float | None, seconds: float) -> float:
 
 
 def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) -> None:
-    """Give a worker no more work, and stop it when it has done what it has; `until`: even if it has not."""
+    """Give a worker no more work, and stop it when its operations have ended; `until`: at the latest then."""
     if worker.stopping:
         return
     if worker.drain is None:
@@ -199,7 +199,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def end_worker(cycle: Cycle, worker: Worker) -> None:
-    """Its process is gone; its runs are still in its table, for whoever answers their requests."""
+    """The worker's process ended; its runs stay in its table until their requests are answered."""
     end_start(cycle, worker)
     for owner in _under_way(worker):
         end(cycle, owner)
@@ -213,7 +213,7 @@ def end_worker(cycle: Cycle, worker: Worker) -> None:
 
 
 def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
-    """Look at a worker when a request is due that it runs of a function which is gone."""
+    """Set the timer of a worker to the deadlines of requests of removed functions that it runs."""
     requests = cycle.state.requests
     parts = (part for run in worker.runs.values() for part in run.parts if part.function.removed)
     forsaken = [id_ for part in parts for id_ in part.requests]
@@ -223,7 +223,7 @@ def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
 
 
 def mark_all(cycle: Cycle, worker: Worker) -> None:
-    """A worker stops, or is gone: look at all that it has, and at who waits for it."""
+    """A worker stops or ended: mark all its functions, and those that wait for it."""
     for binding in worker.bound.values():
         if not binding.function.removed:
             cycle.mark(binding.function)
@@ -244,7 +244,7 @@ def _leave_tenant(cycle: Cycle, worker: Worker) -> None:
 
 
 def count_bytes(cycle: Cycle, worker: Worker) -> None:
-    """Bring the ledger up to what a worker takes."""
+    """Update the ledger with the memory of a worker."""
     cycle.ledger.change(worker_owner(worker.id), cycle.resources.memory, worker.nbytes)
     cycle.places_changed = True
 
@@ -253,7 +253,7 @@ def count_bytes(cycle: Cycle, worker: Worker) -> None:
 
 
 def end_overdue(cycle: Cycle) -> None:
-    """What takes much longer than it should keeps its cores no more."""
+    """An operation that is overdue gives up its cores."""
     for owner, operation in list(cycle.state.holding.items()):
         if operation.overdue_at <= cycle.now:
             _free_cores(cycle, owner)
@@ -261,14 +261,14 @@ def end_overdue(cycle: Cycle) -> None:
 
 
 def watch_overdue(cycle: Cycle) -> None:
-    """Somebody waits for a core: one is free at the latest when the next operation is overdue."""
+    """A function waits for a core: one is free at the latest when the next operation is overdue."""
     at = min((operation.overdue_at for operation in cycle.state.holding.values()), default=inf)
     if at < inf:
         cycle.timers.arm("cores", at)
 
 
 def keep_cores(cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int) -> None:
-    """Code of users may wait for other things than a core, so it keeps none."""
+    """User code may wait for other things than a core, so it claims none."""
     keeps = cycle.orders_cores and not function.spec.sandboxed
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
     if keeps:
@@ -285,7 +285,7 @@ def _free_cores(cycle: Cycle, owner: Owner) -> None:
 
 
 def end(cycle: Cycle, owner: Owner) -> None:
-    """An operation is over: what it claimed is given back."""
+    """An operation ended: release its claim."""
     cycle.ledger.give_back(owner)
     if cycle.state.holding.pop(owner, None) is not None:
         cycle.cores_changed = True

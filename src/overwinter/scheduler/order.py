@@ -36,7 +36,7 @@ TENANT_PART = 16
 
 
 def join(cycle: Cycle, function: Function, line: Line) -> None:
-    """Wait in this line and in no other; whoever is in it already keeps his place."""
+    """Wait in this queue and in no other; a function that is in it already keeps its position."""
     if function.line is not None and function.line != line:
         leave(cycle, function)
     function.line = line
@@ -77,14 +77,14 @@ def leave(cycle: Cycle, function: Function) -> None:
 
 
 def waits_for_cores(cycle: Cycle, function: Function) -> bool:
-    """Whether what the function does next must have a core. Code of users may wait for other things than a core, and
-    a trial or a load is nobody's request.
+    """Whether the function's next operation needs a core. User code may wait for other things than a core, and a trial
+    or a load serves no request.
     """
     return cycle.orders_cores and not function.spec.sandboxed and not function.wants_wake
 
 
 def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
-    """Let the requests that can be in time go before those that cannot, or behind them."""
+    """Move requests that can be in time before those that cannot, or behind them."""
     if function.spec.settings.slo_ms is None or len(function.queue) < 2:
         return
     needed_s = _needed_s(cycle, function)
@@ -93,24 +93,26 @@ def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
 
 
 def needs(function: Function) -> int:
-    """Cores of what the function would do next."""
+    """The cores of the function's next operation."""
     ready = next(iter(function.slots()), None)
     return 1 if ready is None else ready.point.run_cores
 
 
 def is_calm(cycle: Cycle) -> bool:
-    """Whether nobody waits for a core or a place, and a core is left beside one that is taken for what can wait."""
+    """Whether no function waits for a core or a place, and one core remains free besides that of a deferrable
+    operation.
+    """
     busy = cycle.resources.load.taken
     return not (cycle.state.waiting or cycle.state.cores.waits) and (not busy or busy + 1 < cycle.cores)
 
 
 def is_turn_of_late(count: int) -> bool:
-    """Whether, after so many, the next is for those that cannot be in time."""
+    """Whether, after so many cores, the next one is for late requests."""
     return (count + 1) % LATE_EVERY == 0
 
 
 def first_for_cores(cycle: Cycle) -> Function | None:
-    """Whose the next free core is; None: nobody waits."""
+    """The function that gets the next free core; None: none waits."""
     line, functions = cycle.state.cores, cycle.state.functions
     hopeful = _first_hopeful(cycle)
     if line.late and (hopeful is None or is_turn_of_late(line.given)):
@@ -119,7 +121,7 @@ def first_for_cores(cycle: Cycle) -> Function | None:
 
 
 def in_a_hurry(cycle: Cycle) -> Function | None:
-    """The function for whose first request it is worth to have one run more than there are cores, or None."""
+    """The function whose first request justifies one run more than there are cores, or None."""
     cores, now, state = cycle.resources.cores, cycle.now, cycle.state
     if cores.taken > cycle.cores:
         return None
@@ -165,7 +167,9 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
 
 
 def _first_hopeful(cycle: Cycle) -> Function | None:
-    """Of those whose first request can be in time the one due first. Whoever cannot any more is late from now on."""
+    """Of the functions whose first request can be in time, the one due first. Those that cannot any more are late from
+    now on.
+    """
     line = cycle.state.cores
     while line.due:
         entry = line.due[0]
@@ -187,7 +191,7 @@ def _first(cycle: Cycle, function: Function) -> Request:
 
 
 def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
-    """Whether one that is answered all the same waits behind those that can be in time, as far as is looked."""
+    """Whether a late request waits behind those that can be in time, as far as is checked."""
     settings, requests = function.spec.settings, cycle.state.requests
     if settings.slo_ms is None or settings.late == "refuse":
         return False
@@ -195,7 +199,7 @@ def _has_late(cycle: Cycle, function: Function, needed_s: float) -> bool:
 
 
 def _needed_s(cycle: Cycle, function: Function) -> float:
-    """What the function's first request still takes."""
+    """The remaining seconds of the function's first request."""
     state = cycle.state
     for worker in function.workers.values():
         if worker.is_serving:
@@ -211,8 +215,8 @@ def _needed_s(cycle: Cycle, function: Function) -> float:
 
 
 def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> float:
-    """The largest of a tenant's parts of the workers, of their memory and of the runs that they may have at once, with
-    so many more of them. What leaves does not count.
+    """The largest of a tenant's parts of the workers, of their memory and of their concurrent runs, with so many more
+    of them. Draining workers do not count.
     """
     resources, config = cycle.resources, cycle.config
     part = (resources.workers.staying(tenant) + workers) / cycle.workers_most
@@ -224,7 +228,9 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
 
 
 def workers_max(cycle: Cycle) -> int:
-    """How many workers one tenant may have. While others have functions here, a part is kept for who has none."""
+    """The maximum of workers of one tenant. While others have functions here, a part is reserved for tenants without a
+    worker.
+    """
     most, own = cycle.workers_most, cycle.config.tenant_workers_max
     if own is not None:
         return min(own, most)
@@ -232,7 +238,7 @@ def workers_max(cycle: Cycle) -> int:
 
 
 def first_for_places(cycle: Cycle) -> Function | None:
-    """Whose the next place for a worker is; None: nobody waits."""
+    """The function that gets the next place for a worker; None: none waits."""
     waiting = cycle.state.waiting
     if not waiting:
         return None
@@ -245,7 +251,7 @@ def first_for_places(cycle: Cycle) -> Function | None:
 
 
 def in_line_for_places(cycle: Cycle) -> Iterator[Function]:
-    """All who wait for a place, in order."""
+    """All functions that wait for a place, in order."""
     for tenant in sorted(cycle.state.waiting.values(), key=lambda each: _rank(cycle, each)):
         for id_ in chain(tenant.first_workers, tenant.more_workers):
             yield cycle.state.functions[id_]
@@ -276,7 +282,7 @@ def _join_places(cycle: Cycle, function: Function) -> None:
 
 
 def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
-    """The least share first, and last who may have no more."""
+    """The tenant with the smallest share first, and tenants at their maximum last."""
     return cycle.resources.workers.of(tenant.id) >= workers_max(cycle), share(cycle, tenant.id)
 
 
@@ -284,6 +290,6 @@ def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
 
 
 def first_for_bytes(cycle: Cycle) -> Function | None:
-    """Whose the next room in a host store is; None: nobody waits."""
+    """The function that gets the next space in a host store; None: none waits."""
     id_: FunctionId | None = next(iter(cycle.state.bytes), None)
     return None if id_ is None else cycle.state.functions[id_]

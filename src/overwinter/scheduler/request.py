@@ -1,4 +1,4 @@
-"""A request, as the scheduler sees it: whose it is, and when it is due."""
+"""A request as the scheduler sees it: its function, and when it is due."""
 
 import msgspec
 

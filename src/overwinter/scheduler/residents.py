@@ -1,4 +1,4 @@
-"""Which blocks does a host store hold, or will it hold, and for how many functions?"""
+"""The blocks that a host store holds or is loading, and for how many functions."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Residents(msgspec.Struct):
         return sum(nbytes for address, nbytes in sizes.items() if address not in self.sizes)
 
     def exclusive(self, sizes: Mapping[Address, int]) -> int:
-        """Bytes of these that leave if the one function that holds them goes."""
+        """The bytes of these blocks that are freed if the one function that holds them leaves."""
         return sum(nbytes for address, nbytes in sizes.items() if self.sharers[address] == 1)
 
     def hold(self, sizes: Mapping[Address, int]) -> None:
@@ -31,11 +31,11 @@ class Residents(msgspec.Struct):
         self.sharers.update(sizes.keys())
 
     def release(self, sizes: Mapping[Address, int]) -> None:
-        """One function fewer is kept with these; `unshared` tells what may go."""
+        """One function fewer holds these blocks; `unshared` returns those to drop."""
         self.sharers.subtract(sizes.keys())
 
     def unshared(self, addresses: set[Address]) -> tuple[Address, ...]:
-        """Forget those of these that nobody holds, and tell which."""
+        """Remove those of these blocks that no function holds, and return them."""
         free = sorted(address for address in addresses if self.sharers[address] <= 0)
         for address in free:
             del self.sharers[address]

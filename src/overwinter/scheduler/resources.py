@@ -1,4 +1,4 @@
-"""Which resources does a node have, and what does each kind of operation claim of them?"""
+"""The resources of a node, and the claims of each kind of operation."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ class Resources:
         return (each for each in vars(self).values() if isinstance(each, Resource))
 
     def of_worker(self, point: Point, nbytes: int) -> Claim:
-        """What a worker so made keeps from its start until its exit."""
+        """The claim of a worker of this configuration from its start until its exit."""
         return {self.workers: 1, self.memory: nbytes, self.runs: point.concurrency, self.reserved: point.cores}
 
     def of_start(self, point: Point) -> Claim:
@@ -51,7 +51,7 @@ class Resources:
         return {self.memory: nbytes}
 
     def of_cores(self, cores: int, keeps: bool) -> Claim:
-        """What a run or a start keeps until it ends."""
+        """The claim of a run or a start until it ends."""
         return {self.cores: cores, self.load: cores} if keeps else {self.load: cores}
 
 

@@ -1,8 +1,8 @@
-"""How long does something stay that nobody needs at the moment: an idle worker, a function's blocks?
+"""Decides how long unused idle workers and blocks stay.
 
-Both are caches: nothing leaves for being idle alone unless a keep-alive, or a window, was asked for, and what others
-need the room of goes by its value (idle.py, victims.py). A keep-alive ends a function's last worker alone: as long as
-requests are counted, the number of several follows the rate.
+Both are caches: nothing is evicted for idleness alone, unless a keep-alive or a window is set, and evictions for other
+functions go by value (idle.py, victims.py). A keep-alive ends only a function's last worker: as long as requests are
+counted, the number of several workers follows the rate.
 """
 
 from math import inf
@@ -19,7 +19,7 @@ from overwinter.scheduler.state import Binding, Family, Function, Worker
 
 
 def settle(cycle: Cycle, function: Function) -> None:
-    """What the function has begun for now is begun: what of it is spare, and what may leave?"""
+    """The function's wants are handled: find its spare workers, and what may be evicted."""
     family = function.family
     families.note(function)
     if family.workers:
@@ -67,8 +67,8 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
 
 
 def give_back_idle(cycle: Cycle, nbytes: int) -> int:
-    """Unbind functions that are bound beside others and unused for long, for a bind brings them back; then stop idle
-    workers; until so many bytes are won or nothing is left; how many were.
+    """Unbind functions that are bound with others and unused for long, because a bind is cheap; then stop idle workers;
+    until so many bytes are freed or nothing is left. Returns the freed bytes.
     """
     won = 0
     for member in idle.unused_members(cycle) if nbytes > 0 else ():
@@ -82,7 +82,7 @@ def give_back_idle(cycle: Cycle, nbytes: int) -> int:
 
 
 def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
-    """Unbind a function that is idle, and let its blocks go if nobody else uses them; False: it is the last one."""
+    """Unbind an idle function, and release its blocks if nothing else uses them; False: it is the last one."""
     if all(other.leaving for other in worker.bound.values() if other is not binding):
         return False
     function = binding.function
@@ -94,7 +94,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
 
 
 def is_counted(worker: Worker) -> bool:
-    """Whether the worker is one of several whose number follows the rate. One for which requests wait stays too."""
+    """Whether the worker is one of several whose number follows the rate. A worker with waiting requests stays too."""
     family = worker.family
     if family.wanting:
         return True
@@ -128,14 +128,14 @@ def _settle_blocks(cycle: Cycle, function: Function) -> None:
 
 
 def window_ends(cycle: Cycle, function: Function) -> Seconds | None:
-    """When the function leaves the host store because nobody used it for so long, if that was asked for."""
+    """When the function is evicted from the host store for lack of use, if such a window is set."""
     if cycle.config.host_keep_alive_s is None or not _is_unused(function):
         return None
     return Seconds(function.used + cycle.config.host_keep_alive_s)
 
 
 def end_window(cycle: Cycle, function: Function) -> None:
-    """Let the function go whose window is over."""
+    """Release the function whose window is over."""
     ends = window_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
         cycle.decide(function, "evict", f"nobody used it for {cycle.now - function.used:.0f} s")
@@ -143,7 +143,7 @@ def end_window(cycle: Cycle, function: Function) -> None:
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
-    """Let blocks leave the host stores until so many bytes are won; False if what may leave is not enough."""
+    """Evict blocks from the host stores until so many bytes are freed; False if the evictable blocks do not suffice."""
     goal = host_bytes(cycle) - nbytes
     while host_bytes(cycle) > goal:
         victim = victims.for_bytes(cycle, keep)
@@ -156,14 +156,14 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
 
 
 def give_back_blocks(cycle: Cycle, nbytes: int) -> int:
-    """Evict what nobody uses, until so many bytes are won or nothing is left; how many were."""
+    """Evict unused blocks, until so many bytes are freed or nothing is left; returns the freed bytes."""
     before = host_bytes(cycle)
     evict(cycle, nbytes, None)
     return before - host_bytes(cycle)
 
 
 def drain_for_bytes(cycle: Cycle) -> None:
-    """Have a function in use give its bytes to those that wait, one at a time."""
+    """Drain a function in use, so that its bytes become free for waiting functions, one at a time."""
     state = cycle.state
     if state.giving_back is not None:
         return
@@ -179,7 +179,7 @@ def drain_for_bytes(cycle: Cycle) -> None:
 
 
 def _give_back(cycle: Cycle, function: Function) -> None:
-    """The function's last worker is gone: its blocks go too, if they are what others wait for."""
+    """The function's last worker ended: release its blocks too, if other functions wait for their space."""
     state = cycle.state
     state.giving_back = None
     if state.bytes and function.loaded:

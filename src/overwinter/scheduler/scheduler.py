@@ -1,9 +1,9 @@
 """The scheduler of a node: `handle(event, now) -> [Action]`, pure, the only writer of its tables.
 
-Facts first, then one place that hands out what is scarce: an event changes the tables (facts.py, due.py); each function
-that it touched is asked for its want (wants.py); what fits begins, who must wait joins a line, and lines move
-(admission.py, order.py, victims.py). Nothing is remembered but facts, so what happens next never depends on how a
-state was reached.
+Facts come first, then one place that assigns resources. An event changes the tables (facts.py, due.py). Each changed
+function is asked for its want (wants.py). What fits begins, other wants join a queue, and the queues advance
+(admission.py, order.py, victims.py). Only facts are stored, so the next action never depends on how a state was
+reached.
 """
 
 from overwinter.core.actions import Action, SetAlarm
@@ -26,12 +26,12 @@ class Scheduler:
 
     @property
     def state(self) -> State:
-        """The tables. Whoever reads them from elsewhere must not write."""
+        """The tables. Other modules must not write to them."""
         return self.cycle.state
 
     @property
     def resources(self) -> Resources:
-        """What is scarce, and how much of it is taken."""
+        """The resources, and how much of each is taken."""
         return self.cycle.resources
 
     @property

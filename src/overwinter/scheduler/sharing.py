@@ -1,8 +1,8 @@
-"""Does it pay that functions of a family share runs?
+"""Decides whether functions of a family should share runs, by measured times.
 
-By how long runs took in service: one of several functions over the runs of each by itself that it replaces. Whatever
-else computes on the cores changes both, so neither may be known from long ago alone: now and then a run is of the kind
-that does not pay. The first is soon, and then they are half as often each time, as long as that stays the worse kind.
+It compares the time of a shared run with that of the separate runs that it replaces. Other load on the cores changes
+both, so both measurements must be recent: now and then a run is of the slower kind. The first such run comes soon, and
+the interval doubles each time as long as that kind stays slower.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ LOOK_LAST = 256
 
 
 class Sharing(msgspec.Struct, eq=False):
-    """What was seen of the runs of functions that could share them."""
+    """Observed times of shared and separate runs of functions."""
 
     pays: bool = True
     """Also as long as nothing is known."""
@@ -45,7 +45,9 @@ class Sharing(msgspec.Struct, eq=False):
         return median_low(self._costs) if self._costs else None
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float) -> None:
-        """A run in a worker so made, of so many requests of each of one or more functions, took so long."""
+        """A run in a worker of this configuration, with so many requests of each of one or more functions, took this
+        time.
+        """
         several = len(counts) > 1
         self.count(several)
         if several:
@@ -77,7 +79,7 @@ class Sharing(msgspec.Struct, eq=False):
         self.pays = pays
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
-        """Seconds of runs of so many requests of each by itself, by those of nearly as many; 0: nothing is known."""
+        """Seconds of separate runs of so many requests of each function, from runs of similar size; 0: unknown."""
         alone = self._alone.get((point.cores, point.concurrency), {})
         known = {power: median_low(times) for power, times in alone.items()}
         nearest = (min(known, key=lambda power: abs(power - count.bit_length())) for count in counts if known)

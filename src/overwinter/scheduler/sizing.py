@@ -1,6 +1,7 @@
-"""How many workers should a function have, and in which configurations: the periodic look, and what a wake asks for.
+"""Decides how many workers a function should have, and in which configurations, periodically and at a wake.
 
-The rate is counted here and predicted by name; the decision itself is a scaler of `policies/scaling/`.
+The rate is counted here and predicted by the configured predictor; the decision is made by a scaler of
+`policies/scaling/`.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def count_arrival(cycle: Cycle, function: Function) -> None:
 
 
 def end_period(cycle: Cycle, family: Family) -> Scaled | None:
-    """Compare what comes with what the workers can do; None: nothing is to change."""
+    """Compare the rate with the capacity of the workers; None: no change."""
     family.rates.append(family.arrivals / cycle.policy.period_s)
     del family.rates[: -cycle.policy.history]
     family.arrivals, family.look_at = 0, None
@@ -47,8 +48,8 @@ def end_period(cycle: Cycle, family: Family) -> Scaled | None:
 
 
 def _is_watched(cycle: Cycle, family: Family) -> bool:
-    """Whether the family is looked at though nothing comes: several workers may be too many, a function may be bound
-    for too long, and a forecast may say that something will come.
+    """Whether the family is checked without requests: several workers may be too many, a bound function may have been
+    idle for too long, and a forecast may predict requests.
     """
     workers = family.workers.values()
     if family.latency.points and (len(workers) > 1 or (workers and cycle.predict is None)):
@@ -58,7 +59,7 @@ def _is_watched(cycle: Cycle, family: Family) -> bool:
 
 
 def next_to_start(cycle: Cycle, family: Family) -> Function | None:
-    """The function for which a further worker of the family is forked: of those that may be, the one used last."""
+    """The function for which a further worker of the family is forked: of the possible ones the one used last."""
     may = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
     return max(may, key=lambda each: (bool(each.queue), each.used), default=None)
 
@@ -106,7 +107,7 @@ def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
 
 
 def _wanted_shapes(cycle: Cycle, function: Function) -> Sequence[Shape]:
-    """What a scaler says of the rate at which it came."""
+    """The scaler's answer for the observed rate."""
     latency = function.latency
     usual = (latency.usual.shape,)
     if not latency.points or function.on_trial or not function.queue:
@@ -128,8 +129,8 @@ def _fits(cycle: Cycle, point: Point) -> bool:
 
 
 def _first(cycle: Cycle, function: Function) -> Shape:
-    """The shape of the only worker at a low rate on an empty node, asked for once: most functions never need another,
-    and what there is no room for at the moment must not be remembered.
+    """The configuration of the only worker at a low rate on an empty node, computed once: most functions never need
+    another, and temporary limits must not be remembered.
     """
     latency, config = function.latency, cycle.config
     if latency.first is None:
@@ -151,7 +152,7 @@ def _first(cycle: Cycle, function: Function) -> Shape:
 
 
 def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
-    """What a scaler says of the rate expected; None: it need not be asked."""
+    """The scaler's answer for the expected rate; None: it need not be called."""
     family = function.family
     rate = expected_rate(cycle, family)
     if len(family.workers) == 1 and rate <= family.latency.first_rate:
@@ -164,7 +165,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
 
 
 def _burst(cycle: Cycle, family: Family) -> float:
-    """Requests per second in the period under way, as far as it has gone."""
+    """Requests per second in the current period so far."""
     if family.look_at is None:
         return 0.0
     began = family.look_at - cycle.policy.period_s

@@ -1,8 +1,8 @@
-"""What does the scheduler know just now, for those who read it in other threads, or later?
+"""Immutable snapshots of the scheduler's tables, for readers in other threads.
 
-The tables belong to the loop's thread and change with every event. A snapshot is taken there, and never changes. With
-many functions it is taken in steps, between which events are handled: what it says of one function, or of one worker,
-is true of one moment, and all of it of the time that it took.
+The tables belong to the loop's thread and change with every event. A snapshot is taken on that thread. With many
+functions it is taken in steps, between which events are handled: each function and each worker is described at one
+moment, and all of them within the duration of the snapshot.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -20,7 +20,7 @@ PART = 64
 
 
 class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, and what it can run at once without a bind."""
+    """A worker, and the functions that it can run without a bind."""
 
     worker: WorkerId
     family: FunctionId
@@ -92,7 +92,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
 
 
 def family_name(family: Family) -> FunctionId:
-    """A family goes by its first member; a function that shares with nobody is a family of its own."""
+    """A family is named after its first member; a function without siblings is its own family."""
     return next(iter(family.members), FunctionId(family.id))
 
 

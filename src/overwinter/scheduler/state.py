@@ -1,4 +1,4 @@
-"""What the scheduler knows: functions, workers, requests, blocks. Data and pure queries; nothing here decides."""
+"""The tables of the scheduler: functions, workers, requests, blocks. Data and pure queries, no decisions."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ Line = Literal["cores", "places", "bytes"]
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """A worker is given no more work and is stopped when it has done what it has."""
+    """A worker gets no more work and is stopped when its operations have ended."""
 
     why: str
     until: Seconds | None = None
@@ -95,12 +95,12 @@ class Worker(msgspec.Struct):
 
     @property
     def nbytes(self) -> int:
-        """The memory that it counts for: what it was to need, or what it is taken to take where that is more."""
+        """The memory that the worker counts for: its need, or its estimated memory if that is larger."""
         return max(self.point.memory_bytes, self.expected)
 
     @property
     def expected(self) -> int:
-        """Bytes that it is taken to take now."""
+        """The estimated memory of the worker now, in bytes."""
         return self.taken + self.coming
 
     @property
@@ -115,12 +115,12 @@ class Worker(msgspec.Struct):
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes work, now or when it has a slot."""
+        """Whether it accepts work, now or when it has a free slot."""
         return self.start is None and not self.stopping and self.drain is None
 
     @property
     def has_slot(self) -> bool:
-        """Whether it can be handed one more run."""
+        """Whether it can get one more run."""
         # Asked of every worker of a family at every request: as `is_serving`, and `slots`.
         if self.start is not None or self.stopping or self.drain is not None:
             return False
@@ -213,17 +213,17 @@ class Function(msgspec.Struct, eq=False):
 
     @property
     def latency(self) -> LatencyModel:
-        """What is known of its runs."""
+        """The latency model of its runs."""
         return self.family.latency
 
     @property
     def own(self) -> float:
-        """The part of its runs that it shares with nobody."""
+        """The part of its runs that is not shared."""
         return self.family.trunks[self.trunk].own
 
     @property
     def wants_wake(self) -> bool:
-        """Whether somebody waits for it to be awake, without a request."""
+        """Whether a caller waits for it to be awake, without a request."""
         return self.on_trial or self.announce
 
     @property
@@ -244,23 +244,23 @@ class Function(msgspec.Struct, eq=False):
 
     @property
     def has_worker(self) -> bool:
-        """Whether a worker that was not told to stop has it, or can bind it."""
+        """Whether a worker that is not being stopped has bound it, or can bind it."""
         return any(not worker.stopping for worker in self.usable())
 
     @property
     def has_slot(self) -> bool:
-        """Whether a worker that has it can be handed a run."""
+        """Whether a worker that has bound it can get a run."""
         id_ = self.spec.id
         return any(worker.has_slot and worker.serves(id_) for worker in self.workers.values())
 
     def slots(self) -> list[Worker]:
-        """The workers that have it and can be handed a run."""
+        """The workers that have bound it and can get a run."""
         id_ = self.spec.id
         return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(id_)]
 
     def usable(self) -> list[Worker]:
-        """The workers of its family that have it, or can bind it: not those forked before it was there, which have no
-        room for its blocks, nor those that could not bind it.
+        """The workers of its family that have bound it, or can: not those forked before it was deployed, which have no
+        address space for its blocks, nor those in which a bind failed.
         """
         id_, after = self.spec.id, self.after
         return [
@@ -309,12 +309,12 @@ class Family(msgspec.Struct, eq=False):
 
     @property
     def lead(self) -> Function:
-        """The member at whose time the family is looked at: the one that came first."""
+        """The member whose timer is used for the family: the one that came first."""
         return next(iter(self.members.values()))
 
 
 class Tenant(msgspec.Struct):
-    """What one tenant has of the node, beside what the ledger says."""
+    """A tenant's workers and queues, in addition to its claims in the ledger."""
 
     id: TenantId
     functions: dict[FunctionId, None] = msgspec.field(default_factory=dict)
@@ -371,14 +371,14 @@ class State(msgspec.Struct):
     """The operations that keep cores, by their owner in the ledger."""
 
     def tenant(self, id_: TenantId) -> Tenant:
-        """What a tenant has, which may be nothing yet."""
+        """The record of a tenant, which may be empty."""
         tenant = self.tenants.get(id_)
         if tenant is None:
             tenant = self.tenants[id_] = Tenant(id_)
         return tenant
 
     def residents(self, function: Function) -> Residents:
-        """The store in which a function's blocks lie."""
+        """The store of a function's blocks."""
         store = function.spec.store
         residents = self.stores.get(store)
         if residents is None:

@@ -1,4 +1,4 @@
-"""When to look again at what: one time for each function, worker or line, and one alarm for the node to keep."""
+"""The timers of functions, workers and queues: one time for each, and one alarm for the node."""
 
 from heapq import heappop, heappush
 
@@ -9,8 +9,8 @@ Key = str | int
 
 
 class Timers:
-    """The earliest time at which each key is to be looked at. Later ones are not kept: whoever looks at a key finds
-    out from the tables when to look again.
+    """The earliest time of the next check of each key. Later times are not stored: the check computes the next time
+    from the tables.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Timers:
         self._alarm: float | None = None
 
     def arm(self, key: Key, at: float) -> None:
-        """Look at `key` at `at`, unless it is looked at earlier anyway."""
+        """Check `key` at `at`, unless an earlier time is set."""
         before = self._at.get(key)
         if before is None or at < before:
             self._order += 1
@@ -28,11 +28,11 @@ class Timers:
             heappush(self._heap, (at, self._order, key))
 
     def disarm(self, key: Key) -> None:
-        """Do not look at `key`."""
+        """Do not check `key`."""
         self._at.pop(key, None)
 
     def at(self, key: Key) -> float | None:
-        """When `key` is looked at; None: not at all."""
+        """The time of the next check of `key`; None: none is set."""
         return self._at.get(key)
 
     def is_due(self, now: Seconds) -> bool:
@@ -40,7 +40,7 @@ class Timers:
         return bool(self._heap) and self._heap[0][0] <= now
 
     def pop_due(self, now: Seconds) -> list[Key]:
-        """The keys whose time has come, in order; the node's alarm has rung and must be set again."""
+        """The keys that are due, in order; the node's alarm has fired and must be set again."""
         self._alarm = None
         due: list[Key] = []
         while self._heap and self._heap[0][0] <= now:
@@ -51,7 +51,7 @@ class Timers:
         return due
 
     def next_alarm(self) -> Seconds | None:
-        """The time at which the node must ring, if it is earlier than what it was told before."""
+        """The time at which the node must post the alarm, if it is earlier than the time set before."""
         while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
             heappop(self._heap)
         at = self._heap[0][0] if self._heap else None

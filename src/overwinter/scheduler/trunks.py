@@ -1,4 +1,4 @@
-"""Which functions of a family have most of their weights in common, so that they may share runs?"""
+"""Finds the functions of a family that have most of their weights in common, so that they may share runs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ class Trunks(dict[FunctionId, Trunk]):
         self._members: Counter[FunctionId] = Counter()
 
     def join(self, function: FunctionId, sizes: Mapping[Address, int]) -> FunctionId:
-        """One more function, with these blocks: with whom it has half of their bytes, and half of that one's, in
-        common; itself if with nobody.
+        """Add a function with these blocks; returns the function with which it has half of the bytes of both in common,
+        or itself.
         """
         found = self._alike(sizes)
         if found is None:
@@ -35,7 +35,7 @@ class Trunks(dict[FunctionId, Trunk]):
         return found
 
     def leave(self, id_: FunctionId) -> None:
-        """A function of this trunk is gone."""
+        """A function of this trunk was removed."""
         self._members[id_] -= 1
         if not self._members[id_]:
             del self._members[id_]

@@ -1,16 +1,17 @@
-"""Who gives a scarce resource back for the first in its line?
+"""Chooses the victims that free a scarce resource for the first in its queue.
 
-For a place: an idle worker, the least valuable one (idle.py); else one whose time slice is over, which is given no
-more work. Max-min fairness over tenants: a share is the larger of a tenant's part of the workers and of their private
-memory. A tenant takes a worker from another if it has no more than the other afterwards; one without any takes one from
-whoever has most. What another tenant's worker runs must end within the drain timeout. A slice is many wakes long, so
-that changing places costs a small share of the time. What has been idle for long is a cache and no share of anybody:
-whoever needs its room may have it.
+For a place: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which gets no more
+work. Tenants share by max-min fairness: a share is the larger of a tenant's parts of the workers and of their private
+memory. A tenant takes a worker from another if it then has no more than the other. A tenant without a worker takes one
+from the tenant with the most. The runs of another tenant's worker must end within the drain timeout. A slice is as long
+as many wakes, so that replacing workers costs a small share of the time. A worker that has been idle for long counts
+for no tenant's share: it may be stopped for any of them.
 
-For bytes of a host store: the blocks of a function that nobody uses; else a whole function in use drains when its time
-slice is over, and its slice counts from its first worker since its blocks came: those that wait for a place or a core
-would else take the blocks from each other, and none would get to run. It is longer, for blocks come from disk. One that
-is idle goes sooner, unless it is used so often that it would be back at once, or has just come.
+For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
+slice is over. Its slice begins with its first worker after its blocks were loaded. Otherwise functions that wait for a
+place or a core would take the blocks from each other, and none would run. This slice is longer, because blocks come
+from disk. An idle function is evicted sooner, unless it is used so often that it would be loaded again at once, or was
+just loaded.
 """
 
 from collections import Counter
@@ -46,7 +47,7 @@ EPSILON = 1e-9
 
 
 class Victim(NamedTuple):
-    """Who gives something back, or when somebody may."""
+    """The worker or function that frees a resource, or the time when one may."""
 
     worker: Worker | None = None
     at: float = inf
@@ -56,7 +57,7 @@ class Victim(NamedTuple):
 
 
 class Coming:
-    """What will be taken when those who drain have gone and those in line before have got their places."""
+    """The claims after those that drain have ended and those ahead in the queue have started."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
@@ -94,7 +95,7 @@ class Coming:
             self._workers[function.spec.tenant] -= 1
 
     def _goes_on_in(self, function: Function, wanted: Claim) -> ForkedAhead | None:
-        """The process forked ahead that its worker takes over, with what that has claimed."""
+        """The process forked ahead that its worker will use, with its claim."""
         found = ahead.fitting(self._cycle, function, wanted)
         return None if found is None or found.id in self._taken_over else found
 
@@ -136,7 +137,7 @@ def may_give(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) ->
 
 
 def _givers(cycle: Cycle) -> list[Tenant]:
-    """Who gives first: the tenant with the largest share."""
+    """The order in which tenants free resources: the tenant with the largest share first."""
     return sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
 
 
@@ -146,7 +147,7 @@ def _most_workers(cycle: Cycle) -> int:
 
 
 def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tenant) -> tuple[Worker | None, float]:
-    """Another tenant's worker that is idle longest, and when a function may have its room whatever the shares."""
+    """Another tenant's worker that has been idle longest, and when it may be stopped independent of the shares."""
     longest = next(iter(tenant.spare.values()), None)
     if longest is None or _has_most(cycle, function, wanted):
         return None, inf
@@ -154,8 +155,8 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
 
 
 def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
-    """Of a tenant's workers the one whose slice ends first, and when. For another tenant that is one that drains for
-    its own tenant already, which need not ever end.
+    """Of a tenant's workers the one whose slice ends first, and when. For another tenant it may also be one that
+    already drains for its own tenant without a time limit.
     """
     if not own and tenant.draining:
         return next(iter(tenant.draining.values())), cycle.now
@@ -195,15 +196,15 @@ def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, m
 
 
 def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
-    """Of the functions that nobody uses the one to evict, or None. One that shares every block gives nothing back: it
-    goes when nobody else may, so that the last of its sharers gives them back.
+    """The unused function to evict, or None. One that shares every block frees nothing: it is evicted last, so that the
+    last of its sharers frees them.
     """
     return _least_valuable(cycle, _unused(cycle, keep))
 
 
 def in_use(cycle: Cycle) -> tuple[Function | None, float]:
-    """Of the functions in use the one whose blocks go next, those that have nothing to do before others; where none may
-    go yet, when to look again.
+    """The function in use whose blocks are evicted next, idle ones first; if none may be evicted yet, the time of the
+    next check.
     """
     state = cycle.state
     waiting = [id_ for tenant in state.waiting.values() for id_ in (*tenant.first_workers, *tenant.more_workers)]
@@ -221,7 +222,7 @@ def in_use(cycle: Cycle) -> tuple[Function | None, float]:
 
 
 def winnable_bytes(cycle: Cycle, keep: Function | None) -> int:
-    """What the host stores would give back if all were evicted that nobody uses."""
+    """The bytes that evicting all unused functions would free."""
     leaving: dict[StoreName, Counter[Address]] = {}
     for function in _unused(cycle, keep):
         leaving.setdefault(function.spec.store, Counter()).update(function.sizes.keys())

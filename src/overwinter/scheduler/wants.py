@@ -1,4 +1,4 @@
-"""What does a function want next? At most one thing, computed anew from the facts; asking changes nothing."""
+"""Computes the next want of a function from the facts: at most one. Computing it changes nothing."""
 
 from collections.abc import Sequence
 from functools import partial

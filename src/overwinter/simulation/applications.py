@@ -1,7 +1,7 @@
-"""How does a simulated node carry out what requests of applications, pipelines of functions, need?
+"""Carries out the requests of applications (pipelines of functions) on a simulated node.
 
-`core/stepper.py` says which stage is asked when, and when a request is over, as in a node. Here each stage that it
-names becomes a request of its own to its function.
+`core/stepper.py` decides which stage runs when, and when a request is complete, as on a node. Here each stage becomes a
+request to its function.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from overwinter.simulation.scenario import Application
 
 
 class ApplicationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of one application's requests."""
+    """The figures of one application's requests."""
 
     requests: int
     answered: int
@@ -43,7 +43,7 @@ class Tally:
         self.latencies = Latencies()
 
     def dues(self, arrived: Seconds) -> dict[str, Seconds]:
-        """When each stage of a request is due."""
+        """The due time of each stage of a request."""
         return dues(self.application.stages, self.application.slo_ms, self._slos, arrived)
 
     def figures(self) -> ApplicationFigures:
@@ -62,7 +62,7 @@ class Tally:
 
 
 class Passage:
-    """One request of an application on its way."""
+    """One request of an application under way."""
 
     def __init__(self, tally: Tally, arrived: Seconds, counts: bool) -> None:
         self.tally = tally
@@ -114,18 +114,18 @@ class Applications:
         return len(self._open)
 
     def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
-        """A request of an application: those of its first stages."""
+        """A request of an application arrived: the requests of its first stages."""
         passage = Passage(self._tallies[name], now, now >= self._settle_s)
         passage.tally.requests += passage.counts
         return self._step(passage, Started(), now)
 
     def answered(self, request: RequestId, now: Seconds) -> list[Arrived | Cancelled]:
-        """A request was answered: what follows for the other stages. Nothing for what belongs to nobody."""
+        """A request was answered: the consequences for other stages. None for requests outside applications."""
         passage, stage = self._open.pop(request, (None, ""))
         return [] if passage is None else self._step(passage, Answered(stage), now)
 
     def refused(self, request: RequestId, error: str, now: Seconds) -> list[Arrived | Cancelled]:
-        """A request was refused: what follows for the other stages. Nothing for what belongs to nobody."""
+        """A request was refused: the consequences for other stages. None for requests outside applications."""
         passage, stage = self._open.pop(request, (None, ""))
         return [] if passage is None else self._step(passage, Failed(stage, error), now)
 

@@ -1,4 +1,4 @@
-"""How many copies of a scenario's functions does its node carry at a given SLO attainment?"""
+"""Finds how many copies of a scenario's functions its node can serve at a given SLO attainment."""
 
 from collections.abc import Callable
 from pathlib import Path

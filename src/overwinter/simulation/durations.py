@@ -1,4 +1,4 @@
-"""How long does a run take on a modelled machine that has nothing else to do? As the profile of its function says."""
+"""The duration of a run on an otherwise idle simulated machine, from the profile of its function."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ class Durations:
         self._own: dict[str, float] = {}
 
     def run_s(self, worker: ModelledWorker, batch: int, functions: Sequence[FunctionId]) -> float:
-        """Of a run of so many requests, beside those that the worker has under way. `functions`: whose each is, in
-        a run of several.
+        """Seconds of a run with so many requests, next to the worker's other runs. `functions`: the function of each
+        request in a shared run.
         """
         together = self._one_s(worker, batch)
         if not functions:

@@ -1,4 +1,4 @@
-"""What goes wrong, and when? All of it drawn from one seeded generator, in the order in which it is asked."""
+"""Simulated faults and their times, drawn from one seeded generator in the order of the calls."""
 
 from random import Random
 
@@ -21,20 +21,20 @@ class Chance:
         return self._within(self._faults.start_crash_share)
 
     def slowness(self) -> float:
-        """By what the time of a start or a stage is multiplied."""
+        """The factor on the time of a start or a load."""
         share = self._faults.slow_load_share
         return self._faults.slow_load_factor if share > 0 and self._rng.random() < share else 1.0
 
     def worker_life_s(self) -> float | None:
-        """Seconds that a new worker lives at most; None: for ever."""
+        """The maximum lifetime of a new worker in seconds; None: unbounded."""
         return self._life(self._faults.worker_life_s)
 
     def zygote_life_s(self) -> float | None:
-        """Seconds that a new zygote lives at most; None: for ever."""
+        """The maximum lifetime of a new zygote in seconds; None: unbounded."""
         return self._life(self._faults.zygote_life_s)
 
     def store_full(self, now: float) -> bool:
-        """Whether the host store takes nothing now."""
+        """Whether the host store accepts nothing now."""
         return any(window.from_s <= now < window.until_s for window in self._faults.store_full)
 
     def _within(self, share: float) -> float | None:

@@ -1,4 +1,4 @@
-"""How does a report look? PNG files, drawn by matplotlib, which only this file needs."""
+"""Draws the figures of a report as PNG files. Only this module needs matplotlib."""
 
 from math import floor
 from pathlib import Path

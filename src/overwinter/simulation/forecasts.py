@@ -1,4 +1,4 @@
-"""What does an oracle know? The rate at which requests will come, from a second pass over the same arrivals."""
+"""The forecasts of an oracle: future request rates, from a second pass over the same arrivals."""
 
 from collections import deque
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How are millions of latencies kept? Counted in steps of one percent, so that a day takes no memory."""
+"""Stores millions of latencies as counts in steps of one percent, so that a simulated day needs little memory."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,7 +11,7 @@ STEP = log(1.01)
 
 
 class Latencies:
-    """A histogram of seconds whose quantiles are right to half a percent."""
+    """A histogram of seconds whose quantiles are accurate to half a percent."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()

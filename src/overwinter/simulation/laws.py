@@ -1,6 +1,6 @@
-"""How long does a run take, and how much memory a worker, in every shape, when only one shape was measured?
+"""Computes the latency and memory of every configuration from a measurement of one.
 
-For models whose profile is reckoned from few facts: the time of one request on one core, and three measured effects.
+For models whose profile is computed from few facts: the time of one request on one core, and three measured effects.
 """
 
 import msgspec

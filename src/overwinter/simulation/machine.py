@@ -1,4 +1,6 @@
-"""What holds work up on a modelled node: cores, workers, the disk, the zygote, the host store's size."""
+"""The resources of a simulated node that delay work: cores, workers, the disk, the zygote, the size of the
+host store.
+"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -28,10 +30,8 @@ class Job:
 
 
 class Cores:
-    """A number of cores that all jobs share as a kernel shares them: where more are asked for than there are, all jobs
-    go on at the same slower pace.
-
-    Work done is told on a clock of its own that runs at that pace; on it each job ends when it said it would.
+    """Cores that all jobs share as under a kernel: when jobs need more cores than there are, all proceed at the same
+    lower speed. Work is measured on a separate clock that runs at that speed; on it each job has a fixed end.
     """
 
     def __init__(self, count: int, timeline: Timeline) -> None:
@@ -56,7 +56,7 @@ class Cores:
             self._timeline.after(job.seconds, partial(self._look, job))
 
     def cancel(self, job: Job) -> None:
-        """Whoever did it died: its cores are free, and nothing follows."""
+        """The process of a job died: free its cores, and drop its result."""
         if not job.gone:
             self._turn()
             job.gone = True
@@ -69,7 +69,7 @@ class Cores:
         self._turned = now
 
     def _ask(self, cores: int) -> None:
-        """So many more are asked for. At a pace that changes with every job only the next end is looked for."""
+        """Add so many cores to the demand. The speed changes with every job, so only the next end is scheduled."""
         self.asked += cores
         while self._jobs and self._jobs[0][2].gone:
             heappop(self._jobs)
@@ -94,7 +94,7 @@ class Cores:
 
 
 class ModelledWorker:
-    """A worker process that is none: whose it is, how it is made, and what keeps it busy."""
+    """A simulated worker process: its function, its configuration, and its work."""
 
     __slots__ = ("concurrency", "cores", "function", "jobs", "worker")
 
@@ -107,23 +107,23 @@ class ModelledWorker:
 
 
 class Queue:
-    """Something that does one thing after another: a disk, a zygote."""
+    """A resource that serves one job after another: a disk, a zygote."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     def take(self, now: float, seconds: float) -> float:
-        """When work of so many seconds, asked for now, will be done."""
+        """The time at which a job of so many seconds, submitted now, ends."""
         self._free_at = max(self._free_at, now) + seconds
         return self._free_at
 
     def closed_until(self, time: float) -> None:
-        """Nothing is done before `time`; what was waiting is forgotten."""
+        """No job is served before `time`; waiting jobs are dropped."""
         self._free_at = time
 
 
 class HostBlocks:
-    """The blocks in the host stores, each once in each store, and those on their way from disk."""
+    """The blocks in the host stores, each once per store, and those being loaded."""
 
     def __init__(self, budget_bytes: float | None) -> None:
         self._budget = budget_bytes
@@ -136,12 +136,12 @@ class HostBlocks:
         self.nbytes = 0
 
     def missing(self, spec: FunctionSpec) -> dict[Address, int]:
-        """The sizes of a function's blocks that neither lie in its store nor come."""
+        """The sizes of a function's blocks that are neither in its store nor being loaded."""
         sizes = self._sizes.setdefault(spec.store, {})
         return {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in sizes}
 
     def has_room(self, blocks: dict[Address, int]) -> bool:
-        """Whether these would fit beside what is there."""
+        """Whether these blocks fit in addition to the current ones."""
         return self._budget is None or self.nbytes + sum(blocks.values()) <= self._budget
 
     def add(self, blocks: dict[Address, int], store: StoreName, ready_at: float) -> None:
@@ -160,7 +160,7 @@ class HostBlocks:
         return max((coming[blob.address] for blob in spec.blobs if blob.address in coming), default=now)
 
     def holds(self, spec: FunctionSpec, now: float) -> bool:
-        """Whether all blocks of a function lie there."""
+        """Whether all blocks of a function are there."""
         if self._whole.get(spec.id) == self._drops:
             return True
         whole = not self.missing(spec) and self.ready_at(spec, now) <= now

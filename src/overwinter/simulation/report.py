@@ -1,6 +1,6 @@
-"""What came of it? A reader of a scheduler's steps, simulated or live, and the figures it ends with.
+"""Reads a scheduler's steps, simulated or live, and computes the figures of a report.
 
-The reader knows nothing of the world: events and actions are enough, and what one worker of each function takes.
+It needs only the events and actions, and the memory of one worker of each function.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ SAMPLES = 600
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of one function, and of all together."""
+    """The figures of one function, and of all together."""
 
     requests: int
     answered: int
@@ -179,7 +179,7 @@ class StepReader:
         return len(self._open)
 
     def observe(self, now: Seconds, event: Event, actions: list[Action]) -> None:
-        """Take in one step."""
+        """Read one step."""
         hear = self._hears.get(type(event))
         if hear is not None:
             hear(event, now)
@@ -287,7 +287,7 @@ class StepReader:
         self._hold(spec, now)
 
     def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
-        """All blocks of a function lie in its host store."""
+        """All blocks of a function are in its host store."""
         if not self._shared:
             return
         blocks = self._blocks.setdefault(spec.store, {})

@@ -1,6 +1,6 @@
-"""What is simulated: a TOML file, read into frozen data that refuses whatever it does not know.
+"""Reads a scenario, a TOML file, into frozen data, and refuses unknown keys.
 
-Everything that a person writes has its unit in its name. Errors name the file and the key.
+Every key has its unit in its name. Errors name the file and the key.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
         return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
 
     def measured(self) -> Profile:
-        """What the scheduler is told of its speed."""
+        """The profile that the scheduler gets."""
         points = (Point(c, int(mib * MIB), b, p, latency / 1000) for c, b, p, latency, mib in self._rows())
         return Profile(
             weight_bytes=int(sum(part.mib * part.count for part in self.blocks) * MIB),
@@ -183,7 +183,7 @@ class Window(_Part, frozen=True, kw_only=True):
 
 
 class Faults(_Part, frozen=True, kw_only=True):
-    """What goes wrong, and how often. None or 0: never."""
+    """The simulated faults and their rates. None or 0: never."""
 
     run_crash_share: float = 0.0
     """Of the runs: the worker dies in the middle of it."""
@@ -208,7 +208,7 @@ class Faults(_Part, frozen=True, kw_only=True):
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """One sibling: what the scheduler is told of it, and what the world knows."""
+    """One sibling: its specification for the scheduler, and its properties in the simulation."""
 
     spec: FunctionSpec
     model: FunctionModel
@@ -216,7 +216,7 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 class Scenario(_Part, frozen=True, kw_only=True):
-    """All of a simulation but where recorded traces lie."""
+    """A simulation, except the location of recorded traces."""
 
     seed: int = 1
     duration_s: float
@@ -254,7 +254,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
             raise ValueError(f"nobody calls {', '.join(sorted(silent))}: give a workload, or a stage of an application")
 
     def bounded_scheduler(self) -> SchedulerConfig:
-        """The scheduler's configuration with what the machine has."""
+        """The scheduler's configuration with the machine's resources."""
         host_bytes = None if self.node.host_mib is None else int(self.node.host_mib * MIB)
         return msgspec.structs.replace(
             self.scheduler,
@@ -263,7 +263,9 @@ class Scenario(_Part, frozen=True, kw_only=True):
         )
 
     def times(self, copies: int) -> "Scenario":
-        """The same with so many times the siblings. CallerError if there are applications: they name their siblings."""
+        """The same scenario with so many times the siblings. CallerError if there are applications: they name their
+        siblings.
+        """
         if self.applications:
             raise CallerError("how many copies fit is a question for functions, and this scenario has applications")
         more = tuple(msgspec.structs.replace(each, variants=each.variants * copies) for each in self.functions)

@@ -1,4 +1,6 @@
-"""What happens next? A heap of (time, sequence, deed): things at the same time happen in the order they were said."""
+"""The queue of simulated actions: a heap of (time, sequence, action). Actions at the same time run in the order of
+their scheduling.
+"""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -16,7 +18,7 @@ class Timeline:
         self._sequence = 0
 
     def after(self, seconds: float, deed: Deed) -> None:
-        """Do `deed` so many seconds from now."""
+        """Run an action so many seconds from now."""
         self.at(self.now + seconds, deed)
 
     def at(self, time: float, deed: Deed) -> None:
@@ -25,10 +27,10 @@ class Timeline:
         heappush(self._heap, (max(time, self.now), self._sequence, deed))
 
     def next_at(self) -> float:
-        """When the next deed is due; infinite if there is none."""
+        """The time of the next action; infinite if there is none."""
         return self._heap[0][0] if self._heap else inf
 
     def step(self) -> None:
-        """Let the next deed happen."""
+        """Run the next action."""
         self.now, _, deed = heappop(self._heap)
         deed()

@@ -1,7 +1,7 @@
-"""How are recorded arrivals read from their files?
+"""Reads recorded arrivals from files.
 
-Each reader gives seconds from the trace's beginning, or counts per minute; nothing of a request but its time is used.
-CallerError names a file that is not what it should be.
+Each reader returns seconds from the beginning of the trace, or counts per minute; only the times of requests are used.
+CallerError names a malformed file.
 """
 
 import ast

@@ -1,9 +1,8 @@
-"""What does a day of a busy public stream look like, second by second?
+"""Generates a day of request rates with the statistics of a measured day of tweets, second by second.
 
-Rates whose statistics are those of a measured day of tweets: a daily profile, minutes that wander, seconds a little
-more scattered than chance, and a few tens of bursts a day that begin at once and fade within minutes. No row of the
-measured day is kept here, only the constants below, fitted so that each statistic of tests/simulation/test_twitter.py
-holds.
+The statistics are a daily profile, drifting minutes, seconds with slightly more variance than a Poisson process, and a
+few tens of bursts a day that begin suddenly and decay within minutes. No row of the measured day is stored here, only
+the constants below, fitted so that each statistic of tests/simulation/test_twitter.py holds.
 """
 
 import math
@@ -78,7 +77,7 @@ def _at(profile: list[float], second: int) -> float:
 
 
 def _bursts(rng: Random) -> dict[int, float]:
-    """The seconds of a day at which a burst begins, and by what it multiplies the rate."""
+    """The seconds of a day at which bursts begin, and their factors on the rate."""
     ratio = BURST_MOST / BURST_LEAST
     sizes = [BURST_LEAST * ratio ** ((rank / (BURSTS - 1)) ** BURST_SKEW) for rank in range(BURSTS)]
     greatest = sizes.pop()

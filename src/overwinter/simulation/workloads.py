@@ -1,7 +1,7 @@
-"""When do the requests of a function come?
+"""The arrival processes of functions.
 
-A workload is data; `arrivals` makes of it a lazy, endless and ascending stream of seconds. All chance comes from the
-generator of random numbers that is handed in.
+A workload is data; `arrivals` makes a lazy, infinite and ascending stream of seconds from it. All randomness comes from
+the generator that is passed in.
 """
 
 from collections.abc import Iterable, Iterator
@@ -140,7 +140,7 @@ def arrivals(workload: Workload, rng: Random, sibling: int, base: Path) -> Itera
 
 
 def _scattered(steps: Iterable[tuple[float, float]], rng: Random) -> Iterator[float]:
-    """A Poisson stream through steps of (seconds, rate): exact at the edges, for what is left of a gap is kept."""
+    """A Poisson process with steps of (seconds, rate): exact at the edges, because the rest of a gap is kept."""
     draw = rng.expovariate
     begin, owed = 0.0, draw(1.0)
     for seconds, rate in steps:

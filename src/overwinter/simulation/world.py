@@ -1,8 +1,8 @@
-"""How does the node's own scheduler fare in a modelled world?
+"""Runs the node's own scheduler on a simulated machine.
 
-The world feeds `scheduler.Scheduler` as a node does, one event after another, and carries its actions out on a modelled
-machine: each takes its time on the timeline and comes back as an event. No decision is made here. All chance comes
-from the scenario's seed, so the same scenario gives the same journal, byte for byte.
+The world feeds `scheduler.Scheduler` as a node does, one event after another, and carries out its actions on a
+simulated machine: each takes its time on the timeline and returns as an event. No decision is made here. All randomness
+comes from the scenario's seed, so the same scenario gives the same journal, byte for byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -123,7 +123,9 @@ class World:
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
-        """Simulate until every request has its answer. `progress` is told the seconds simulated, now and then."""
+        """Simulate until every request has its answer. `progress` is called with the simulated seconds from time to
+        time.
+        """
         self._begin()
         timeline, turn = self._timeline, self._turn
         for number, (at, name) in enumerate(self._requests, 1):
@@ -175,7 +177,7 @@ class World:
         self._await_zygote_death()
 
     def _foretell(self, function: FunctionId) -> None:
-        """Tell the scheduler the rate of the period ahead; again after a tenth of it."""
+        """Tell the scheduler the rate of the next period; repeated after a tenth of it."""
         at, rate = next(self._rate_forecast[function])
         if at < self._scenario.duration_s:
             self._timeline.at(at, partial(self._turn, RateForecast(function, rate)))
@@ -191,7 +193,7 @@ class World:
         self._timeline.now = max(self._timeline.now, end)
 
     def _is_asked(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a request waits for an answer."""
         return bool(self._reader.open_requests or self._applications.open_stages)
 
     def _turn(self, event: Event) -> None:
@@ -207,7 +209,7 @@ class World:
             self._carry_out(action)
 
     def _post(self, seconds: float, event: Event) -> None:
-        """An event comes so many seconds from now; never inside the step under way."""
+        """Post an event so many seconds from now; never inside the current step."""
         self._timeline.after(seconds, partial(self._turn, event))
 
     def _carry_out(self, action: Action) -> None:  # noqa: C901
@@ -296,7 +298,7 @@ class World:
         self._timeline.at(forked, partial(self._load, process))
 
     def _fork_ahead(self, worker: WorkerId, function: Simulated) -> None:
-        """A worker that waits for a start to take it over; what it does meanwhile is nothing."""
+        """A worker that waits until a start uses it; it does nothing meanwhile."""
         process = self._workers[worker] = ModelledWorker(StartWorker(worker, function.spec.id), function)
         life = self._chance.worker_life_s()
         if life is not None:

@@ -1,10 +1,10 @@
-"""What is inside a block file, and what is its name?
+"""The format of a block file, and its address.
 
     weight | zeros to 64 | weight | ... | layout text | its length, 4 bytes little-endian
 
 The layout has one line `dtype[size,size,...]` for each weight, in order; the offsets follow from it. Weights have no
-names here, so that the same bytes under two names are one block. The address is the BLAKE3 of the whole file, layout
-included: equal addresses mean equal tensors, not merely equal bytes. Other blobs (a program, a handler's source, an
+names here, so that the same bytes under two names are one block. The address is the BLAKE3 of the whole file including
+the layout: equal addresses mean equal tensors, not merely equal bytes. Other blobs (a program, a handler's source, an
 asset) are raw bytes with the same addressing.
 """
 
@@ -51,7 +51,7 @@ def check_address(text: str) -> Address:
 
 
 def without_addresses(text: str) -> str:
-    """A message as callers may hear it: an address is for who sent the bytes, and for the node's log."""
+    """A message for callers: an address may be shown only to its sender, and in the node's log."""
     return _NAMED.sub("a block", text)
 
 
@@ -108,7 +108,7 @@ def layout_bytes(last: Buffer, file_bytes: int) -> int:
 
 
 def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
-    """The pieces that a layout text tells of; CallerError unless they are well-formed and fill `body_bytes` exactly."""
+    """The pieces of a layout text; CallerError unless they are well-formed and fill `body_bytes` exactly."""
     try:
         lines = bytes(text).decode("ascii").split("\n")
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Which functions are deployed, and which node is this?
+"""The catalog of deployed functions and pipelines, and the identity of the node.
 
-One sqlite file beside the blocks. A version number is taken in the transaction that adds the function and is never
-given out again for that name, so that `name@3` means one thing for ever, even after its removal. Functions and
-pipelines share their names; a pipeline is there in its newest version only.
+It is one sqlite file beside the blocks. A version number is assigned in the transaction that adds the function and is
+never reused for that name, so `name@3` always means the same version, even after its removal. Functions and pipelines
+share one namespace; only the newest version of a pipeline is kept.
 """
 
 import sqlite3
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 class Catalog:
-    """The repository's sqlite file; any thread may use it, and other processes beside it."""
+    """The repository's sqlite file; any thread and other processes may use it concurrently."""
 
     def __init__(self, path: Path) -> None:
         """Open or make the catalog at `path`; StoreError when it is damaged or of a newer kind."""
@@ -114,8 +114,8 @@ class Catalog:
             return [Row(*row) for row in found]
 
     def put_profile(self, machine: str, subject: str, profile: bytes, measured: float) -> None:
-        """Keep what was measured of a subject on a machine, in place of what was known; the oldest beyond
-        PROFILES_MAX go.
+        """Store the profile of a subject on a machine, replacing an earlier one; the oldest beyond PROFILES_MAX are
+        dropped.
         """
         with self.file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", (machine, subject, profile, measured))
@@ -126,7 +126,7 @@ class Catalog:
             )
 
     def profile(self, machine: str, subject: str) -> bytes | None:
-        """What was measured of a subject on a machine, if anything was."""
+        """The profile of a subject on a machine, if there is one."""
         with self.file.reading() as db:
             row = db.execute(
                 "SELECT profile FROM profiles WHERE machine = ? AND subject = ?", (machine, subject)
@@ -157,7 +157,7 @@ class Catalog:
                 raise _not_found(name, version, _versions(db, name))
 
     def forget_unproven(self) -> None:
-        """Forget versions whose trial never ended."""
+        """Remove versions whose trial never ended."""
         with self.file.transaction() as db:
             db.execute("DELETE FROM functions WHERE NOT proven")
 
@@ -174,7 +174,7 @@ class Catalog:
         return Row(*row)
 
     def versions(self) -> list[tuple[FunctionName, int]]:
-        """All versions, also those on trial."""
+        """All versions, including those on trial."""
         with self.file.reading() as db:
             # The index of the primary key alone answers this: no manifest is read.
             found = db.execute("SELECT name, version FROM functions")
@@ -239,7 +239,7 @@ def _check_tenant(db: sqlite3.Connection, table: str, kind: str, name: FunctionN
 
 
 def _tell_tenants(db: sqlite3.Connection) -> None:
-    """Write down what the manifests of an older repository tell: whose each function is, and so who holds its blobs."""
+    """Record the tenants of an older repository's functions from their manifests, and so the holders of their blobs."""
     rows = db.execute("SELECT name, version, manifest, created FROM functions").fetchall()
     for name, version, encoded, created in rows:
         try:

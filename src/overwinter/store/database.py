@@ -1,4 +1,4 @@
-"""How is one of the node's sqlite files opened, read and changed, also when its disk is full?"""
+"""Opens, reads and changes the node's sqlite files, also when the disk is full."""
 
 import os
 import sqlite3
@@ -60,7 +60,7 @@ class Database:
         return db
 
     def _log_again(self) -> None:
-        """Write a log from now on, if there is room for it."""
+        """Use a write-ahead log again, if there is space for it."""
         if not self._is_logged and free_bytes(self.path.parent) >= LOG_BYTES:
             with suppress(sqlite3.OperationalError):
                 self._is_logged = self._db.execute(LOGGED[0]).fetchone() == ("wal",)

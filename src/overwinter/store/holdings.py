@@ -1,8 +1,8 @@
-"""Which tenant has shown that it has which bytes?
+"""Records which tenant holds which blobs.
 
-An address is no permission: whoever knows one has not seen what it names. A tenant holds a blob after it has sent the
-blob's bytes itself, for as long as a function of it needs the blob, and for a while after it last asked for it or sent
-it. Nothing here tells one tenant what another holds.
+An address is no permission, because knowing an address does not imply knowing the content. A tenant holds a blob after
+it has sent the blob's bytes itself, as long as one of its functions needs the blob, and for a while after it last asked
+for it or sent it. Nothing here reveals to one tenant what another holds.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -16,18 +16,18 @@ FILE_BYTES = 4096
 
 
 def disk_bytes(nbytes: int) -> int:
-    """What a file of `nbytes` takes of a disk."""
+    """The disk space of a file of `nbytes`."""
     return max(1, -(-nbytes // FILE_BYTES)) * FILE_BYTES
 
 
 class Holdings:
-    """The table of who holds what, in the catalog's file. Times are in seconds since 1970."""
+    """The table of holdings, in the catalog's file. Times are in seconds since 1970."""
 
     def __init__(self, file: Database) -> None:
         self._file = file
 
     def touch(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
-        """Those of `addresses` that the tenant holds; it holds them from `now` on for the grace of a collection."""
+        """Those of `addresses` that the tenant holds; the holdings are renewed at `now` for the grace period."""
         with self._file.reading() as db:
             query = "SELECT 1 FROM holdings WHERE tenant = ? AND address = ?"
             held = {each for each in addresses if db.execute(query, (tenant, each)).fetchone() is not None}
@@ -52,7 +52,7 @@ class Holdings:
         return new
 
     def taken(self, tenant: TenantId, besides: Address) -> int:
-        """Bytes of a disk that all that the tenant holds would take, without one blob."""
+        """The disk space of everything that the tenant holds, except one blob."""
         query = f"SELECT {_TAKEN} FROM holdings WHERE tenant = ? AND address != ?"
         with self._file.reading() as db:
             (held,) = db.execute(query, (tenant, besides)).fetchone()
@@ -65,7 +65,7 @@ class Holdings:
             return {Address(address) for (address,) in found}
 
     def forget(self, until: float, needed: Mapping[TenantId, Set[Address]]) -> None:
-        """Forget what was last touched until then, but for what functions of the same tenant need."""
+        """Remove holdings last renewed before this time, except those that functions of the same tenant need."""
         with self._file.transaction() as db:
             found = db.execute("SELECT tenant, address FROM holdings WHERE touched <= ?", (until,)).fetchall()
             old: Iterable[tuple[TenantId, Address]] = (

@@ -1,16 +1,16 @@
-"""Which blocks lie in the host's memory?
+"""The blocks in the host's memory.
 
-One file per block in a directory of a tmpfs, this user's alone. A block is copied from the repository to a draft,
-hashed on the way, sealed read-only and renamed to its address: a reader never sees a half-written block. Readers get
-read-only file descriptors and map those; they need no right to the directory.
+There is one file per block in a directory of a tmpfs that only this user can access. A block is copied from the
+repository to a draft, hashed while it is copied, sealed read-only and renamed to its address: a reader never sees a
+partial block. Readers get read-only file descriptors and map those; they need no access to the directory.
 
     absent ──load: claimed──▶ copying ──sealed──▶ resident ──drop──▶ absent     (open maps keep their bytes)
                                   └──any error──▶ absent
 
-What lies under an address was complete before it got that name, so the start of a node only removes drafts and what
-nobody needs and compares sizes (`sweep`). Memory may change meanwhile: what an earlier owner left is `unverified` until
-`verify` has hashed it, and whoever hands out descriptors has that done before. One process owns a host store; its
-threads may use it at once.
+A file was complete before it was renamed to its address, so at its start a node only removes drafts and unneeded
+blocks, and compares sizes (`sweep`). Memory may change meanwhile: blocks of an earlier node are `unverified` until
+`verify` has hashed them, which must happen before descriptors are passed on. One process owns a host store; its threads
+may use it concurrently.
 """
 
 import os
@@ -43,12 +43,12 @@ class Source(Protocol):
         ...
 
     def set_aside(self, address: Address) -> bool:
-        """Told that a block read wrong; whether it really is damaged."""
+        """A block did not match its hash when it was read; whether it is really damaged."""
         ...
 
 
 class Health(msgspec.Struct):
-    """What was found of blocks since the node started."""
+    """The results of verifying blocks since the node started."""
 
     verified_bytes: int = 0
     """Hashed again in memory."""
@@ -59,7 +59,7 @@ class Health(msgspec.Struct):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What a sweep removed (files and bytes) and how many blocks it kept."""
+    """The removed files and bytes of a sweep, and the number of blocks kept."""
 
     files: int
     nbytes: int
@@ -67,7 +67,7 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 def page_bytes(nbytes: int) -> int:
-    """What a file of `nbytes` takes in a tmpfs: whole pages."""
+    """The memory of a file of `nbytes` in a tmpfs: whole pages."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -76,12 +76,12 @@ def _at_once() -> None:
 
 
 class HostStore:
-    """Blocks in a directory of a tmpfs, in whole pages at most `budget_bytes` (None: what the tmpfs holds)."""
+    """Blocks in a directory of a tmpfs, with at most `budget_bytes` of whole pages (None: the size of the tmpfs)."""
 
     def __init__(
         self, root: Path, repository: Source, budget_bytes: int | None = None, health: Health | None = None
     ) -> None:
-        """Begin with nothing resident; `sweep` takes up what an earlier owner left."""
+        """Start with nothing resident; `sweep` adds what an earlier owner left."""
         self.health = health or Health()
         self.root = private_directory(Path(root))
         self.budget_bytes = budget_bytes
@@ -112,11 +112,11 @@ class HostStore:
         return sum(map(page_bytes, self.resident().values()))
 
     def load(self, blobs: Iterable[Sized]) -> int:
-        """Make all `blobs` resident and return the bytes this call added; blocks until they are.
+        """Make all `blobs` resident and return the bytes that this call added; blocks until they are.
 
         NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile; StoreError
         when a block is damaged or not in the repository. After an error the blocks copied so far stay resident and
-        accounted for, the one in hand leaves nothing, and loading again goes on from there.
+        accounted for, a partial copy is removed, and another load continues from there.
         """
         wanted = distinct(blobs)
         added = 0
@@ -149,7 +149,7 @@ class HostStore:
         return descriptors
 
     def join_pages(self, blobs: Iterable[Sized]) -> int:
-        """Put the pages of resident blocks together where the kernel can; how many blocks it did. Takes its time."""
+        """Join the pages of resident blocks where the kernel can; returns the number of blocks. Slow."""
         joined = 0
         for address, nbytes in distinct(blobs).items():
             if nbytes < HUGE_BYTES or address in self._joined or not self.holds(address):
@@ -164,7 +164,7 @@ class HostStore:
         return joined
 
     def drop(self, addresses: Iterable[Address]) -> int:
-        """Remove blocks, if resident, and return their bytes; memory is free once the last map of it is gone."""
+        """Remove blocks, if resident, and return their bytes; memory is free once the last mapping has ended."""
         freed = 0
         with self._changed, disk_errors("drop blocks", self.root):
             for address in addresses:
@@ -176,9 +176,8 @@ class HostStore:
         return freed
 
     def sweep(self, live: Iterable[Sized]) -> Swept:
-        """Keep the blocks of `live` that lie here in full size, and remove all other files: drafts, leftovers.
-
-        For the start of a node, and whenever the live functions are known; blocks being copied just now are spared.
+        """Keep the blocks of `live` that are here in full size, and remove all other files. Called at the start of a
+        node, and whenever the live functions are known; blocks that are being copied are kept.
         """
         needed = distinct(live)
         kept: dict[Address, int] = {}
@@ -199,7 +198,7 @@ class HostStore:
 
     @property
     def is_copying(self) -> bool:
-        """Whether a block is on its way."""
+        """Whether a block is being copied."""
         return bool(self._claimed)
 
     def unverified(self, addresses: Iterable[Address] | None = None) -> list[Address]:
@@ -254,7 +253,9 @@ class HostStore:
             raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
 
     def _claim(self, wanted: dict[Address, int]) -> tuple[dict[Address, int], set[Address]]:
-        """Split what is not resident into what this thread will copy and what another one is copying."""
+        """Split the blocks that are not resident into those that this thread copies and those that another one is
+        copying.
+        """
         with self._changed:
             absent = {address: nbytes for address, nbytes in wanted.items() if address not in self._resident}
             awaited = absent.keys() & self._claimed.keys()

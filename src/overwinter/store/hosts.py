@@ -1,7 +1,7 @@
-"""Which host stores are there? The shared one, and one for each tenant that asked for its own (Tetris 3.3).
+"""The host stores: the shared one, and one for each tenant with a dedicated store (Tetris 3.3).
 
-A dedicated store is a directory of its own in the shared one's: its blocks are shared among that tenant's functions
-alone, so that nobody can learn from a wake's speed what another tenant holds.
+A dedicated store is a separate directory in that of the shared store. Its blocks are shared only among that tenant's
+functions, so that the latency of a wake does not reveal what another tenant holds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,7 @@ PREFIX = "tenant."
 
 
 class HostStores:
-    """All host stores of a node, made when they are first asked for. Who keeps their sizes in bounds is the
-    scheduler.
-    """
+    """All host stores of a node, created on demand. The scheduler bounds their sizes."""
 
     def __init__(self, root: Path, repository: Source) -> None:
         self.root = root
@@ -38,13 +36,13 @@ class HostStores:
         return dict(self._stores)
 
     def room(self) -> int | None:
-        """Bytes that the tmpfs has for them, those that they hold included; None while a block is on its way."""
+        """The bytes that the tmpfs has for them, including those that they hold; None while a block is being copied."""
         stores = list(self._stores.values())
         free, held = free_bytes(self.root), sum(store.occupied_bytes for store in stores)
         return None if any(store.is_copying for store in stores) else free + held
 
     def sweep(self, live: Mapping[StoreName, Iterable[Sized]]) -> None:
-        """Keep of what an earlier owner left only these blocks; stores that nobody lives in go."""
+        """Keep only these blocks of an earlier owner; unused stores are removed."""
         left = {StoreName(path.name[len(PREFIX) :]) for path in self.root.glob(f"{PREFIX}*")}
         for name in {*left, *live, *self._stores}:
             self.store(name).sweep(live.get(name, ()))

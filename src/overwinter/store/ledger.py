@@ -1,4 +1,4 @@
-"""What did each function use on each day? Kept in a sqlite file of its own, beside what is served, never in its way."""
+"""The daily usage of each function, in a separate sqlite file, so that it does not delay serving."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ BUSY_TIMEOUT_S = 5.0
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """What was used. Byte-seconds of shared blocks are each sharer's part."""
+    """Amounts of usage. Byte-seconds of shared blocks are the part of each sharer."""
 
     requests: int = 0
     """Answered."""
@@ -50,7 +50,7 @@ _ADD = f"""INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" for _ in _COLUMNS)}
 
 
 class Ledger:
-    """The file of what was used; any thread may use it. StoreError or NoSpaceError when it cannot be used."""
+    """The usage file; any thread may use it. StoreError or NoSpaceError when it cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._file = Database(path, BUSY_TIMEOUT_S)
@@ -66,7 +66,7 @@ class Ledger:
         self._file.close()
 
     def add(self, day: str, used: Mapping[tuple[TenantId, FunctionName], Amounts]) -> None:
-        """Add to what was used on a day: all of it or, after an error, nothing."""
+        """Add to the usage of a day: all of it or, after an error, nothing."""
         rows = [(day, *key, *msgspec.structs.astuple(amounts)) for key, amounts in used.items()]
         with self._file.transaction() as db:
             db.executemany(_ADD, rows)

@@ -1,8 +1,8 @@
-"""What does a deployed function consist of?
+"""The manifest of a deployed function.
 
-A manifest names a function's blobs by address and says where each weight lies in them. It is what a deployer sends
-after the blobs and what the repository keeps. Encoded as JSON, so that people can read it; a manifest that came in by
-`decode_manifest` has been checked in full.
+A manifest names a function's blobs by address and the position of each weight in them. The deployer sends it after the
+blobs, and the repository keeps it. It is encoded as readable JSON. A manifest from `decode_manifest` has been checked
+completely.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where one weight (its number in the program's first-use order) lies in its block."""
+    """The position of one weight (its number in the program's first-use order) in its block."""
 
     weight: Count
     offset: Count
@@ -65,7 +65,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The function's own code, a single Python source file, and the named files handed to it."""
+    """The function's own code, a single Python source file, and its named files."""
 
     source: Blob
     assets: dict[Annotated[str, Meta(pattern=ASSET_PATTERN)], Blob] = {}
@@ -126,7 +126,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """A manifest from JSON; CallerError names the first thing that is wrong in it."""
+    """A manifest from JSON; CallerError names the first error."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

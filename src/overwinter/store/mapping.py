@@ -1,8 +1,8 @@
-"""How does a block's file come into a process's memory, and in how large pages?
+"""Maps a block's file into a process's memory, in large pages where possible.
 
-A fork maps a model in fewer faults when its blocks lie in huge pages, and reads it with fewer misses after that. The
-kernel joins the small pages of a tmpfs file on request, also where it would not do so by itself; what it cannot join
-stays as it is.
+A fork maps a model with fewer faults when its blocks are in huge pages, and then reads it with fewer TLB misses. The
+kernel joins the small pages of a tmpfs file on request, even if it would not do so by itself; pages that it cannot join
+stay small.
 """
 
 import ctypes
@@ -25,9 +25,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_read_only(fd: int, nbytes: int) -> int:
-    """Map a file of at least `nbytes` read-only and shared; its address. StoreError if the system refuses.
-
-    Not Python's `mmap`: that keeps a descriptor a block open, and knows nothing of where huge pages may lie.
+    """Map a file of at least `nbytes` read-only and shared; returns its address. StoreError if the system refuses.
+    Python's `mmap` is not used: it keeps a descriptor per block open, and cannot align mappings for huge pages.
     """
     address = _libc.mmap(_aligned_room(nbytes), nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
@@ -42,7 +41,7 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def join_pages(fd: int, nbytes: int) -> bool:
-    """Let the kernel put a tmpfs file's whole huge pages together; whether it did. Takes some 2 ms a MiB."""
+    """Let the kernel join a tmpfs file's pages to huge pages; whether it did. Takes some 2 ms per MiB."""
     whole = nbytes - nbytes % HUGE_BYTES
     if not whole:
         return False

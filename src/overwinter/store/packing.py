@@ -1,9 +1,9 @@
-"""Which weights share a block?
+"""Assigns weights to blocks.
 
-A weight of 32 KiB or more is a block of its own. Smaller ones, most tensors of a CNN, join an open pack in first-use
-order. A pack closes when the next small weight would take it past 1 MiB, or when from its first to its last weight more
-than 4 MiB of weights (large ones included) would lie. Boundaries depend on sizes only, so variants of one model align:
-drifting norms spoil only packs, never a large weight, and a new head spoils only the pack it falls into.
+A weight of 32 KiB or more is its own block. Smaller ones, most tensors of a CNN, join an open pack in first-use order.
+A pack closes when the next small weight would make it larger than 1 MiB, or when more than 4 MiB of weights (large ones
+included) would lie between its first and its last weight. Boundaries depend on sizes only, so variants of one model
+align: changed norms affect only packs, never a large weight, and a new head affects only its own pack.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ SPAN_BYTES = 4 << 20
 
 
 class Shaped(Protocol):
-    """A weight, as far as packing goes."""
+    """A weight, as far as packing needs it."""
 
     @property
     def dtype(self) -> str:
@@ -37,7 +37,7 @@ class Shaped(Protocol):
 
 
 class PlannedPiece(msgspec.Struct, frozen=True):
-    """Where one weight lies in its block; `weight` counts from 0 in first-use order."""
+    """The position of one weight in its block; `weight` counts from 0 in first-use order."""
 
     weight: int
     dtype: str
@@ -69,7 +69,7 @@ def aligned(nbytes: int) -> int:
 
 
 def plan_block(weights: Iterable[tuple[int, Shaped]]) -> BlockPlan:
-    """Lay numbered weights out one after the other, each aligned."""
+    """Place numbered weights one after the other, each aligned."""
     pieces: list[PlannedPiece] = []
     stop = 0
     for number, weight in weights:

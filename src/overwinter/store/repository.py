@@ -1,17 +1,17 @@
-"""Where do deployed functions lie on disk?
+"""The repository of deployed functions on disk.
 
-    root/                       this user's alone
+    root/                       accessible to this user only
       blocks/<aa>/<address>     sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
-      damaged/                  blocks whose bytes no longer match their name, kept for a while to be looked at
-      catalog.sqlite            the functions: name, version, manifest; the pipelines; what was measured; who holds what
-      reserve                   room that a start and a removal need on a full disk
-      lock                      shared by those who count on a block being there, exclusive for those who remove one
+      damaged/                  blocks whose bytes no longer match their address, kept for a while for inspection
+      catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings
+      reserve                   space that a start and a removal need on a full disk
+      lock                      shared for users that rely on a block, exclusive for removing one
 
-A deploy asks what is missing, puts that, and registers a manifest, all in the name of one tenant: blobs that it has not
-put itself are missing to it, whoever else has. One file serves all who hold a blob. Asking, putting and registering
-touch what the tenant holds, and `collect` spares what was touched within its grace period, so a deploy in progress
-never loses a block. Any number of threads and processes may do all of this at once.
+A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: blobs that it has not
+put itself are missing to it, even if another tenant has them. One file serves all tenants that hold a blob. Asking,
+putting and registering renew the tenant's holdings, and `collect` spares what was renewed within its grace period, so a
+deploy in progress never loses a block. Threads and processes may do all of this concurrently.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ NAMED_AT_MOST = 3
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """What a collection removed: files and their bytes."""
+    """The files and bytes that a collection removed."""
 
     files: int
     nbytes: int
@@ -64,7 +64,7 @@ class KeptPipeline(msgspec.Struct, frozen=True):
 
 
 class _Need(NamedTuple):
-    """What a version of a function needs, and whose it is."""
+    """The blobs that a version of a function needs, and its tenant."""
 
     tenant: TenantId
     addresses: tuple[Address, ...]
@@ -97,7 +97,7 @@ class Repository:
     # Blocks
 
     def path(self, address: str) -> Path:
-        """Where the block lies if it is here; CallerError when `address` is none."""
+        """The path of a block if it exists; CallerError for an invalid `address`."""
         return Path(self._place(check_address(address)))
 
     def holds(self, address: Address) -> bool:
@@ -105,8 +105,8 @@ class Repository:
         return os.path.exists(self._place(check_address(address)))
 
     def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
-        """Which blocks the tenant must put before a manifest of its can name them, each once; those that it holds are
-        kept for the grace.
+        """The blocks that the tenant must put before its manifest may name them, each once; those that it holds are
+        kept for the grace period.
         """
         wanted = dict.fromkeys(check_address(address) for address in addresses)
         with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
@@ -114,11 +114,11 @@ class Repository:
             return [address for address in wanted if address not in held]
 
     def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
-        """Store a blob that the tenant has, and return whether it is new to this tenant.
+        """Store a blob of the tenant, and return whether it is new to this tenant.
 
-        One already here is replaced by an equal one, and so healed; it costs the same as one that is not, so that
-        nobody learns which it was. CallerError when the body has another address, for instance because it was cut
-        short; NoSpaceError.
+        An existing blob is replaced by an equal one, which repairs it; the duration is the same as for a new one, so
+        that it does not reveal which blobs exist. CallerError when the body has another address, for instance because
+        it was truncated; NoSpaceError.
         """
         with self.upload(tenant, address) as upload:
             for chunk in [body] if isinstance(body, Buffer) else body:
@@ -157,7 +157,7 @@ class Repository:
         raise StoreError(f"block {address} read wrong, and right the second time: memory or disk may be failing")
 
     def set_aside(self, address: Address) -> bool:
-        """Read a suspicious block again; unless it is sound, take it away, so that it counts as missing: True."""
+        """Read a suspicious block again; unless it is intact, set it aside, so that it counts as missing: True."""
         place = self._place(check_address(address))
         with disk_errors(f"check block {address}", self._blocks):
             try:
@@ -211,7 +211,7 @@ class Repository:
         )
 
     def check_weights(self, manifest: Manifest, weights: Sequence[Shaped]) -> None:
-        """CallerError unless the program's weights lie where the manifest says, as the blocks' own layouts tell."""
+        """CallerError unless the positions of the program's weights in the manifest match the blocks' own layouts."""
         placed = sum(len(block.pieces) for block in manifest.blocks)
         if placed != len(weights):
             raise CallerError(f"the program of {manifest.name!r} has {len(weights)} weights, its blocks {placed}")
@@ -229,7 +229,7 @@ class Repository:
                     )
 
     def layout(self, address: Address) -> BlockPlan:
-        """What a block's trailer says, weights numbered from 0; CallerError when the blob is not a block."""
+        """The layout in a block's trailer, weights numbered from 0; CallerError when the blob is not a block."""
         with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
             file_bytes = os.fstat(file.fileno()).st_size
             text_stop = max(file_bytes - LENGTH_BYTES, 0)
@@ -241,12 +241,12 @@ class Repository:
         self._catalog.prove(name, version)
 
     def forget_unproven(self) -> None:
-        """Forget versions whose trial never ended: for the start of a node."""
+        """Remove versions whose trial never ended: for the start of a node."""
         with self.reserve.spent():
             self._catalog.forget_unproven()
 
     def forget_drafts(self) -> None:
-        """Remove what was left of uploads that a crash ended: for the start of a node, before anybody uploads."""
+        """Remove partial uploads after a crash: for the start of a node, before uploads are accepted."""
         with disk_errors("remove drafts", self._incoming):
             for entry in os.scandir(self._incoming):
                 os.unlink(entry.path)
@@ -265,8 +265,8 @@ class Repository:
         return [_deployment(row) for row in self._catalog.rows()]
 
     def collect(self, now: float, grace_s: float) -> Collected:
-        """Remove blocks that no function needs and nobody touched for `grace_s` before `now`, drafts and damaged blocks
-        as old.
+        """Remove blocks that no function needs and that were not renewed for `grace_s` before `now`, and drafts and
+        damaged blocks of that age.
         """
         files = nbytes = 0
         old = now - grace_s
@@ -321,13 +321,11 @@ class Repository:
     # Profiles
 
     def put_profile(self, machine: str, subject: str, profile: Profile, now: float) -> None:
-        """Keep what was measured on a machine. They stay when their function goes: it may come again."""
+        """Store a profile of a machine. It stays when its function is removed, which may be deployed again."""
         self._catalog.put_profile(machine, subject, msgspec.msgpack.encode(profile), now)
 
     def profile(self, machine: str, subject: str) -> Profile | None:
-        """What was measured on a machine; None also for what another Overwinter wrote in another form, and for
-        numbers that nobody can have measured.
-        """
+        """The profile of a machine; None also for another version's format, and for impossible numbers."""
         found = self._catalog.profile(machine, subject)
         try:
             profile = None if found is None else msgspec.msgpack.decode(found, type=Profile)
@@ -341,7 +339,7 @@ class Repository:
         return f"{self._blocks}/{address[:2]}/{address}"
 
     def _held(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
-        """What the tenant holds of these, and is here still."""
+        """Those of these blobs that the tenant holds, and that still exist."""
         return {address for address in self._holdings.touch(tenant, addresses, now) if self.holds(address)}
 
     def _nbytes(self, blob: Sized) -> int:

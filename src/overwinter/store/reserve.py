@@ -1,7 +1,7 @@
-"""How do a node's start and a removal succeed on a full disk? A file holds the room that they need.
+"""A reserve file, by which a node can start and remove functions on a full disk.
 
-It is let go before such an operation when the disk has less than that free, and taken again after it, as far as there
-is room. So what was removed makes the room that the next removal needs.
+The file is deleted before such an operation when the disk has less than its size free, and created again afterwards, as
+far as there is space. So a removal frees the space that the next removal needs.
 """
 
 import os
@@ -18,7 +18,7 @@ SHARE = 16
 
 
 class Reserve:
-    """Room on the disk of a directory for what must not fail there."""
+    """Reserved disk space in a directory, for operations that must not fail there."""
 
     def __init__(self, path: Path, nbytes: int = RESERVE_BYTES) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class Reserve:
 
     @contextmanager
     def spent(self) -> Iterator[None]:
-        """What is done within may use the room."""
+        """The operation in this block may use the reserved space."""
         if free_bytes(self._path.parent) < self._nbytes:
             self._path.unlink(missing_ok=True)
         try:
@@ -36,7 +36,7 @@ class Reserve:
             self._fill()
 
     def _fill(self) -> None:
-        """Take the room, or what there is of it. A disk that cannot be asked for room beforehand keeps none."""
+        """Reserve the space, as far as there is any. A disk that does not support preallocation reserves none."""
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

@@ -1,9 +1,9 @@
-"""What does it cost to bring something to a place?
+"""Missing bytes: the cost of bringing something to a place.
 
     missing(x, place) = sum of nbytes(b) over the blocks b that x needs and that place does not hold
 
-The one quantity by which placement, heaviness, eviction and billing price things. A fine-tuned sibling of a resident
-model misses only its own delta, on every tier.
+Placement, heaviness, eviction and billing all use this one quantity. A fine-tuned sibling of a resident model misses
+only its own delta, on every tier.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Sized(Protocol):
-    """Anything with an address and a size: a blob, a block, what the scheduler knows of one."""
+    """Anything with an address and a size: a blob, a block, the scheduler's record of one."""
 
     @property
     def address(self) -> Address:

@@ -1,11 +1,11 @@
-"""How do bytes become a sealed file?
+"""Writes bytes to a sealed file.
 
     draft, a temporary name ──write──▶ hashed and written ──seal──▶ read-only, under its own digest
                              any error or death on the way leaves no file under any digest
 
-A file lies under a digest only by a rename after its last byte was written, and the name is the digest that was
-computed on the way. So whoever finds a file under an address finds all of it, whatever died meanwhile, and two writers
-of one block replace each other's file with an equal one.
+A file gets a digest as its name only by a rename after its last byte was written, and the digest was computed while
+writing. So a file under an address is always complete, even after a crash, and two writers of one block replace each
+other's file with an equal one.
 """
 
 import errno
@@ -59,14 +59,14 @@ def private_directory(path: Path) -> Path:
 
 
 def read_chunks(descriptor: int) -> Iterator[memoryview]:
-    """What is left to read of a file, a chunk at a time; a chunk is valid until the next one is asked for."""
+    """The rest of a file, in chunks; a chunk is valid until the next one is read."""
     buffer = memoryview(bytearray(CHUNK_BYTES))
     while count := os.readv(descriptor, [buffer]):
         yield buffer[:count]
 
 
 def digest_of(descriptor: int) -> Address:
-    """The address of what is left to read of a file."""
+    """The address of the rest of a file."""
     hasher = blake3()
     for chunk in read_chunks(descriptor):
         hasher.update(chunk)
@@ -74,7 +74,7 @@ def digest_of(descriptor: int) -> Address:
 
 
 class Draft:
-    """A file on its way to its address; leaving the `with` without `seal` removes it."""
+    """A file without an address yet; leaving the `with` without `seal` removes it."""
 
     def __init__(self, directory: Path, address: Address) -> None:
         self._directory = directory
@@ -96,7 +96,7 @@ class Draft:
 
     @property
     def digest(self) -> Address:
-        """The address of what was written so far."""
+        """The address of the bytes so far."""
         return Address(self._hasher.hexdigest())
 
     def write(self, data: Buffer) -> None:

@@ -1,8 +1,9 @@
-"""What does each holder of shared blocks owe over time, when the holders of a block pay equal parts of it?
+"""Computes what each holder of shared blocks owes over time, when the holders of a block pay equal parts.
 
-`residency.split_bytes` answers for one moment; here is its integral. A block keeps the byte-seconds that one holder of
-it has paid since the block came; a holder owes, for each of its blocks, what was added since it joined. So holding and
-letting go cost the holder's own blocks, however many share them, and the sum of all debts is what all hold together.
+`residency.split_bytes` answers for one moment; this is its integral. A block stores the byte-seconds that one holder of
+it has paid since the block was added. A holder owes, for each of its blocks, the increase since it joined. So joining
+and leaving cost time for the holder's own blocks only, however many share them, and the sum of all debts equals the
+total byte-seconds.
 """
 
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ class Shares(Generic[H]):
         """Of all blocks held, each once."""
 
     def hold(self, holder: H, sizes: Mapping[Address, int], now: float) -> None:
-        """From now on `holder` needs these blocks; it may hold nothing yet."""
+        """From now on `holder` needs these blocks; it must not hold any yet."""
         paid = 0.0
         for address, nbytes in sizes.items():
             share = self._blocks.get(address)
@@ -56,7 +57,7 @@ class Shares(Generic[H]):
         self._holdings[holder] = _Holding(sizes, sum(sizes.values()), paid)
 
     def release(self, holder: H, now: float) -> float:
-        """`holder` needs its blocks no more; the byte-seconds it owes. 0 if it held none."""
+        """`holder` no longer needs its blocks; returns the byte-seconds it owes. 0 if it held none."""
         holding = self._holdings.pop(holder, None)
         if holding is None:
             return 0.0
@@ -86,7 +87,7 @@ class Shares(Generic[H]):
         return 0 if holding is None else holding.nbytes
 
     def exclusive(self, holder: H) -> int:
-        """Bytes that nobody else needs: what would be free without `holder`."""
+        """The bytes that only this holder needs, which would be free without it."""
         holding = self._holdings.get(holder)
         if holding is None:
             return 0

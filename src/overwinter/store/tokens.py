@@ -1,11 +1,11 @@
-"""Who may use a node? One file in its data directory holds the tokens, hashed, and the quotas of their tenants.
+"""The tokens of a node, hashed, and the quotas of their tenants, in one file of its data directory.
 
-    tokens.json        replaced as a whole by a rename, so that a reader never sees half of it
-    tokens.lock        held by whoever changes it
+    tokens.json        replaced as a whole by a rename, so that a reader never sees a partial file
+    tokens.lock        held during a change
 
-Whoever may write into the data directory is the operator. A token is 256 random bits, which nobody can guess or
-enumerate: one round of SHA-256 is enough to make the file useless to a reader, and it is fast enough for each request.
-A slow hash (argon2, bcrypt) protects words that people choose, and would let anybody keep the node busy.
+Only the operator may write into the data directory. A token has 256 random bits, which cannot be guessed or enumerated:
+one round of SHA-256 is enough to make the file useless to a reader, and is fast enough for each request. A slow hash
+(argon2, bcrypt) protects passwords, and would let attackers keep the node busy.
 """
 
 import fcntl
@@ -66,7 +66,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a tenant may take; None: what the node's configuration says, or no bound."""
+    """The limits of a tenant; None: those of the node's configuration, or no bound."""
 
     functions: Annotated[int, Meta(ge=0)] | None = None
     """Versions of functions deployed."""
@@ -86,7 +86,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     quotas: dict[TenantId, Quota] = {}
 
     def find(self, text: bytes) -> Token | None:
-        """The token whose text this is. It takes as long whether its id is known or not."""
+        """The token with this text. The duration does not depend on whether its id is known."""
         parts = text.split(b"_", 2)
         token = self.tokens.get(parts[1].decode("latin-1")) if len(parts) == 3 else None
         expected = NOBODY if token is None else token.digest
@@ -94,7 +94,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Version(NamedTuple):
-    """Tells one content of the file from another, without reading it."""
+    """Distinguishes versions of the file without reading it."""
 
     inode: int
     modified_ns: int
@@ -122,7 +122,7 @@ class TokenFile:
         return Version(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def read(self) -> Known:
-        """What the file says, nothing where there is none; StoreError when it cannot be read."""
+        """The content of the file, empty if there is none; StoreError when it cannot be read."""
         try:
             return msgspec.json.decode(Path(self._path).read_bytes(), type=Known)
         except FileNotFoundError:
@@ -133,7 +133,7 @@ class TokenFile:
             raise StoreError(f"{self._path} is damaged ({error}): nobody is let in until it is mended") from error
 
     def create(self, tenant: str, scopes: Sequence[Scope], label: str, now: float) -> tuple[Token, str]:
-        """A new token and its text, which is kept nowhere. CallerError for what is no tenant."""
+        """A new token and its text, which is not stored. CallerError for an invalid tenant."""
         _check_tenant(tenant)
         if not scopes:
             raise CallerError(f"a token needs a scope: {', '.join(SCOPES)}")
@@ -152,7 +152,7 @@ class TokenFile:
         return token, text
 
     def revoke(self, id_: str) -> Token:
-        """Take a token away, from the next request on; NotFoundError."""
+        """Remove a token, from the next request on; NotFoundError."""
         with self._changing() as known:
             if id_ not in known.tokens:
                 raise NotFoundError(f"no token {id_!r} in {self._path}: `overwinter token list` tells the ids")
@@ -169,7 +169,7 @@ class TokenFile:
 
     @contextmanager
     def _changing(self) -> Iterator[Known]:
-        """What the file says, while nobody else changes it."""
+        """The content of the file, locked against other changes."""
         private_directory(self._data)
         with disk_errors("lock the tokens", self._data):
             descriptor = os.open(self._data / LOCK, os.O_RDWR | OWN, 0o600)
@@ -197,14 +197,14 @@ class TokenFile:
 
 
 def hand_over(descriptor: int, directory: Path) -> None:
-    """Give a file that root made to whoever has its directory: the node may run as another user."""
+    """Give a file that root created to the owner of its directory: the node may run as another user."""
     if os.geteuid() == 0:
         owner = os.stat(directory)
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def digest_of(text: bytes) -> str:
-    """What the file keeps of a token."""
+    """The stored form of a token."""
     return hashlib.sha256(text).hexdigest()
 
 

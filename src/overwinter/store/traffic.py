@@ -1,4 +1,4 @@
-"""Which versions were said to get the requests that name none? A table in the catalog's file."""
+"""Stores which versions get the requests that name none, in a table of the catalog's file."""
 
 import sqlite3
 from collections.abc import Collection
@@ -14,7 +14,7 @@ _decode = msgspec.json.Decoder(Shares).decode
 
 
 class KeptTraffic:
-    """The shares of each function of which somebody has said them."""
+    """The stored shares of each function for which shares were set."""
 
     def __init__(self, file: Database) -> None:
         self._file = file

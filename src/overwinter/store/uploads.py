@@ -1,4 +1,4 @@
-"""How does a blob come into the repository bit by bit, and how much may come?"""
+"""Writes an upload into the repository in pieces, within its bounds."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ INODES_FREE_MIN = 1024
 
 
 class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much deployers may take of the disk."""
+    """The bounds on the disk space of deployers."""
 
     free_min_bytes: int = 0
     """Stays free, whoever deploys."""
@@ -26,14 +26,14 @@ class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes that one tenant holds, each file in whole pages; None: no bound."""
 
     def within(self, tenant_bytes: int | None) -> Self:
-        """The same for a tenant that may hold so much, if that is less; None: no less."""
+        """The same with a lower bound for a tenant; None: unchanged."""
         if tenant_bytes is None:
             return self
         most = tenant_bytes if self.tenant_bytes is None else min(tenant_bytes, self.tenant_bytes)
         return msgspec.structs.replace(self, tenant_bytes=most)
 
     def check_free(self, directory: Path, nbytes: int) -> None:
-        """NoSpaceError unless so many bytes more leave enough of the disk of `directory` free."""
+        """NoSpaceError unless so many more bytes leave enough of the disk of `directory` free."""
         state = os.statvfs(directory)
         free = state.f_bavail * state.f_frsize
         # A filesystem that makes its inodes as it needs them says that it has none.
@@ -49,12 +49,12 @@ UNBOUNDED = DiskBounds()
 
 
 class Upload:
-    """A blob on its way into the repository; leaving the `with` without `commit` leaves nothing behind."""
+    """An upload into the repository; leaving the `with` without `commit` removes it."""
 
     def __init__(
         self, address: Address, draft: Draft, check: Callable[[int], None], admit: Callable[[Draft, float], bool]
     ) -> None:
-        """`check` is told how many bytes the draft will have, before it has them; `admit` gives it its place."""
+        """`check` is called with the size of the draft before it grows; `admit` moves it to its address."""
         self._address = address
         self._draft = draft
         self._check = check
@@ -67,7 +67,7 @@ class Upload:
         self._draft.__exit__(kind, error, at)
 
     def write(self, chunk: Buffer) -> None:
-        """Append some bytes; NoSpaceError when the disk is full, or the tenant holds what it may."""
+        """Append some bytes; NoSpaceError when the disk is full, or the tenant is at its bound."""
         self._check(self._draft.nbytes + memoryview(chunk).nbytes)
         self._draft.write(chunk)
 

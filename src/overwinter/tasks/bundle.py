@@ -1,4 +1,6 @@
-"""What does a task need of a directory, and how is it asked for?"""
+"""The options with which a task is requested, and the handler, assets and sample requests that it makes from a
+directory.
+"""
 
 from collections.abc import Mapping
 from importlib.resources import files
@@ -13,7 +15,7 @@ from overwinter.worker.values import Value
 
 
 class Bundle(NamedTuple):
-    """A handler with its assets, and requests to try it with."""
+    """A handler with its assets, and requests for its trial."""
 
     source: str
     assets: dict[str, bytes]
@@ -26,7 +28,7 @@ class Bundle(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What was asked for: a task of a directory, and options that its task knows."""
+    """A requested task: its directory and options."""
 
     task: str
     path: Path

@@ -1,7 +1,8 @@
-"""What of a `transformers` directory is deployed? The raw program, or a task with its handler.
+"""Deploys a `transformers` directory: the raw program, or a task with its handler.
 
-A handler is tried before it is sent: it must read requests as `transformers` does, and items of one request, which are
-padded to one length, must be answered as they are alone. Else the deploy is refused: a wrong answer is worse.
+A handler is tried before it is sent. It must read requests as `transformers` does, and items of one request, which are
+padded to one length, must get the same answers as alone. Otherwise the deploy is refused, because a wrong answer is
+worse.
 """
 
 from collections.abc import Callable, Mapping

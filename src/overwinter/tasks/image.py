@@ -1,4 +1,4 @@
-"""What do tasks of images take out of a directory? What its image processor does, and the names of its classes."""
+"""Reads the settings of an image task from a directory: its image processor, and the names of its classes."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What does speech recognition take out of a directory? What is done to samples, and the tokens of a text."""
+"""Reads the settings of speech recognition from a directory: the processing of samples, and the tokens of a text."""
 
 import json
 from typing import Any

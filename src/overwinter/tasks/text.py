@@ -1,4 +1,4 @@
-"""What do tasks of texts take out of a directory? Its tokenizer, and the names of its classes."""
+"""Reads the settings of a text task from a directory: its tokenizer, and the names of its classes."""
 
 import json
 from typing import Any

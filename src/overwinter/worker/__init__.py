@@ -1,1 +1,1 @@
-"""Worker processes: the zygote that forks them, what a worker does, and how the node speaks with both."""
+"""Worker processes: the zygote that forks them, the worker itself, and their messages with the node."""

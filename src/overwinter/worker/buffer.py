@@ -1,6 +1,7 @@
-"""Where do tensors lie between two processes?
+"""Shared-memory buffers through which tensors pass between two processes.
 
-In a buffer: a memory file mapped by both, whose size only grows, so that neither can pull it from under the other.
+A buffer is a memory file that both processes map. Its size only grows, so neither process can truncate it under the
+other.
 """
 
 import fcntl
@@ -45,7 +46,7 @@ class SharedBuffer:
 
     @classmethod
     def make(cls, name: str) -> "SharedBuffer":
-        """A new buffer; the name is for people who look at a process's maps. OSError without descriptors left."""
+        """A new buffer; its name appears in the maps of a process. OSError without descriptors."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, FIRST_BYTES)
@@ -61,7 +62,7 @@ class SharedBuffer:
         return cls(fd, os.fstat(fd).st_size)
 
     def hold(self, nbytes: int) -> None:
-        """Make room for `nbytes`; OSError when the system has none."""
+        """Grow to `nbytes`; OSError when the system has no memory."""
         if nbytes > self.nbytes:
             grown = max(nbytes, 2 * self.nbytes, self._grown)
             os.ftruncate(self.fd, grown)
@@ -76,7 +77,7 @@ class SharedBuffer:
             self._remap(nbytes)
 
     def put(self, at: int, data: Buffer) -> None:
-        """Copy bytes to this place; there must be room. OSError when the system has no memory."""
+        """Copy bytes to this offset; they must fit. OSError when the system has no memory."""
         if len(data) <= LARGE_BYTES:
             self.view[at : at + len(data)] = data
             return
@@ -86,7 +87,7 @@ class SharedBuffer:
             rest, at = rest[written:], at + written
 
     def take(self, at: int, nbytes: int) -> Buffer:
-        """A copy of so many bytes from this place; ValueError if they are not there, OSError or MemoryError when this
+        """A copy of so many bytes from this offset; ValueError if they do not exist, OSError or MemoryError when this
         process has no memory for them.
         """
         if nbytes <= LARGE_BYTES:
@@ -101,8 +102,8 @@ class SharedBuffer:
         return taken.toreadonly()
 
     def give_back(self) -> Iterator[None]:
-        """Let go of the memory beyond KEPT_BYTES, in both processes, a piece at a time: its bytes are zero afterwards.
-        The size stays.
+        """Release the memory beyond KEPT_BYTES in both processes, piece by piece: its bytes are zero afterwards. The
+        size does not change.
         """
         for at in range(KEPT_BYTES, self.nbytes, GIVEN_BYTES):
             self.map.madvise(mmap.MADV_REMOVE, at, min(GIVEN_BYTES, self.nbytes - at))
@@ -115,14 +116,14 @@ class SharedBuffer:
         self.nbytes = nbytes
 
     def close(self) -> None:
-        """Let go of map and file; no tensor may lie in it any more."""
+        """Close the mapping and the file; no tensor may be in it any more."""
         self.view.release()
         self.map.close()
         os.close(self.fd)
 
 
 class Slot(NamedTuple):
-    """Where the tensors of one run lie."""
+    """The buffers of one run."""
 
     inputs: SharedBuffer
     outputs: SharedBuffer

@@ -1,7 +1,7 @@
-"""Which system calls may a worker make? Their names, and their numbers on x86_64 and aarch64.
+"""The system calls that a worker may make: their names, and their numbers on x86_64 and aarch64.
 
-Nothing of a worker's makes a process, a socket, a pipe, a memory file or a System V object: what no limit counts, what
-would outlive it, and what reaches others. Some calls are allowed with some arguments only (seccomp.py).
+No allowed call creates a process, a socket, a pipe, a memory file or a System V object, because these escape the
+limits, outlive the worker, or reach other processes. Some calls are allowed with some arguments only (seccomp.py).
 """
 
 from collections.abc import Mapping

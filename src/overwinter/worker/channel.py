@@ -1,4 +1,6 @@
-"""How two processes of a node speak: one message a packet, file descriptors beside it, one reused buffer."""
+"""The message channel between two processes of a node: one message per packet, with file descriptors, and one reused
+buffer.
+"""
 
 import array
 import mmap
@@ -22,11 +24,11 @@ In = TypeVar("In")
 
 
 class ChannelClosedError(Exception):
-    """The process at the other end is gone."""
+    """The process at the other end has ended."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends, with room for a message of PACKET_BYTES_MAX where the kernel allows it."""
+    """Two connected ends, for messages of up to PACKET_BYTES_MAX where the kernel allows it."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX)
@@ -39,8 +41,8 @@ class Channel(Generic[In]):
     def __init__(
         self, end: socket.socket, incoming: type[In], fds_max: int = FDS_MAX, names_sender: bool = False
     ) -> None:
-        """Of a side that may not be trusted `fds_max` descriptors are taken with a message, and what goes beyond is
-        closed. With `names_sender` the kernel tells which process sent each message.
+        """With an untrusted sender, at most `fds_max` descriptors are accepted per message, and others are closed. With
+        `names_sender` the kernel reports the process that sent each message.
         """
         self._end = end
         self._encoder = msgspec.msgpack.Encoder()
@@ -61,7 +63,7 @@ class Channel(Generic[In]):
         return self._end.fileno()
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send one message; ChannelClosedError if nobody listens, OSError if it does not fit."""
+        """Send one message; ChannelClosedError if the other end is closed, OSError if it does not fit."""
         rest = list(fds)
         try:
             while len(rest) > FDS_A_PACKET:
@@ -76,9 +78,8 @@ class Channel(Generic[In]):
             raise ChannelClosedError("the other process is gone") from error
 
     def receive(self) -> tuple[In, list[int]]:
-        """The next message and its descriptors; ChannelClosedError at the end; BlockingIOError if none is there.
-
-        A decoder's ValueError for what is no message; its descriptors are closed.
+        """The next message and its descriptors; ChannelClosedError at the end; BlockingIOError if there is none. The
+        decoder's ValueError for an invalid message, whose descriptors are closed.
         """
         while True:
             nbytes, fds = self._receive_packet()
@@ -123,6 +124,6 @@ class Channel(Generic[In]):
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors that nobody wants."""
+    """Close these descriptors."""
     for fd in fds:
         os.close(fd)

@@ -1,7 +1,7 @@
-"""Where is a program cut for functions that differ in some of its weights?
+"""Decides where a program is cut for functions that differ in some of its weights.
 
-A call is own if it reads a weight that differs, or what was made of one without any rows. Own calls with no other
-weight between them are one span, and what lies between spans is shared. See docs/decisions/trunks.md.
+A call is own if it reads a differing weight, or a value without rows that was computed from one. Consecutive own calls
+with no common weight between them form a span; the calls between spans are shared. See docs/decisions/trunks.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,9 @@ def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int,
 
 
 def _own_calls(program: Program, own: frozenset[int]) -> list[int]:
-    """The calls that read an own weight, or what was made of one without any rows: a transposed one, say."""
+    """The calls that read an own weight, or a value without rows that was computed from one, such as a transposed
+    weight.
+    """
     batch = list(program.dimensions).index(BATCH)
     mine = set(own)
     found = []

@@ -1,9 +1,8 @@
-"""What does a worker hold of a family? The program and the handler's code once, and each function that is bound.
+"""What a worker holds of a family: the program and the handler's code once, and each bound function.
 
-Which blocks a worker has is decided by the order of the node's messages alone: a bind adds to them, an unbind takes
-away, and a bind that fails keeps what it was handed until the unbind. So the node knows at any time what is there, and
-`take`, `drop` and `runner` are called in that order. The rest of a bind takes longer, and may go on beside runs and
-other binds.
+The order of the node's messages alone determines the blocks of a worker: a bind adds blocks, an unbind removes them,
+and a failed bind keeps its blocks until the unbind. So the node always knows them, and `take`, `drop` and `runner` are
+called in that order. The rest of a bind takes longer, and may be concurrent with runs and other binds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +79,7 @@ class Family:
         return doubts(runner, self._load.inputs) if trial.made_up else ""
 
     def drop(self, function: str) -> None:
-        """Let go of a function; its runs that are under way end as they would have."""
+        """Unbind a function; its runs under way are completed."""
         self._members.pop(function, None)
 
     def runner(self, function: str) -> Runner | None:

@@ -1,4 +1,4 @@
-"""A function's own code: executed in the worker's sandbox, nowhere else."""
+"""Executes a function's handler, in the worker's sandbox and nowhere else."""
 
 import inspect
 import linecache
@@ -22,7 +22,7 @@ FAILURES = (Exception, SystemExit)
 
 
 class Code:
-    """A family's source, compiled once. Each function of the family executes it for itself, in a module of its own."""
+    """A family's source, compiled once. Each function of the family executes it in a separate module."""
 
     def __init__(self, source: str) -> None:
         """HandlerError when it is no Python."""
@@ -52,13 +52,13 @@ Read = Callable[[str, Callable[[], object]], Asset]
 
 
 class Assets:
-    """What the handlers of a family have read of their files, by name and address, as long as one of them has it."""
+    """The results of `read_asset` for a family, by name and address, as long as one of its functions uses them."""
 
     def __init__(self) -> None:
         self._read: WeakValueDictionary[tuple[str, Address], Asset] = WeakValueDictionary()
 
     def read(self, name: str, address: Address, make: Callable[[], object]) -> Asset:
-        """What was read of this file before, or what `make` reads of it now."""
+        """The earlier result for this file, or that of `make`."""
         found = self._read.get((name, address))
         if found is None:
             found = self._read[name, address] = Asset(make())
@@ -66,7 +66,7 @@ class Assets:
 
 
 def unshared(name: str, make: Callable[[], object]) -> Asset:
-    """An asset that nobody else has read."""
+    """An asset that no other function has read."""
     return Asset(make())
 
 

@@ -1,7 +1,7 @@
-"""How does a process give back memory that it needs no more?
+"""Returns unused memory of a process to the system.
 
-What a zygote keeps, each tenant pays for, and what an idle worker keeps, each worker: so all that libraries hold in
-reserve goes too.
+Memory kept by a zygote counts for each tenant, and memory kept by an idle worker for each worker, so the reserves of
+libraries are released too.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ class _Heap(ctypes.Structure):
 
 
 def _buffers_of_mkl() -> Callable[[], object]:
-    """What lets go of the buffers that MKL keeps for the calling thread; nothing where PyTorch has no MKL."""
+    """The function that frees MKL's buffers of the calling thread; None where PyTorch has no MKL."""
     try:
         free: Callable[[], object] = ctypes.CDLL("libtorch_cpu.so").mkl_serv_thread_free_buffers
     except (OSError, AttributeError):
@@ -40,10 +40,8 @@ if _heap is not None:
 
 
 def give_back_heap() -> None:
-    """Return freed memory to the system, and what MKL keeps for the calling thread.
-
-    For each size of matrices MKL keeps a buffer of 4 to 9 MiB, of which it uses little; in huge pages that takes 2 MiB
-    and more.
+    """Return freed memory to the system, and MKL's buffers of the calling thread. For each size of matrices MKL keeps a
+    buffer of 4 to 9 MiB, of which it uses little; in huge pages it takes 2 MiB and more.
     """
     _free_buffers()
     _libc.malloc_trim(0)
@@ -51,9 +49,8 @@ def give_back_heap() -> None:
 
 
 def _give_back_end() -> None:
-    """With huge pages glibc keeps the end of its heap up to the next of them, and all that was ever written there.
-
-    Whoever has that end as a block of its own can let go of its pages, whatever other threads allocate meanwhile.
+    """With huge pages glibc keeps the end of its heap up to the next huge page, with all pages that were ever written.
+    Allocating that end as a block allows releasing its pages, independent of other threads' allocations.
     """
     room = 0 if _heap is None else _heap().end_bytes - 2 * _PAGE
     block = _libc.malloc(room) if room > 0 else None
@@ -65,7 +62,7 @@ def _give_back_end() -> None:
 
 
 def give_back_code() -> None:
-    """Let go of the pages of libraries that were only read while loading; what runs again is mapped again."""
+    """Release the pages of libraries that were only read while loading; code that runs again is mapped again."""
     with open("/proc/self/maps") as maps:
         regions = [line.split() for line in maps]
     for bounds, rights, _, _, inode, *_ in regions:

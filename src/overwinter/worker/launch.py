@@ -1,9 +1,9 @@
-"""Starts the zygote in namespaces of its own. It imports no PyTorch: what stays here is small.
+"""Starts the base zygote in its own namespaces, without importing PyTorch, so that this process stays small.
 
 Run as `python -m overwinter.worker.launch FD PARENT IMPORTS [GROUP ...]`, where FD is the zygote's end of a channel,
-IMPORTS the modules that it imports beside its own, with commas between, and each GROUP a file by which a control group
-is entered. The zygote is the first process of its process namespace: when it ends, the kernel ends all in there. It
-ends with this process, which ends with its parent.
+IMPORTS the additional modules to import, separated by commas, and each GROUP a file by which a control group is
+entered. The zygote is the first process of its process namespace: when it ends, the kernel ends all processes in it.
+The zygote ends with this process, which ends with its parent.
 """
 
 import os
@@ -42,7 +42,7 @@ def _enter(groups: list[str]) -> list[str]:
 
 
 def _fork(end: int) -> None:
-    """Return in a child, the first process of its namespace; this one waits for it."""
+    """Return in a child, the first process of its namespace; the parent waits for it."""
     alive, held = os.pipe()
     pid = os.fork()
     if pid == 0:

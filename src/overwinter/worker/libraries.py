@@ -1,7 +1,7 @@
-"""What does the base zygote import beside PyTorch? Libraries that handlers use, so that no wake has to.
+"""Imports libraries that handlers use in the base zygote, so that wakes need not import them.
 
-They are the operator's, as PyTorch is: no tenant chooses them, and nothing of a tenant's is read for them. What the
-base imports is in every fork, and its pages are shared.
+The operator chooses these libraries, as PyTorch: tenants do not choose them, and importing them reads nothing of a
+tenant. Every fork has them, and their pages are shared.
 """
 
 import importlib
@@ -23,7 +23,7 @@ OWN = (
 
 
 def import_ahead(names: Collection[str]) -> Iterator[str]:
-    """Import these modules, and Overwinter's own as far as they are installed; yields what was wrong with one."""
+    """Import these modules, and Overwinter's own if they are installed; yields an error for each that fails."""
     for name in (*OWN, *names):
         try:
             importlib.import_module(name)

@@ -1,6 +1,6 @@
-"""What does a worker find out about itself when it is measured: its private memory, and how long each layer takes?
+"""Measurements by a worker of itself: its private memory, and the time of each layer.
 
-How long whole runs take is measured from outside, by the node, through the very path that requests go.
+The node measures the time of whole runs from outside, on the path that requests take.
 """
 
 import os
@@ -30,7 +30,7 @@ class Gauge:
         self._timed: Timed | None = None
 
     def measured(self, runner: Runner, asked: Measure) -> Measured:
-        """What `asked` wants to know."""
+        """The measurements that `asked` requests."""
         layers = () if asked.batch is None else self.layer_seconds(runner, asked.batch)
         return Measured(self.private_bytes(), layers)
 
@@ -46,7 +46,7 @@ class Gauge:
         return tuple(after - before for before, after in zip([begun, *marks], marks, strict=False))
 
     def private_bytes(self) -> int:
-        """The most that this process had to itself at any moment: what it has now, and by how much it was larger."""
+        """The peak private memory of this process: its current value, plus the difference to the earlier maximum."""
         private, resident = kibibytes(self._lines())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return (private + max(0, peak - resident)) * KIB

@@ -1,4 +1,4 @@
-"""What the node, the zygotes and the workers tell each other. Tensors lie in buffers, never in here."""
+"""The messages between the node, the zygotes and the workers. Tensors are in buffers, never in messages."""
 
 import msgspec
 
@@ -56,14 +56,14 @@ class ForkZygote(_Message, frozen=True):
 
 
 class KillZygote(_Message, frozen=True):
-    """Kill a tenant's zygote that has not said yet that it lives, so that nobody else knows its process."""
+    """Kill a tenant's zygote that has not reported its start, so that only its parent knows its process."""
 
     number: int
 
 
 class Load(_Message, frozen=True):
-    """What the functions of a family have in common; descriptors: the program, then the handler's source if there is
-    one. The bind of one of them follows.
+    """The common parts of a family; descriptors: the program, then the handler's source if there is one. A bind
+    follows.
     """
 
     program: Address
@@ -85,7 +85,7 @@ class Load(_Message, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
-    """What a function has to do before it is bound."""
+    """The trial that a function must pass before it is bound."""
 
     warm_up: bool
     """Run the program once on zeros."""
@@ -96,7 +96,7 @@ class Trial(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bind(_Message, frozen=True):
-    """One function of the family: its weights and its assets. Descriptors: the blocks that are handed over, then the
+    """One function of the family: its weights and its assets. Descriptors: the blocks that the worker lacks, then the
     assets, then the buffer of the trial's samples if there are any.
     """
 
@@ -140,7 +140,7 @@ ToZygote = ForkWorker | Prepare | Forget | Ping
 
 
 class Up(_Message, frozen=True):
-    """The zygote has what it needs; `uncontained` names what the system would not let it apply; descriptor: its own
+    """The zygote is ready; `uncontained` names the protections that the system does not support; descriptor: its own
     smaps.
     """
 
@@ -148,27 +148,27 @@ class Up(_Message, frozen=True):
 
 
 class Forked(_Message, frozen=True):
-    """A worker lives, as it says itself before anything of its function is there; descriptor: its own smaps."""
+    """A worker is running, reported before it has anything of its function; descriptor: its own smaps."""
 
     worker: WorkerId
 
 
 class Unforked(_Message, frozen=True):
-    """The system has no room for one more process."""
+    """The system allows no further process."""
 
     worker: WorkerId
     reason: str
 
 
 class Exited(_Message, frozen=True):
-    """A worker is gone; `status` as waitpid gives it, turned into an exit code."""
+    """A worker ended; `status` is the exit code from waitpid."""
 
     worker: WorkerId
     status: int
 
 
 class ProgramReady(_Message, frozen=True):
-    """What was to be prepared is done, as far as it can be."""
+    """A preparation is complete, as far as possible."""
 
 
 class Pong(_Message, frozen=True):
@@ -181,13 +181,13 @@ FromZygote = Up | Forked | Unforked | Exited | ProgramReady | Pong
 
 
 class Unbind(_Message, frozen=True):
-    """Let go of a function that was bound, or could not be, once none of its runs is under way."""
+    """Unbind a function that was bound, or could not be, after its runs."""
 
     function: str
 
 
 class RunBatch(_Message, frozen=True):
-    """Run these requests; their inputs lie in the slot's first buffer in this order."""
+    """Run these requests; their inputs are in the slot's first buffer in this order."""
 
     run: RunId
     functions: tuple[str, ...]
@@ -211,7 +211,7 @@ class Stop(_Message, frozen=True):
 
 
 class TakeOver(_Message, frozen=True):
-    """A worker that was forked ahead is to serve: it may have no more than this, as in `ForkWorker`. A load follows."""
+    """A worker that was forked ahead will serve, with these limits, as in `ForkWorker`. A load follows."""
 
     memory_bytes: int
     mapped_bytes: int
@@ -253,7 +253,7 @@ class Bound(_Message, frozen=True):
 
 
 class BindFailed(_Message, frozen=True):
-    """A further function cannot be bound; what was handed over for it is kept until it is unbound."""
+    """A further function could not be bound; its blocks are kept until it is unbound."""
 
     function: str
     error: str
@@ -268,7 +268,7 @@ class Failure(_Message, frozen=True):
 
 
 class Outputs(_Message, frozen=True):
-    """A request's outputs, which lie in the buffer in this order after those of the requests before it."""
+    """A request's outputs, which are in the buffer in this order after those of the requests before it."""
 
     metas: tuple[TensorMeta, ...]
 
@@ -282,7 +282,7 @@ class Answer(_Message, frozen=True):
 
 
 class Measured(_Message, frozen=True):
-    """What was to be measured."""
+    """The requested measurements."""
 
     private_bytes: int
     layers_s: tuple[float, ...] = ()

@@ -1,7 +1,8 @@
-"""What do a zygote and all that it forks see of the system? Namespaces of their own, where the system gives them.
+"""The namespaces of the base zygote and all its forks, where the system supports them.
 
-No network; no processes but their own, all of which end with the first; no System V objects; no files but those named.
-Where the node does not run as root a user namespace gives the rights to make the others, and they are given up again.
+They have no network, only their own processes, which all end with the first one, no System V objects, and only named
+files. Where the node does not run as root, a user namespace gives the rights to create the others, and these rights are
+dropped again.
 """
 
 import ctypes
@@ -40,7 +41,7 @@ _OF_THIS_PROCESS, _NO_RIGHTS = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_uint32
 
 
 def leave() -> list[str]:
-    """Give this process a network, files and IPC of its own, and its children processes of their own; what could not be
+    """Enter new network, file and IPC namespaces, and a process namespace for its children; returns what could not be
     applied. Single-threaded processes only.
     """
     uid, gid = os.geteuid(), os.getegid()
@@ -93,7 +94,7 @@ def give_up_rights() -> None:
 
 
 def _outermost(places: Sequence[str]) -> list[str]:
-    """The places that do not lie below another, those that links lead to included."""
+    """The directories that are not below another one, including targets of links."""
     every = {os.path.abspath(place) for place in places} | {os.path.realpath(place) for place in places}
     found: list[str] = []
     for place in sorted(every):
@@ -103,7 +104,7 @@ def _outermost(places: Sequence[str]) -> list[str]:
 
 
 def _bind(source: int, target: str) -> None:
-    """Show at `target` what the descriptor holds."""
+    """Mount the descriptor's directory or file at `target`."""
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
     kind = os.fstat(source).st_mode
     if stat.S_ISLNK(kind):

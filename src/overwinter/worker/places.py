@@ -1,4 +1,4 @@
-"""Where do Python and what it needs lie, and can a worker's user read them there?"""
+"""Finds the files of Python and its libraries, and checks whether a worker's user can read them."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ _DEVICES = ("/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
 
 
 def python_places() -> list[str]:
-    """Where Python, its packages and this package lie, and what its libraries look at: all that a worker may read by
-    name but for /proc.
+    """The directories of Python, its packages and this package, and the files that its libraries read: all that a
+    worker may read by name, except /proc.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     places = {sys.prefix, sys.base_prefix, package, *_LIBRARIES, *_DEVICES}
@@ -44,7 +44,7 @@ def reach_python() -> list[int]:
 
 
 def unreadable() -> list[str]:
-    """What the calling process, contained, lacks of Python."""
+    """The files of Python that the calling process, in its sandbox, cannot read."""
     for path in sys.path:
         try:
             if os.path.basename(path) in ("lib-dynload", *_PACKAGES):
@@ -57,7 +57,7 @@ def unreadable() -> list[str]:
 
 
 def _passable(path: str) -> bool:
-    """Whether everybody may go through all parents of `path`."""
+    """Whether every user may traverse all parents of `path`."""
     parents = [path]
     while parents[-1] != "/":
         parents.append(os.path.dirname(parents[-1]))

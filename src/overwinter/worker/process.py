@@ -1,8 +1,8 @@
-"""What a worker does: load one family, then bind and run its functions as it is told until nobody tells it anything.
+"""The main loop of a worker: loads one family, then binds and runs its functions until its channel closes.
 
-A worker that may have several runs at once has as many threads. One of them leads: it waits for the next message, hands
-the lead to another, and does what it was told. So a run never changes threads on its way, and a worker of one run at a
-time is the same loop in one thread. A bind is done as a run is: others go on beside it.
+A worker has one thread for each concurrent run. One of them leads: it waits for the next message, passes the lead to
+another thread, and handles the message. So a run never changes threads, and a worker with a concurrency of one is the
+same loop in one thread. A bind is handled like a run, concurrently with others.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ _ARENA_MAX = -8
 
 
 class Worker:
-    """One worker process after its fork; each slot is room for one run at a time."""
+    """One worker process after its fork, with one slot for each concurrent run."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Worker:
         self._over = False
 
     def work(self) -> None:
-        """Serve until told to stop or until the node is gone; what runs then is still answered."""
+        """Serve until told to stop or until the node ends; runs under way are still answered."""
         self._serve()
         for follower in self._followers:
             follower.join()
@@ -133,7 +133,7 @@ class Worker:
                     return None
 
     def _received(self) -> tuple[ToWorker, list[int]]:
-        """The next message and its descriptors; gives memory back meanwhile. ChannelClosedError."""
+        """The next message and its descriptors; releases memory while waiting. ChannelClosedError."""
         while not self._tidy and not self._waiting.poll(IDLE_MS):
             if not self._under_way:
                 gc.collect()
@@ -214,7 +214,7 @@ class Worker:
             self._followers.append(follower)
 
     def _follow(self, threads: int) -> None:
-        """A further thread. What it does not survive, the worker does not: nobody else would answer its run."""
+        """A further thread. An exception in it ends the worker, because its run would not be answered."""
         try:
             # Part of the count is each thread's own.
             torch.set_num_threads(threads)
@@ -243,7 +243,7 @@ class Worker:
 
 
 def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> Callable[[], Family]:
-    """What gives the family that is loaded now, or raises why it could not be."""
+    """The function that returns the loaded family, or raises why loading failed."""
     made: Future[Family] = Future()
     try:
         made.set_result(Family(load, fds, prepared))
@@ -257,9 +257,7 @@ def _unbound(function: str) -> Failure:
 
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:
-    """Whose fault it is that a function cannot be bound, what happened, and the way out where there was too little
-    memory.
-    """
+    """The error of a failed bind: whose fault it is, what happened, and the remedy if memory was lacking."""
     kind, told = "ProgramError", f"{type(error).__name__}: {error}"
     if isinstance(error, OverwinterError):
         kind, told = type(error).__name__, str(error)

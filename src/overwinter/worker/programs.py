@@ -1,6 +1,6 @@
-"""Which programs does a tenant's zygote hold ready? Compiled, and run once on zeros for the primitives.
+"""The programs that a tenant's zygote has compiled and warmed up by one run on zeros.
 
-A handler is never among them: its author's code runs in workers alone.
+It never holds a handler: its author's code runs in workers only.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ HEAP_BYTES = 32 << 20
 
 
 class Programs(Mapping[Address, Prepared]):
-    """What is ready, by the program's address."""
+    """The prepared programs, by address."""
 
     def __init__(self) -> None:
         self._ready: dict[Address, Prepared] = {}
@@ -62,14 +62,14 @@ class Programs(Mapping[Address, Prepared]):
         return family.prepared
 
     def forget(self, program: Address) -> None:
-        """Let go of a program."""
+        """Drop a program."""
         self._ready.pop(program, None)
 
 
 @contextmanager
 def _heap_unused() -> Iterator[None]:
-    """Keep tensors out of the heap. They would leave it free in small pieces, of which each fork would make every page
-    anew, one fault each; at the end of the heap it gets huge pages.
+    """Keep tensors out of the heap. They would leave it free in small pieces, whose pages each fork would create again,
+    one fault each; at the end of the heap a fork gets huge pages.
     """
     _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_BYTES)
     try:

@@ -1,9 +1,8 @@
-"""How do functions that are bound run a batch of requests? Handler, program, handler.
+"""Runs a batch of requests: `preprocess`, the program, `postprocess`.
 
-Requests of several functions of a family may share a run, too: see trunk.py. Several threads may ask at once. Programs
-run side by side: they share nothing but weights, which nobody can write to. A handler is called by one thread at a
-time, as its author will have taken for granted; calls for other requests may come between the one before a program and
-the one after it.
+Requests of several functions of a family may share a run: see trunk.py. Several threads may call this concurrently.
+Programs run in parallel, because they share only read-only weights. A handler is called by one thread at a time, as its
+author will expect; calls for other requests may come between the call before a program and the one after it.
 """
 
 import threading
@@ -65,7 +64,7 @@ class Runner:
         outputs: tuple[TensorSpec, ...] = (),
         measured: bool = False,
     ) -> None:
-        """`outputs` is what it has to give; who is `measured` runs zeros."""
+        """`outputs` are the declared outputs; a `measured` worker runs zeros."""
         self.function = function
         self._outputs = outputs
         self.program = prepared.program
@@ -85,12 +84,12 @@ class Runner:
             self._check_outputs(zeros, run(self.weights, zeros))
 
     def example_sizes(self, batch: int | None = None) -> dict[str, int]:
-        """Each dynamic size of the program as it was exported, and its least batch unless told."""
+        """Each dynamic size of the program at its export, with the smallest batch by default."""
         low, _ = self.program.dimensions.get(BATCH, (1, 1))
         return {**self.program.example, BATCH: batch or low}
 
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
-        """Inputs of the program's example sizes, and of its least batch unless told."""
+        """Inputs of the program's example sizes, with the smallest batch by default."""
         sizes = self.example_sizes(batch)
         return [
             torch.zeros(
@@ -101,7 +100,7 @@ class Runner:
         ]
 
     def answer(self, requests: list[Named]) -> list[Outcome]:
-        """One outcome a request, in order. Requests whose inputs fit together run as one batch."""
+        """One outcome per request, in order. Requests whose inputs fit together run as one batch."""
         return answer([(self, request) for request in requests])
 
     def unlike(self, other: "Runner") -> frozenset[int]:
@@ -129,7 +128,7 @@ class Runner:
         return tensors
 
     def _check_sizes(self, tensors: list[torch.Tensor]) -> None:
-        """CallerError unless every size is one that the program was exported for: outside, it may answer wrong."""
+        """CallerError unless every size is within the range of the export: outside, the answer may be wrong."""
         sizes: dict[str, int] = {}
         for spec, tensor in zip(self.program.inputs, tensors, strict=True):
             if tensor.dim() != len(spec.shape):
@@ -176,7 +175,7 @@ class Runner:
         return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
 
     def _check_outputs(self, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """HandlerError unless the answer is what clients were told that it is."""
+        """HandlerError unless the answer matches the declared outputs."""
         fault = self._declared.fault(inputs, outputs)
         if fault:
             raise HandlerError(f"the program of {self.function} answers otherwise than it declares: {fault}")
@@ -190,8 +189,8 @@ class _Ready(NamedTuple):
 
 
 def answer(requests: Sequence[tuple[Runner, Named]]) -> list[Outcome]:
-    """One outcome a request, in order, of functions of one family. Requests whose inputs fit together run as one batch,
-    whoever's they are.
+    """One outcome per request, in order, for functions of one family. Requests whose inputs fit together run as one
+    batch, also of different functions.
     """
     with torch.inference_mode():
         ready: list[_Ready | Failure] = []
@@ -212,7 +211,7 @@ def answer(requests: Sequence[tuple[Runner, Named]]) -> list[Outcome]:
 
 
 def _run_group(group: list[_Ready]) -> list[Outputs]:
-    """Run requests that fit together, those of a function one behind the other."""
+    """Run requests that fit together, with those of each function consecutive."""
     sections = [list(each) for _, each in groupby(group, key=lambda item: item.runner)]
     if len(sections) > 1:
         together = _attempt(_run_together, sections)
@@ -222,8 +221,8 @@ def _run_group(group: list[_Ready]) -> list[Outputs]:
 
 
 def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
-    """Run the requests of several functions as one batch; None: they have too little in common. CallerError,
-    HandlerError: whose fault it is shows when each runs by itself.
+    """Run the requests of several functions as one batch; None: they have too little in common. After CallerError or
+    HandlerError, separate runs show which request is at fault.
     """
     runners = [section[0].runner for section in sections]
     own = frozenset[int]().union(*(runners[0].unlike(other) for other in runners[1:]))
@@ -282,7 +281,7 @@ def _attempt(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Fai
 
 
 def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
-    """Indices of requests that run together: of one shape but for the batch, and no more than the program takes."""
+    """Indices of requests that run together: equal shapes except for the batch, up to the program's maximum."""
     if len(ready) == 1:
         return [] if isinstance(ready[0], Failure) else [[0]]
     groups: list[list[int]] = []
@@ -303,8 +302,8 @@ def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
 
 
 def _alike(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
-    """Indices of requests that may share a run: the same shapes but for the first dimension, which is the batch. Those
-    of one function stand together.
+    """Indices of requests that may share a run: equal shapes except for the first dimension, the batch. Those of one
+    function are consecutive.
     """
     groups: dict[tuple[object, ...], dict[Runner, list[int]]] = {}
     for index, item in enumerate(ready):

@@ -1,11 +1,12 @@
-"""How a worker is kept from what is not its own. Each step says what it could not apply on this system.
+"""The sandbox of a worker. Each step reports what it could not apply on this system.
 
-A worker has its own process group and dies with its parent; it has no descriptors but those given to it, no files but
-Python's own (Landlock), no system calls but those that it needs (seccomp), no rights, a user of its own where the node
-runs as root, and limits on what it takes. What it shares with its zygote is in namespaces.py.
+A worker has its own process group and ends with its parent. It has no descriptors except those passed to it, no files
+except Python's own (Landlock), no system calls except those that it needs (seccomp), no privileges, a separate user
+where the node runs as root, and limits on its resources. Namespaces, which it shares with its zygote, are in
+namespaces.py.
 
-There are two stages. A tenant's zygote is contained as a worker is, but may fork, and may open its own files of /proc.
-A worker that it forks is contained once more, and then may do neither.
+There are two stages. A tenant's zygote has the sandbox of a worker, but may fork, and may open its own files of /proc.
+A worker that it forks enters a second stage, after which it may do neither.
 """
 
 import ctypes
@@ -63,7 +64,7 @@ def die_with_parent(parent: int) -> None:
 
 
 class Limits(NamedTuple):
-    """What a worker may have: private memory, address space for what it maps, and bytes of one buffer."""
+    """The limits of a worker: private memory, address space for mappings, and bytes of one buffer."""
 
     memory_bytes: int
     mapped_bytes: int
@@ -95,9 +96,8 @@ class Shelter:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
     def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
-        """Contain the calling process for good, as a worker; what could not be applied.
-
-        `uid` is the user that it becomes; None: it stays who it is, as where a tenant's zygote forked it.
+        """Put the calling process into a worker's sandbox for good; returns what could not be applied. `uid` is its new
+        user; None: the user does not change, as in a fork of a tenant's zygote.
         """
         os.setpgid(0, 0)
         missing = self._contain("worker", uid, limits, keep)
@@ -106,7 +106,7 @@ class Shelter:
         return missing
 
     def lower(self, limits: Limits) -> None:
-        """The calling process, which is contained as a worker, may have no more than these from now on."""
+        """Lower the limits of the calling process, which is in a worker's sandbox, to these."""
         self._limit(limits, self._held)
 
     def close_in_zygote(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
@@ -127,7 +127,7 @@ class Shelter:
         return missing + _restrict(self._rulesets[stage]) + self._filters[stage].install()
 
     def try_out(self) -> list[str]:
-        """Contain a child that does nothing, to tell at start what a worker will lack here."""
+        """Put an idle child into the sandbox, to report at start which protections workers will lack."""
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -141,7 +141,7 @@ class Shelter:
         return missing if status == 0 else ["workers cannot be contained at all: the trial failed"]
 
     def _become(self, stage: Stage, uid: int | None) -> list[str]:
-        """Somebody who may nothing."""
+        """Become an unprivileged user."""
         threads_max = self._threads_max if uid is None else THREADS_MAX
         if uid is not None and stage == "zygote":
             threads_max = ZYGOTE_THREADS_MAX + FORKS_MAX

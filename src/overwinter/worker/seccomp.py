@@ -1,7 +1,7 @@
-"""How system calls are refused: a filter that the kernel runs before each call, made of the list of those allowed.
+"""The seccomp filter, which the kernel runs before each system call, generated from the list of allowed calls.
 
-Whatever is not on the list is refused, so that a call of a later kernel is no hole. Old calls get EPERM, which people
-understand; those since Linux 5.1 get ENOSYS, after which libraries try older ones.
+All other calls are refused, so that calls of later kernels are refused too. Old calls return EPERM, a clear error;
+those since Linux 5.1 return ENOSYS, after which libraries try older ones.
 """
 
 import ctypes
@@ -97,7 +97,7 @@ def _filter(machine: str, stage: Stage) -> list[_Instruction]:
 
 
 def _segments(rules: Mapping[int, list[_Instruction]]) -> list[tuple[int, list[_Instruction]]]:
-    """Where a new rule begins, and what it is, from number 0 up: neighbours with the same rule are one."""
+    """The first number and the rule of each segment, ascending: consecutive numbers with the same rule form one."""
     segments: list[tuple[int, list[_Instruction]]] = []
     starts = sorted({0, _FIRST_NEW, *rules, *(number + 1 for number in rules)})
     for number in starts:
@@ -151,7 +151,7 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
 
 
 def _one_of(argument: int, *values: int) -> list[_Instruction]:
-    """Of an argument that the kernel takes for 32 bits."""
+    """The condition that a 32-bit argument has one of these values."""
     tests = [(_EQUAL, len(values) - number, 0, value) for number, value in enumerate(values)]
     return [_low(argument), *tests, _REFUSE, _ALLOW]
 

@@ -1,4 +1,4 @@
-"""Did something fail for want of memory?"""
+"""Recognizes errors that are caused by a lack of memory."""
 
 import errno
 

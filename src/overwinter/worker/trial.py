@@ -1,8 +1,8 @@
-"""Does a new version answer? It is tried before it may, in the worker that would.
+"""Tries a new version in its worker before it may answer requests.
 
-On the requests that its author gave with it, whatever fails refuses it. Without any, a function with a handler is tried
-on one that is made up: of the sizes that its program was exported with, zeros for numbers and a few words for BYTES. A
-handler may be right and still not take that, so what fails then is told, and refuses nothing.
+If its author gave sample requests, any failure refuses the version. Otherwise a function with a handler is tried on a
+generated request, in the sizes of the export, with zeros for numbers and a few words for BYTES. A correct handler may
+not accept such a request, so a failure is then only a warning.
 """
 
 import signal
@@ -37,7 +37,7 @@ def prove(runner: Runner, samples: list[Named]) -> None:
 
 
 def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
-    """Why a request made up of `inputs` is not answered, in words for the author; empty when it is."""
+    """Why a generated request with `inputs` is not answered, as a text for the author; empty if it is."""
     try:
         with _interrupted_after(MADE_UP_S):
             failure = _failure(runner, _made_up(runner, inputs))

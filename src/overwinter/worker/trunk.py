@@ -1,14 +1,14 @@
-"""How do requests of several functions of a family run as one batch?
+"""Runs requests of several functions of a family as one batch, as far as their weights are the same.
 
-As far as their weights are the same, together: a program's calls are split into spans, those that read weights which
-the functions have otherwise ("own") and the others between them. A shared span runs once over all rows; an own span
-runs for each function over its rows, with its weights, and what it gives is joined again where a shared span needs it.
+The calls of a program are split into spans: own spans, which read weights that differ between the functions, and shared
+spans between them. A shared span runs once over all rows. An own span runs for each function over its rows, with its
+weights, and its results are concatenated where a shared span needs them.
 
-Which dimension of a value holds the rows, and how often each, is found by running one request alone and two together.
-The first time a split is used for requests of some sizes, what two requests give together is compared with what each
-gives alone, wherever it crosses from one span into another: it is used only if they agree within the bound that a batch
-of one function's requests keeps. These two are made up: requests that are all the same would agree whatever becomes of
-their rows. See docs/decisions/trunks.md.
+Running one request alone and two together shows which dimension of a value holds the rows, and how often each. The
+first time a split is used for requests of certain sizes, the results of two requests together are compared with those
+of each alone, for all values that cross between spans. The split is used only if they agree within the bound that a
+batch of one function's requests meets. The two requests are generated, because equal requests would agree even if their
+rows were mixed up. See docs/decisions/trunks.md.
 """
 
 import threading
@@ -57,7 +57,7 @@ class Share(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """How a value has the rows: along a dimension, or as a number that counts them; so many times each."""
+    """How a value contains the rows: along a dimension, or as a number that counts them, and how many times each."""
 
     dim: int
     times: int
@@ -88,9 +88,8 @@ class _Span(NamedTuple):
 
 
 class Trunks:
-    """The splits of one program, by the weights that functions do not have in common.
-
-    There are at most KEPT: functions that differ now in these weights and now in those get a split that does for both.
+    """The splits of one program, by the differing weights of functions. There are at most KEPT: functions that keep
+    differing in other weights get a split for all of these.
     """
 
     def __init__(self, program: Program) -> None:
@@ -106,14 +105,16 @@ class Trunks:
             return self._made[found]
 
     def _wider(self, own: frozenset[int]) -> frozenset[int] | None:
-        """Of the splits that do for these weights, too, the one with the fewest, where no more are to be made."""
+        """The smallest existing split that covers these weights too, when no more may be made."""
         if len(self._made) < KEPT:
             return None
         made = (each for each, trunk in self._made.items() if own < each and trunk is not None)
         return min(made, key=len, default=None)
 
     def _make(self, own: frozenset[int]) -> frozenset[int]:
-        """A split for these weights; in place of the one used longest ago, also for those of that one if it can be."""
+        """A split for these weights; if it replaces the least recently used one, it covers that one's weights too, if
+        possible.
+        """
         if len(self._made) >= KEPT:
             oldest, _ = self._made.popitem(last=False)
             both = own | oldest
@@ -126,7 +127,7 @@ class Trunks:
 
 
 class _Trial(NamedTuple):
-    """What was found for requests of some sizes."""
+    """The result of the trial for requests of certain sizes."""
 
     rows: dict[int, _Rows | None] | None
     """Of what crosses from one span into another; None where it does not depend on the rows. None of all: functions do
@@ -135,7 +136,7 @@ class _Trial(NamedTuple):
 
 
 class _Together:
-    """A run of several functions: the values that they have in common, and those that each has for itself."""
+    """A shared run: the common values, and the separate values of each function."""
 
     def __init__(self, program: Program, shares: Sequence[Share], rows: dict[int, _Rows | None]) -> None:
         self._shares = shares
@@ -157,13 +158,13 @@ class _Together:
             self._values[slot] = self._join(slot, [mine.pop(slot) for mine in self._own])
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Nothing takes these any more."""
+        """These values are no longer needed."""
         for values in (self._values, *self._own):
             for slot in slots:
                 values.pop(slot, None)
 
     def of(self, number: int, slots: Iterable[int]) -> tuple[Any, ...]:
-        """Values of one of the functions: its own, or its rows of those of all."""
+        """Values of one of the functions: its own, or its rows of the common ones."""
         return tuple(self._part(number, slot) for slot in slots)
 
     def _part(self, number: int, slot: int) -> Any:
@@ -192,8 +193,8 @@ class Trunk:
         self._trying = threading.Lock()
 
     def run(self, shares: Sequence[Share]) -> list[tuple[torch.Tensor, ...]] | None:
-        """The program's outputs for each function; None where they would not be what each gets alone, or that cannot be
-        told. Whatever an operator raises passes through.
+        """The program's outputs for each function; None if they may differ from those of separate runs. Exceptions of
+        operators pass through.
         """
         trial = self._trial(shares)
         if trial is None or trial.rows is None:
@@ -205,7 +206,7 @@ class Trunk:
         return [together.of(number, self._program.output_slots) for number in range(len(shares))]
 
     def _trial(self, shares: Sequence[Share]) -> _Trial | None:
-        """What is known of requests of these sizes: how often a value has each row may depend on them."""
+        """The result for requests of these sizes: how often a value contains each row may depend on them."""
         sizes = tuple(tensor.shape[1:] for tensor in shares[0].inputs)
         trial = self._trials.get(sizes)
         if trial is None:
@@ -244,7 +245,9 @@ class Trunk:
         yield [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
 
     def _tried(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
-        """How values have the rows, if each of the two gets together what it got alone, in all that crosses."""
+        """How values contain the rows, if both requests get the same together and alone, in all values that cross
+        between spans.
+        """
         low, bound = pair[0].rows, bound_of(self._program)
         try:
             wide = self._through(pair[0].weights, _joined(pair))
@@ -272,7 +275,7 @@ class Trunk:
 
 
 def _agree(wanted: Any, given: Any, bound: float) -> bool:
-    """Whether a value of a run of several functions is what it is alone."""
+    """Whether a value of a shared run equals that of a separate run, within the bound."""
     if isinstance(wanted, torch.Tensor):
         return is_near(wanted, given, bound)
     return bool(wanted == given)
@@ -292,8 +295,8 @@ def _joined(shares: Sequence[Share]) -> list[torch.Tensor]:
 
 
 def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
-    """How a value has the rows that was worked out for so many, and for twice as many; ProgramError if that cannot be
-    told.
+    """How a value contains the rows, from its values for one number of rows and twice that; ProgramError if that is
+    ambiguous.
     """
     if not isinstance(narrow, torch.Tensor):
         if narrow == wide:
@@ -344,7 +347,7 @@ def _spans(program: Program, cuts: Sequence[Cut]) -> list[_Span]:
 
 
 def _check_writes(calls: Sequence[Call], taken: Sequence[int], groups: Sequence[int]) -> None:
-    """ProgramError if a span writes to what it is given: the next function is given the same."""
+    """ProgramError if a span writes to its inputs, because the next function gets the same inputs."""
     shared = {groups[slot] for slot in taken}
     for call in calls:
         target = written_slot(call)

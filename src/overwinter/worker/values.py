@@ -1,4 +1,4 @@
-"""Between the bytes of a buffer and the tensors of a program."""
+"""Converts between the bytes of a buffer and the tensors of a program."""
 
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,17 +30,16 @@ def read(buffer: SharedBuffer, meta: TensorMeta, offset: int) -> Value:
 
 
 def read_requests(buffer: SharedBuffer, requests: Iterable[Sequence[TensorMeta]]) -> list[dict[str, Value]]:
-    """The inputs of requests that lie in a buffer in this order."""
+    """The inputs of requests, which are in a buffer in this order."""
     requests = list(requests)
     places = offsets(meta for metas in requests for meta in metas)
     return [{meta.name: read(buffer, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
 
 
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor of its own, which stays as it is whatever is done to `value`.
-
-    HandlerError, naming it, for one that is not what it seems (a subclass says of itself what it likes), or whose
-    elements do not lie in this process's memory.
+    """A separate tensor object with the same memory, which later changes of the object `value` do not affect.
+    HandlerError, naming it, for an object that only pretends to be a tensor (a subclass may lie about itself), or whose
+    elements are not in this process's memory.
     """
     if type(value) not in _PLAIN:
         raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")
@@ -60,7 +59,7 @@ _KINDS: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
 
 
 class Parcel:
-    """A tensor on its way into a buffer: its description and where its bytes come from."""
+    """A tensor to be written into a buffer: its description and the source of its bytes."""
 
     def __init__(self, name: str, value: Value) -> None:
         self._bytes: bytes | None = None

@@ -1,7 +1,7 @@
-"""Blocks of the host store, mapped read-only, and the weights that lie in them.
+"""Maps blocks of the host store read-only, and creates the weights in them.
 
-A worker maps a block once, however many functions have weights in it. A block stays mapped as long as it or a tensor in
-it is in use, whoever uses it: a run, a function that is bound, or what a handler has kept of a program's outputs.
+A worker maps a block once for all functions. The block stays mapped as long as it or a tensor in it is in use: by a
+run, by a bound function, or by a handler that keeps outputs of a program.
 """
 
 import ctypes
@@ -35,8 +35,8 @@ class MappedBlock:
         self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
 
     def tensor(self, weight: Weight, offset: int) -> torch.Tensor:
-        """The weight as a tensor with a storage of its own that ends where the weight ends. Functions that have it in
-        the same place share it.
+        """The weight as a tensor with a separate storage that ends where the weight ends. Functions with the weight at
+        the same position share it.
         """
         found = self._tensors.get((weight, offset))
         if found is None:
@@ -57,14 +57,14 @@ class MappedBlock:
 
 
 class Blocks:
-    """The blocks that a worker has mapped, by address, as long as somebody has them."""
+    """The mapped blocks of a worker, by address, as long as they are in use."""
 
     def __init__(self) -> None:
         self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
 
     def take(self, wanted: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
-        """These blocks: those in `handed` from the descriptor there, the others as they were taken before. An error
-        stands in the place of its block, so that the others of them can be taken again.
+        """These blocks: those in `handed` from the descriptor there, the others as mapped before. A failed block is
+        represented by its error, so that the others can be taken again.
         """
         return [self._one(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(wanted)]
 
@@ -94,10 +94,8 @@ def weight_tensors(
 
 
 def unlike(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
-    """Which of the weights two functions of a family do not have in common, by number.
-
-    A large one is its own block, so it is the same tensor or has other content. A small one may be the same in another
-    block, beside one that differs.
+    """The numbers of the weights that two functions of a family do not have in common. A large one is its own block, so
+    it is the same tensor or has other content. A small one may be equal in another block, next to one that differs.
     """
     pairs = enumerate(zip(weights, others, strict=True))
     return frozenset(number for number, (own, other) in pairs if own is not other and not _are_equal(own, other))

@@ -1,11 +1,11 @@
-"""How are processes forked in milliseconds? A zygote imports PyTorch once, stays single-threaded, and forks.
+"""The zygotes: single-threaded processes that import PyTorch once and fork workers in milliseconds.
 
-There is one base zygote. It holds nothing of any tenant's: it imports (`libraries.py`), and forks workers and tenants'
-zygotes. A tenant's zygote is contained as that tenant's workers are; it holds its programs ready (`programs.py`) and
-forks its workers. No zygote ever runs a function's own code, and none but the base has rights that a worker lacks, but
-to fork.
+There is one base zygote. It holds nothing of any tenant: it imports libraries (`libraries.py`), and forks workers and
+tenants' zygotes. A tenant's zygote has the sandbox of that tenant's workers; it prepares the tenant's programs
+(`programs.py`) and forks its workers. No zygote ever runs a function's own code. Only the base zygote has rights that a
+worker lacks, except that all zygotes may fork.
 
-The base is started by launch.py.
+launch.py starts the base zygote.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ Order = ToBase | ToZygote
 
 
 class Means(NamedTuple):
-    """What a zygote works with."""
+    """The resources of a zygote."""
 
     channel: Channel[Order]
     wakeup: socket.socket
@@ -93,7 +93,7 @@ class Zygote:
         self._become: Becoming | None = None
 
     def serve(self) -> Becoming:
-        """Serve until the node is gone (then exit), or until this process is a fork: returns what it is to become."""
+        """Serve until the node ends (then exit), or until this process is a fork: returns its role."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._means.wakeup, select.POLLIN)
@@ -183,7 +183,9 @@ class Zygote:
             self._zygotes = {number: child for number, child in self._zygotes.items() if child != pid}
 
     def _kill_strays(self, gone: int) -> None:
-        """What a tenant's zygote left behind is the base's now. It dies with its parent, unless it took care not to."""
+        """Kill the orphans of a tenant's zygote, which are the base zygote's children now. They normally die with their
+        parent.
+        """
         for pid in _children_of(os.getpid()):
             if pid not in self._children and pid != gone:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -206,16 +208,14 @@ def _children_of(parent: int) -> list[int]:
 
 
 def _own_smaps() -> int:
-    """The file in which the kernel counts this process' memory.
-
-    The kernel asks who may look when the file is opened, and what it then shows is of this process alone: the node may
-    look from now on, whoever runs it and whatever the process becomes.
+    """The smaps file of this process. The kernel checks permissions when the file is opened, and it shows only this
+    process: from then on the node can read it, with any user, whatever this process becomes.
     """
     return os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _enter(group: int) -> None:
-    """Into the control group of this file for threads, as long as this process has a single one: that takes 50 µs."""
+    """Enter the control group of this file for threads, while this process has a single thread: this takes 50 µs."""
     try:
         os.write(group, b"0")
     except OSError as error:
@@ -225,7 +225,7 @@ def _enter(group: int) -> None:
 
 
 def _call_itself(name: str) -> None:
-    """For people who look at processes; 15 characters at most."""
+    """Set the process name, for tools that list processes; 15 characters at most."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
@@ -270,7 +270,7 @@ def _be_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -
 
 
 def _limits(order: ForkWorker | TakeOver, slots: int) -> sandbox.Limits:
-    """What a worker with so many slots may have."""
+    """The limits of a worker with so many slots."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
     buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
     return sandbox.Limits(memory_bytes, order.mapped_bytes, buffer_bytes)
@@ -286,7 +286,9 @@ def _taken_over(end: int) -> TakeOver:
 
 
 def _be_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -> None:
-    """A tenant's zygote, forked from the base: contained, it serves its own channel, as long as the base lives."""
+    """A tenant's zygote, forked from the base zygote: it enters the sandbox and serves its own channel, as long as the
+    base zygote lives.
+    """
     try:
         sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
@@ -313,7 +315,7 @@ def _be_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -
 
 
 def _bell() -> tuple[socket.socket, socket.socket]:
-    """What is readable when a child ended, and what makes it so."""
+    """A descriptor that is readable when a child ended, and the handler that makes it readable."""
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
     return wakeup, alarm

@@ -1,6 +1,6 @@
-"""How often must a configuration be run until its latency is known, and what when requests come in between?
+"""Repeats runs of a configuration until its latency is known, also when requests interrupt them.
 
-Each configuration has its own process, since a heap remembers what ran before. What was disturbed is done again.
+Each configuration has its own process, because a heap depends on earlier runs. Disturbed measurements are repeated.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Layers(NamedTuple):
 
 
 class Bench:
-    """Measures one thing at a time."""
+    """Runs one measurement at a time."""
 
     def __init__(self, processes: Processes, hosts: HostStores, quiet: Quiet, now: Callable[[], Seconds]) -> None:
         self._processes = processes

@@ -1,4 +1,4 @@
-"""Which machine is this, as far as speed goes? What was measured on one says nothing about another."""
+"""Identifies the machine as far as it determines speed, because profiles hold for one kind of machine only."""
 
 import os
 import platform

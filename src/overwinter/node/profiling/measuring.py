@@ -1,6 +1,7 @@
-"""How is one configuration measured? In a worker of its own, forked and contained as every other, through the way that
-requests go: buffers, channel, answers. What runs are zeros, and of a function with a handler the program alone, since a
-handler needs real inputs.
+"""Measures one configuration in a separate worker.
+
+The worker is forked and sandboxed like any other, and runs take the path of requests: buffers, channel, answers. Inputs
+are zeros. Of a function with a handler only the program is measured, because a handler needs real inputs.
 """
 
 import asyncio
@@ -38,12 +39,12 @@ class DisturbedError(Exception):
 
 
 def least_rows(program: Program) -> int:
-    """Rows of the smallest request that the program takes."""
+    """The rows of the smallest request that the program accepts."""
     return max(1, program.dimensions.get(BATCH, (1, 1))[0])
 
 
 def batch_limit(program: Program) -> int:
-    """The most requests of least size that one run takes; 1 for a program whose requests cannot be joined."""
+    """The most requests of minimal size in one run; 1 for a program whose requests cannot share a run."""
     return 1 if program.unjoinable else max(1, program.dimensions[BATCH][1] // least_rows(program))
 
 
@@ -130,7 +131,7 @@ class MeasuredWorker:
         return measured.private_bytes
 
     async def end(self) -> None:
-        """Kill it, and wait until it is gone, though not on a node that stops and hears of nothing any more."""
+        """Kill it, and wait until it has ended, except on a node that is stopping."""
         self._processes.stop(self.worker, kill=True)
         if self._processes.process(self.worker) is not None:
             with suppress(TimeoutError):
@@ -211,7 +212,7 @@ class MeasuredWorker:
             self._tell(None)
 
     def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
-        """It told of itself."""
+        """The worker sent its measurements."""
         layers = self._layers if self._asked.batch is not None else 0
         possible = measured.private_bytes >= 0 and all(0 <= seconds < inf for seconds in measured.layers_s)
         if not possible or len(measured.layers_s) != layers:
@@ -219,7 +220,7 @@ class MeasuredWorker:
         self._tell(measured)
 
     def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
-        """It is gone."""
+        """The worker ended."""
         self._gone.set()
         self._fail(reason)
 

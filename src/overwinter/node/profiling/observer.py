@@ -1,4 +1,4 @@
-"""Does service go as was measured? Reads each step of the scheduler, and tells when what it sees lasts and differs."""
+"""Compares service with the profile: reads each step of the scheduler, and reports lasting differences."""
 
 from collections.abc import Callable, Sequence
 
@@ -56,12 +56,14 @@ class _Seen(msgspec.Struct):
 
 
 class Observer:
-    """A reader of steps. It is called for every step of a node: it looks at few and keeps a handful of numbers."""
+    """A reader of steps. It is called for every step of a node, so it examines few of them and stores a handful of
+    numbers.
+    """
 
     def __init__(
         self, profile_of: Callable[[FunctionId], Profile | None], tell: Callable[[FunctionId, Correction], None]
     ) -> None:
-        """`profile_of` gives what was measured, `tell` is called with what to correct in it."""
+        """`profile_of` returns the profile, `tell` is called with corrections of it."""
         self.arrivals = 0
         self.arrived_at: Seconds | None = None
         self._profile_of = profile_of

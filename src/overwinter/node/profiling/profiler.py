@@ -1,7 +1,7 @@
-"""What does the node know of its functions' speed, and how does it learn it?
+"""Stores, measures and corrects the profiles of functions.
 
-Profiles belong to a program on a machine: every variant of it has them, also one that is deployed after a restart.
-They are measured in workers that the scheduler knows nothing of, and corrected by what is seen in service.
+A profile belongs to a program on a machine: every variant of the program has it, also one deployed after a restart.
+Profiles are measured in workers that the scheduler does not know, and corrected by observations in service.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ BACKGROUND_S = 600.0
 
 
 class Parts(Protocol):
-    """The node, as far as profiling looks."""
+    """The parts of the node that profiling uses."""
 
     @property
     def processes(self) -> Processes:
-        """Who forks."""
+        """The processes, which fork workers."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Parts(Protocol):
         ...
 
     def post(self, event: Event, /) -> None:
-        """Tell the scheduler."""
+        """Pass an event to the scheduler."""
         ...
 
     async def wake(self, function: DeployedFunction, /) -> None:
@@ -86,14 +86,14 @@ class Profiler:
         self._background: set[asyncio.Task[object]] = set()
 
     async def close(self) -> None:
-        """End what goes on in the background, and its workers."""
+        """Stop background measurements and their workers."""
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stored(self, function: DeployedFunction) -> Profile | None:
-        """What was measured here of the function, or of its program alone. Reads the disk."""
+        """The stored profile of the function on this machine, or of its program alone. Reads the disk."""
         for subject in _subjects(function):
             found = self._parts.repository.profile(self._machine, subject)
             if found is not None:
@@ -128,7 +128,7 @@ class Profiler:
         self._do_soon(self._measure_in_time(function), f"{function.id} was not measured")
 
     async def _measure_in_time(self, function: DeployedFunction) -> None:
-        """What nobody waits for keeps other measurements waiting for a while only; what was found till then counts."""
+        """A background measurement delays others for a bounded time; its results up to then are kept."""
         turn: asyncio.Timeout | None = None
 
         def tell(progress: Progress) -> None:
@@ -155,7 +155,7 @@ class Profiler:
         task.add_done_callback(self._background.discard)
 
     async def _told(self, work: Coroutine[Any, Any, object], failed: str) -> None:
-        """Nobody waits for it, so that its failure goes into the log."""
+        """Failures of a background measurement are logged."""
         try:
             await work
         except (OverwinterError, *MACHINE) as error:
@@ -176,7 +176,7 @@ class Profiler:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
 
     async def _keep(self, function: DeployedFunction, survey: Survey) -> None:
-        """The program was measured: that holds for it alone, and until more is known for it behind its handler."""
+        """Store the profile for the program, and for its function with a handler until that has its own."""
         profile = survey.blank
         for subject in reversed(_subjects(function)):
             known = await asyncio.to_thread(self._parts.repository.profile, self._machine, subject)
@@ -198,5 +198,5 @@ class Profiler:
 
 
 def _subjects(function: DeployedFunction) -> tuple[str, ...]:
-    """Under which names its profile may be kept, its own first."""
+    """The keys of its profile, its own first."""
     return tuple(dict.fromkeys((function.subject, function.program_subject)))

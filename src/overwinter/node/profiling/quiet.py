@@ -1,5 +1,6 @@
-"""When may something be measured without being disturbed, or disturbing? While no request is under way, and while the
-node serves only for a share of the time.
+"""Decides when a measurement may run without disturbing requests or being disturbed by them.
+
+It may run while no request is under way and, while the node serves, only for a share of the time.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ SERVING_S = 10.0
 
 
 class Traffic(Protocol):
-    """What is known of the requests that come."""
+    """Observes incoming requests."""
 
     @property
     def arrivals(self) -> int:

@@ -1,5 +1,6 @@
-"""Whose measurement is next? One at a time, and the tenants in turn: a thousand functions of one keep nobody else's out
-for longer than one of them takes.
+"""Decides whose measurement is next: one at a time, with tenants in rotation.
+
+So a tenant with a thousand functions delays the others by at most one of its measurements.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from overwinter.core.ids import TenantId
 
 
 class Rounds:
-    """One place, handed round among tenants, and among the measurements of a tenant in the order in which they came."""
+    """A lock that is passed among tenants in rotation, and among a tenant's measurements in order."""
 
     def __init__(self) -> None:
         self._taken = False

@@ -1,4 +1,4 @@
-"""What is measured of one function, in which order, and what comes of it?"""
+"""Plans the measurements of one function, their order, and the use of their results."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 class Survey:
-    """The measuring of one function: what is to be done, and what was found."""
+    """The measurement of one function: its plan and its results."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Survey:
         return bool(self._points or self._layers)
 
     def known(self, profile: Profile) -> None:
-        """What is in the profile needs no measuring."""
+        """Configurations in the profile need no measurement."""
         self._known_shapes = {point.shape for point in profile.points}
         if profile.layers and len(profile.layers) == len(self._program.layers):
             self._known_batches = set.intersection(*(set(layer.latency_s) for layer in profile.layers))
 
     async def run(self, shapes: Sequence[Shape], batches: Sequence[int]) -> None:
-        """Measure these but for what is known; WorkerError when nothing runs."""
+        """Measure the configurations that are unknown; WorkerError when none runs."""
         missing = [shape for shape in shapes if shape not in self._known_shapes]
         timed = [batch for batch in batches if batch not in self._known_batches]
         self._total = len(missing) + len(timed)
@@ -119,7 +119,7 @@ class Survey:
             return await step()
 
     def added_to(self, known: Profile) -> Profile:
-        """The profile with what was found."""
+        """The profile with the results added."""
         profile = with_points(known, self._points, median(self._wakes) if self._wakes else None)
         return msgspec.structs.replace(profile, layers=self._layer_points(known))
 

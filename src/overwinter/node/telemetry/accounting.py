@@ -1,8 +1,8 @@
-"""Do the scheduler's bytes agree with the kernel's?
+"""Compares the scheduler's counts of bytes with the kernel's.
 
-Now and then, in a thread, the tables of the scheduler and of the host stores are held to the files of the tmpfs, and
-what workers are taken to need to what they have. The node goes on meanwhile, so that a difference counts only when it
-is there in two passes one after the other. Each is told once, and counted.
+Periodically, a thread compares the tables of the scheduler and of the host stores with the files of the tmpfs, and the
+expected memory of workers with their actual memory. The node continues meanwhile, so a difference counts only if it is
+found in two consecutive passes. Each is logged once, and counted.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ KINDS: Mapping[Kind, str] = {
 
 
 class Mismatch(NamedTuple):
-    """One thing on which two disagree."""
+    """One difference between two counts."""
 
     kind: Kind
     what: Address | WorkerId
@@ -71,7 +71,7 @@ class WeighedWorker(NamedTuple):
 
 
 class Accounting:
-    """Compares, and remembers what the last passes found. Belongs to the loop's thread."""
+    """Compares counts, and stores the results of the last passes. Used on the loop's thread only."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Accounting:
         self.passes = 0
 
     async def run(self, every_s: float, faults: Faults) -> None:
-        """Compare for ever."""
+        """Compare periodically, without end."""
         while True:
             await asyncio.sleep(every_s)
             with faults.contained("accounts"):
@@ -129,7 +129,7 @@ class Accounting:
         self._judge({*_store_mismatches(stores), *_worker_mismatches(self.workers)})
 
     def _weighed(self, worker: WorkerId, memory: ProcessMemory) -> None:
-        """What the worker still shares with its zygote; it never becomes more."""
+        """The memory that the worker still shares with its zygote; it never grows."""
         process = self._processes().process(worker)
         held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
         if process is not None and held is not None:
@@ -143,11 +143,11 @@ class Accounting:
         return {worker: smaps[worker] for worker in due}
 
     def _held(self) -> dict[StoreName, dict[Address, int]]:
-        """What the scheduler knows to be in each store."""
+        """The blocks that the scheduler expects in each store."""
         return {name: dict(residents.sizes) for name, residents in self._state.stores.items()}
 
     def _settled(self) -> dict[StoreName, bool]:
-        """Of each store whether nothing is on its way there."""
+        """For each store, whether no load is under way."""
         settled: dict[StoreName, bool] = {}
         for function in self._state.functions.values():
             store = function.spec.store
@@ -175,7 +175,7 @@ class Accounting:
 
 
 def _own(fd: int) -> BinaryIO:
-    """A file over a descriptor of its own."""
+    """A file object with a duplicate of the descriptor."""
     return open(os.dup(fd), "rb", buffering=0)
 
 

@@ -1,4 +1,4 @@
-"""What does each function do just now, and the node as a whole? What `overwinter top` shows."""
+"""Describes the current activity of each function and of the node, which `overwinter top` shows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
-    """What goes on. With a thousand functions it takes a while: call it in a thread."""
+    """The current activity. Slow with a thousand functions: call it in a thread."""
     seen = sources.statistics
     private: Counter[FunctionId] = Counter()
     running: Counter[FunctionName] = Counter()

@@ -1,11 +1,10 @@
-"""Which workers compute beyond what they were given?
+"""Finds workers that compute more than they should.
 
-They were given the cores of their runs, as long as a run, or the load before the first, goes on for no longer than it
-usually does, four times over. One that only waits for the core, because others compute, is not late: it must have
-computed for longer than that, too. A handler may leave threads behind, and may never come to an end. A worker that
-computes beyond that is put behind everybody else for good: it gets no more work, and what it runs goes on when a core
-is free. What it computes beyond its runs is billed as if it had run, and one that goes on with that is stopped. So is
-one that was forked ahead and computes before anybody runs anything in it.
+A worker may use the cores of its runs, as long as a run, or the load before the first run, takes no more than four
+times its usual time. A worker that only waits for a core because others compute is not late: its processor time must
+exceed that bound too. A handler may leave threads behind, and may run forever. A worker that computes more is demoted
+permanently: it gets no more work, and its run continues on idle cores. What it computes outside runs is billed as run
+time, and if it goes on, it is stopped. So is a worker that was forked ahead and computes before a function runs in it.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ BOUND_S = 5.0
 
 
 class Seen(NamedTuple):
-    """What was known of a worker at the last look."""
+    """The state of a worker at the last check."""
 
     at: Seconds
     computed_s: float
@@ -61,7 +60,7 @@ class Seen(NamedTuple):
 
 
 class Background:
-    """Looks now and then. Belongs to the loop's thread: a look costs microseconds a worker that does something."""
+    """Checks periodically. Used on the loop's thread only: a check costs microseconds per active worker."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class Background:
         """Workers that were put behind everybody else, and whether the scheduler knows."""
 
     async def run(self, faults: Faults) -> None:
-        """Look for ever."""
+        """Check periodically, without end."""
         while True:
             await asyncio.sleep(LOOK_S)
             found: list[WorkerProcess] = []
@@ -93,7 +92,9 @@ class Background:
                     await self.put_behind(process)
 
     def look(self, now: Seconds) -> list[WorkerProcess]:
-        """Bill what was computed since the last look, and stop who does not end; who is to be put behind."""
+        """Bill the processor time since the last check, and stop workers that do not stop computing; returns those to
+        demote.
+        """
         before, self._seen = self._seen, {}
         self._behind = {worker: told for worker, told in self._behind.items() if worker in self._statistics.workers}
         self._turn = (self._turn + 1) % TURNS
@@ -121,7 +122,7 @@ class Background:
         return found
 
     def _look_ahead(self) -> None:
-        """What was forked ahead waits, and computes for nobody."""
+        """A process forked ahead only waits, and must not compute."""
         ahead = self._processes().ahead
         for process in list(ahead.workers.values()):
             computed_s = None if process.pid is None else clock.computed_s(process.pid)
@@ -129,7 +130,7 @@ class Background:
                 ahead.give_up(process, f"it computed {computed_s:.1f} s of a core before anything ran in it")
 
     async def put_behind(self, process: WorkerProcess) -> None:
-        """Let a worker compute only when nobody else wants the core. A thread does it: the kernel takes a while."""
+        """Demote a worker, so that it gets only idle cores. This takes a while, so a thread does it."""
         processes = self._processes()
         if process.pid is None or process.pidfd is None or processes.process(process.worker) is not process:
             return
@@ -150,7 +151,7 @@ class Background:
         self._behind[process.worker] = False
 
     def _tell(self, process: WorkerProcess) -> None:
-        """The scheduler hears of it at the look after: what was slow to load may then have begun to run something."""
+        """The scheduler is informed at the next check: a worker that was slow to load may have begun to run by then."""
         if process.ready and not self._behind[process.worker]:
             self._behind[process.worker] = True
             self._post(Demoted(process.worker))
@@ -167,7 +168,7 @@ class Background:
 def _seen(
     last: Seen | None, living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
 ) -> Seen:
-    """What is known now; what the worker computed on its own is billed."""
+    """The current state; processor time outside runs is billed."""
     busy_s = living.busy_s + (now - living.busy_since if living.is_busy else 0.0)
     allowed_s = busy_s * living.cores
     if last is None:
@@ -201,8 +202,8 @@ def _begun(living: LivingWorker[FunctionStatistics]) -> Seconds | None:
 
 
 def _is_late(living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds) -> bool:
-    """Whether what it does, and has computed so much for, should have ended long ago. What others slow down goes on for
-    long as well, but computes no more than usual.
+    """Whether a worker's operation should have ended long ago and has computed accordingly. An operation slowed down by
+    others takes long as well, but computes no more than usual.
     """
     begun = _begun(living) if ready else living.since
     usual_s = PATIENCE * (living.tally.usual_run_s if ready else living.tally.usual_wake_s)

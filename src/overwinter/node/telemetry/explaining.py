@@ -1,4 +1,6 @@
-"""Why is a function as it is? Where its blocks are, how fast it is, what its workers do, what was decided and why."""
+"""Explains the state of a function: where its blocks are, its profile, its workers, and the decisions with their
+reasons.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, KeysView, Mapping, Sequence

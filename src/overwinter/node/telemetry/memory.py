@@ -1,4 +1,4 @@
-"""How much memory does a process take, and how much a host store, as the kernel counts it?"""
+"""Reads the memory of a process, and of a host store, as the kernel counts it."""
 
 import os
 import re
@@ -33,7 +33,9 @@ class ProcessMemory(NamedTuple):
 
 
 def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
-    """What the process takes that opened its own smaps; None when it is gone. Milliseconds: call it in a thread."""
+    """The memory of the process that opened its own smaps; None when it has ended. Takes milliseconds: call it in a
+    thread.
+    """
     try:
         smaps.seek(0)
         text = smaps.read()
@@ -78,7 +80,7 @@ class FileMemory(NamedTuple):
 
 
 def directory_memory(root: Path) -> dict[Address, FileMemory]:
-    """The files of a host store's directory by name; drafts, whose names have a dot, and directories are no blocks."""
+    """The files of a host store's directory by name, without drafts (names with a dot) and directories."""
     found = {}
     for entry in os.scandir(root):
         if "." in entry.name or not entry.is_file(follow_symlinks=False):

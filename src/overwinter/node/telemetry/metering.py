@@ -1,10 +1,9 @@
-"""Who used what, and what is to be paid for it?
+"""Meters usage by function, for billing.
 
-Two prices of a core: the time in which it ran something, and a tenth of that while a worker was alive and ran nothing,
-as in Torpor. What a worker computes while nothing runs has the first price. A worker that was started to try a version
-is the node's own until it serves a request: nobody pays for it. Memory is counted in byte-seconds for each
-tier; the sharers of a block pay equal parts of it. What was used is written to the ledger once a minute and at a clean
-stop: a crash loses a minute.
+A core has two prices: the full price for the time of runs, and a tenth of it for the time in which a worker was alive
+and idle, as in Torpor. What a worker computes outside runs has the full price. A worker that was started to try a
+version is not billed until it serves a request. Memory is counted in byte-seconds for each tier; the sharers of a block
+pay equal parts of it. Usage is written to the ledger once a minute and at a clean stop: a crash loses at most a minute.
 """
 
 import threading
@@ -27,7 +26,7 @@ Key = tuple[TenantId, FunctionName]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a function of a tenant used, for people and programs."""
+    """The usage of a tenant's function, for people and programs."""
 
     tenant: TenantId
     function: FunctionName
@@ -54,7 +53,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Turns statistics into entries of the ledger. `flush` and `usage` take their time: call them in a thread."""
+    """Converts statistics to entries of the ledger. `flush` and `usage` are slow: call them in a thread."""
 
     def __init__(self, statistics: Statistics, ledger: Ledger, log: Callable[[str], None]) -> None:
         self._statistics = statistics
@@ -65,7 +64,7 @@ class Meter:
         self._failing = False
 
     def flush(self, now: Seconds, wall: float) -> None:
-        """Write down what was used since the last time; what cannot be written waits for the next."""
+        """Write the usage since the last call; what cannot be written is kept for the next."""
         day = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
             # Of functions that are gone nothing more comes once their last worker is.
@@ -108,9 +107,8 @@ class Meter:
         return {key: amounts for key, amounts in used.items() if amounts != Amounts()}
 
     def _totals(self, now: Seconds) -> dict[FunctionStatistics, Amounts]:
-        """What each function used since the node started, with what is under way.
-
-        The loop goes on counting meanwhile. What this misses or sees twice is put right by the next difference.
+        """The usage of each function since the node started, including operations under way. The loop continues
+        meanwhile; what is missed or counted twice is corrected by the next difference.
         """
         seen = self._statistics
         totals = {
@@ -140,7 +138,7 @@ class Meter:
 def _add_worker(
     totals: dict[FunctionStatistics, Amounts], worker: LivingWorker[FunctionStatistics], now: Seconds
 ) -> None:
-    """What a worker cost since it was last weighed: runs for whose they are, the rest split among those who pay."""
+    """The cost of a worker since the last measurement: runs for their functions, the rest split among the payers."""
     for run in list(worker.runs.values()):
         for tally, _, share in run.shares():
             if tally in totals:

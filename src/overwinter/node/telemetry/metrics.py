@@ -1,7 +1,7 @@
-"""What does Prometheus see of the node? Rendered from the statistics when it asks; docs/metrics.md tells every name.
+"""Renders the Prometheus metrics from the statistics at each scrape; docs/metrics.md lists every name.
 
-Series are bounded by what is deployed: `function` is the name of a deployed function, or empty for requests that named
-none. What has many buckets is kept for the node as a whole, but for the duration of requests.
+The number of series is bounded by the deployed functions: `function` is the name of a deployed function, or empty for
+requests that named none. Histograms with many buckets are kept for the whole node, except the duration of requests.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ Sample = tuple[Labels, float]
 
 
 def render(sources: Sources, known: Snapshot, pipelines: Sequence[Seen] = ()) -> bytes:
-    """All metrics in Prometheus's text format. With a thousand functions it takes a while: call it in a thread."""
+    """All metrics in Prometheus's text format. Slow with a thousand functions: call it in a thread."""
     registry = CollectorRegistry()
     registry.register(_Node(sources, known, pipelines))
     ProcessCollector(registry=registry)
@@ -135,7 +135,7 @@ def _requests(
 
 
 def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metric]:
-    """What a split is judged by: only of functions with several versions, and of versions that had a request."""
+    """Metrics by version: only of functions with several versions, and of versions that had a request."""
     counts = Counter(split_id(id_)[0] for id_ in versions)
     named = {split_id(id_): each for id_, each in versions.items() if counts[split_id(id_)[0]] > 1}
     outcomes: list[Sample] = []

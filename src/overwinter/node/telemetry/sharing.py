@@ -1,4 +1,4 @@
-"""One answer for all who ask for the same while it is made: what is costly is made once at a time."""
+"""Shares one answer among all callers that ask while it is made, so that expensive answers are made one at a time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ Answer = TypeVar("Answer")
 
 
 class Shared(Generic[Answer]):
-    """Each caller gets an answer that was begun after it asked. Belongs to the loop's thread."""
+    """Each caller gets an answer that was begun after it asked. Used on the loop's thread only."""
 
     def __init__(self, make: Callable[[], Awaitable[Answer]]) -> None:
         self._make = make
@@ -18,7 +18,7 @@ class Shared(Generic[Answer]):
         """The newest answer and its number, as long as somebody may share it."""
 
     async def get(self) -> Answer:
-        """The answer; raises what making it raised. A caller that goes away leaves that to the next."""
+        """The answer, or the exception of making it. A caller that is cancelled does not cancel it for the others."""
         before = self._begun
         self._asking += 1
         try:

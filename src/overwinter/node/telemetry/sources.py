@@ -1,4 +1,4 @@
-"""What do metrics, usage, `top` and `explain` look at?"""
+"""The data sources of metrics, usage, `top` and `explain`."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,8 @@ from overwinter.store.host import Health
 
 
 class Sources(NamedTuple):
-    """All that a node knows of what it does, but for its scheduler, of which readers get a snapshot. Looked at from
-    threads while the loop goes on: a table is copied whole before it is gone through, and what is seen is true of about
-    the same moment.
+    """All data of a node's telemetry, except its scheduler, of which readers get a snapshot. Threads read it while the
+    loop runs: a table is copied as a whole before it is read, and the tables are of about the same moment.
     """
 
     config: SchedulerConfig

@@ -1,7 +1,7 @@
-"""What has the node seen of its functions? The one reader of the scheduler's steps that a live node keeps.
+"""Statistics of a live node's functions: its one reader of the scheduler's steps.
 
-Metrics, usage, `top` and `explain` are made of it when somebody asks, in threads of their own: here things are only
-counted. What grows is bounded: by the functions that are deployed, never by the names that callers ask for.
+Metrics, usage, `top` and `explain` are computed from them on request, in separate threads; here values are only
+counted. Their size is bounded by the deployed functions, never by the names that callers use.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ Answer = tuple[Seconds, float]
 
 
 class Histogram:
-    """How many values lie up to each bound, and their sum."""
+    """The number of values up to each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -51,7 +51,7 @@ class Histogram:
 
 
 class Told(NamedTuple):
-    """Something that was said about a function: what kind of thing, and in words."""
+    """A decision about a function: its kind, and its text."""
 
     at: Seconds
     what: str
@@ -59,7 +59,7 @@ class Told(NamedTuple):
 
 
 class FunctionStatistics(Tally):
-    """What was seen of one function."""
+    """The statistics of one function."""
 
     def __init__(self, name: FunctionName) -> None:
         super().__init__(name)
@@ -114,7 +114,7 @@ class Statistics(Tracker[FunctionStatistics]):
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
     def store(self, name: StoreName) -> Shares[FunctionId]:
-        """Who holds what in a host store."""
+        """The blocks held in a host store, by holder."""
         shares = self.stores.get(name)
         if shares is None:
             shares = self.stores[name] = Shares()

@@ -1,4 +1,4 @@
-"""What can people see of the node? Its one reader of steps, the meter, the accounts, and the answers made of them."""
+"""Joins the telemetry of a node: its reader of steps, the meter, the accounting, and the answers made from them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -43,11 +43,11 @@ FLUSH_S = 60.0
 
 
 class Parts(Protocol):
-    """The node, as far as it is looked at."""
+    """The parts of the node that telemetry uses."""
 
     @property
     def config(self) -> NodeConfig:
-        """What it was told at start, bounds filled in."""
+        """The node's configuration, with its bounds filled in."""
         ...
 
     @property
@@ -66,11 +66,11 @@ class Parts(Protocol):
         ...
 
     def post(self, event: Event) -> None:
-        """Let the scheduler know what happened."""
+        """Pass an event to the scheduler."""
         ...
 
     def pipelines_seen(self) -> Sequence[Seen]:
-        """What was seen of each pipeline."""
+        """The statistics of each pipeline."""
         ...
 
 
@@ -85,12 +85,12 @@ class _Disk:
 
 
 class Telemetry:
-    """Belongs to the loop's thread; what takes long is made in others."""
+    """Used on the loop's thread only; slow work runs in other threads."""
 
     def __init__(
         self, parts: Parts, scheduler: Scheduler, find: Find, faults: Faults, log: Callable[[str], None]
     ) -> None:
-        """`find` gives a version of a function, or the one that answers for the name; NotFoundError."""
+        """`find` returns a version of a function, or the one that answers for the name; NotFoundError."""
         self._faults = faults
         self._parts = parts
         self._find = find
@@ -112,7 +112,7 @@ class Telemetry:
         self._activity = Shared(self._look)
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Write down what is used, compare bytes, and look at who computes, now and then, until closed."""
+        """Periodically write usage, compare bytes, and check for excess computing, until closed."""
         accounting = self._sources.accounting.run(self._parts.config.accounting_s, self._faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
         self._tasks.append(tasks.create_task(self._background.run(self._faults)))
@@ -124,12 +124,12 @@ class Telemetry:
                 await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
     def stop(self) -> None:
-        """Look no more: the processes that are looked at are to be closed."""
+        """Stop the periodic checks, because the checked processes are to be closed."""
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
-        """Write down what is not written yet; `stop` comes before."""
+        """Write what is not written yet; call `stop` first."""
         # What a thread has begun it ends.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
         self._ledger.close()
@@ -149,7 +149,7 @@ class Telemetry:
         return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
 
     async def activity(self) -> NodeActivity:
-        """What goes on just now."""
+        """The current activity."""
         return await self._activity.get()
 
     async def _look(self) -> NodeActivity:
@@ -157,7 +157,7 @@ class Telemetry:
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
 
     async def _known(self) -> Snapshot:
-        """What the scheduler knows: its tables are read on the loop alone."""
+        """The scheduler's data: its tables are read on the loop only."""
         steps = snapshot(self._scheduler.state, self._scheduler.resources, clock.now())
         while True:
             try:
@@ -168,7 +168,7 @@ class Telemetry:
             await asyncio.sleep(0)
 
     async def logs(self, name: FunctionName, version: int | None) -> list[Line]:
-        """What the code of a function printed of late; NotFoundError."""
+        """The last output of a function's code; NotFoundError."""
         printed = self._find(name, version).printed
         return [] if printed is None else printed.lines()
 

@@ -1,6 +1,6 @@
-"""When are waiting requests handed to a worker, how many, and to which worker?
+"""Policies for batching: when waiting requests are sent to a worker, how many, and to which worker.
 
-Each rule sees how many wait, how long the first has waited, and the workers that have a slot.
+Each policy sees the number of waiting requests, the waiting time of the first, and the workers with a free slot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Latency = Callable[[Worker, int], float]
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What a rule may know. At least one request waits and at least one worker has a slot."""
+    """The input of a policy. At least one request waits and at least one worker has a free slot."""
 
     count: int
     waited_s: float
@@ -31,7 +31,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Hand requests to a worker now."""
+    """Send requests to a worker now."""
 
     worker: Worker
     count: int
@@ -50,12 +50,12 @@ Rule = Callable[[Waiting, Sequence[Worker]], Step]
 
 
 def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
-    """Whatever waits goes at once."""
+    """All waiting requests are sent at once."""
     return at_once(waiting.count, workers)
 
 
 def at_once(count: int, workers: Sequence[Worker]) -> Send:
-    """So many go to the worker that does least; of those the one used last, so that others sleep."""
+    """So many requests go to the least busy worker; of equals the one used last, so that others can sleep."""
     worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))
     return Send(worker, min(count, worker.point.batch))
 
@@ -105,7 +105,7 @@ def overwinter(waiting: Waiting, workers: Sequence[Worker]) -> Step:
 
 
 def sound(step: Step, workers: Sequence[Worker]) -> Step:
-    """The step itself; ValueError for one that nobody can take, and that would be asked for without an end."""
+    """The step itself; ValueError for an impossible one, which would be requested without end."""
     if isinstance(step, Wait) and not SOON_S <= step.seconds < inf:
         raise ValueError(f"a wait of {step.seconds} s is none")
     if isinstance(step, Send) and (step.count < 1 or step.worker not in workers):

@@ -1,7 +1,8 @@
-"""Which of the functions that nobody uses gives back its blocks first? (Tetris 3.4: T_cold = T_all minus T_warm.)
+"""Policies for the host store: which unused function's blocks are evicted first. (Tetris 3.4: T_cold = T_all minus
+T_warm.)
 
-Each rule tells the value of keeping a function in its host store; of those that are weighed, the least valuable is
-evicted. What stays warm follows from the functions that live, so a crash leaks nothing.
+Each policy computes the value of keeping a function in its host store; of the candidates, the least valuable is
+evicted. What stays warm follows from the existing functions, so a crash leaks nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ LEAST_S = 1e-3
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """What a rule may know of a function."""
+    """The input of a policy about one function."""
 
     unused_s: float
     every_s: float
@@ -32,15 +33,15 @@ Rule = Callable[[Candidate], float]
 
 
 def cost_aware(candidate: Candidate) -> float:
-    """What it costs to bring it back, by how often that is likely, per byte given back. Bringing a block costs its
-    bytes and a fixed part, so a small head over shared blocks is worth more a byte than a whole model.
+    """The cost of loading again, times the frequency of use, per byte freed. Loading a block costs its bytes and a
+    fixed part, so a small head over shared blocks has a higher value per byte than a whole model.
     """
     cost = candidate.nbytes + BLOCK_BYTES * candidate.blocks
     return cost / candidate.nbytes / max(candidate.unused_s, candidate.every_s, LEAST_S)
 
 
 def least_recently_used(candidate: Candidate) -> float:
-    """The one used longest ago goes first."""
+    """The least recently used function is evicted first."""
     return -candidate.unused_s
 
 

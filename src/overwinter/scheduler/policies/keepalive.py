@@ -1,4 +1,4 @@
-"""How long does an idle worker stay, if nobody needs its room?"""
+"""Policies for keep-alive: how long an idle worker stays when its memory is not needed."""
 
 from collections.abc import Sequence
 from math import inf
@@ -13,16 +13,15 @@ GAPS_LEAST = 8
 
 
 def by_history(worker: Worker, function: Function, policy: Policy) -> float:
-    """When an idle worker is stopped by what is known of a function that it has. A history is the function's: all its
-    workers are stopped when it is used no more, and not sooner than the next look at the rate, by which one too many
-    goes.
+    """When an idle worker is stopped, by the history of its function. The history is the function's: all its workers
+    are stopped when it is no longer used, and not before the next period, in which a superfluous one is stopped.
     """
     most_s = at_most_s(function, policy)
     return max(worker.since, function.used) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
 
 
 def at_most_s(function: Function, policy: Policy) -> float:
-    """How long a function may stay in a worker that does nothing for it; inf: as long as there is room."""
+    """How long a function may stay in a worker in which it is idle; inf: as long as there is memory."""
     own = function.spec.settings.keep_alive_s
     if own is not None:
         return own

@@ -1,4 +1,4 @@
-"""Which request may wait, and which waiting request is next."""
+"""Policies for queues: which requests are admitted, and which waiting request is next."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -19,11 +19,9 @@ def level(priority: int) -> int:
 
 
 def why_full(function: Function, requests: Resource) -> str | None:
-    """Why no more requests of the function are taken; None: one more is.
-
-    Of the requests that may be without an answer a tenant may have as many as are left to others then: alone a half,
-    beside another that has as many a third. So there is always room for who has few (Choudhury and Hahne's dynamic
-    thresholds).
+    """The reason why no more requests of the function are accepted; None: one more is. A tenant may have as many open
+    requests as there are free places: alone a half, next to a tenant with as many a third. So there is always a place
+    for tenants with few requests (Choudhury and Hahne's dynamic thresholds).
     """
     if len(function.queue) >= function.spec.settings.queue_limit:
         return f"function {function.spec.id} already has {len(function.queue)} requests waiting"
@@ -35,7 +33,7 @@ def why_full(function: Function, requests: Resource) -> str | None:
 
 
 def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestId, Request]) -> None:
-    """Put a request behind all of its level and before those of a later one."""
+    """Put a request behind all of its level with earlier due times and before later levels."""
     at = len(queue)
     while at and requests[queue[at - 1]].level > request.level:
         at -= 1
@@ -43,9 +41,8 @@ def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestI
 
 
 def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
-    """Of the first level those that are due before a time, and so are late, go behind the others, or before them.
-
-    AsyFunc refuses them then (alg. 3, lines 16-18); here they are answered when nothing can be won by going first.
+    """Of the first level, move requests due before a time, which are late, behind the others, or before them. AsyFunc
+    refuses them then (alg. 3, lines 16-18); here they are answered when they delay no request that can be in time.
     """
     if not queue or len(queue) == 1:
         return
@@ -65,7 +62,7 @@ def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], be
 def take(
     queue: deque[RequestId], count: int, requests: Mapping[RequestId, Request], now: Seconds
 ) -> tuple[tuple[RequestId, ...], list[RequestId]]:
-    """Take up to `count` requests from the front, and apart from them those whose deadline has come."""
+    """Take up to `count` requests from the front, and separately those past their deadline."""
     taken: list[RequestId] = []
     expired: list[RequestId] = []
     while queue and len(taken) < count:
@@ -82,7 +79,7 @@ def retry_after_s(function: Function, least_s: float) -> float:
 
 
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
-    """Requests whose worker died go first again among those of their level, in their old order."""
+    """Requests whose worker died go to the front of their level, in their old order."""
     for id_ in reversed(ids):
         at = 0
         while at < len(queue) and requests[queue[at]].level < requests[id_].level:

@@ -1,7 +1,7 @@
-"""Which idle worker goes first when others need its room?
+"""Policies for idle workers: which is evicted first.
 
-An idle worker is an entry of a cache, as a block is. Each rule tells the value of keeping it at the moment when it
-becomes idle; the least valuable goes first.
+An idle worker is an entry of a cache, as a block is. Each policy computes the value of keeping it at the moment when it
+becomes idle; the least valuable is evicted first.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ MEMORY_S = 1800.0
 
 
 class Idle(NamedTuple):
-    """What a rule may know of a worker that becomes idle."""
+    """The input of a policy about a worker that becomes idle."""
 
     now: float
     clock: float
@@ -33,20 +33,20 @@ Rule = Callable[[Idle], float]
 
 
 def cost_aware(idle: Idle) -> float:
-    """GreedyDual-Size-Frequency, as FaasCache has it for containers: what it costs to bring it back, by how often it is
-    used, per byte given back. The clock lets whoever is not used fall behind, for it rises as others go.
+    """GreedyDual-Size-Frequency, as FaasCache uses it for containers: the cost of starting again, times the frequency
+    of use, per byte freed. The clock rises with each eviction, so unused workers fall behind.
     """
     return idle.clock + idle.uses * idle.cost_s / max(idle.nbytes, 1)
 
 
 def least_recently_used(idle: Idle) -> float:
-    """The one idle longest goes first."""
+    """The worker idle longest is evicted first."""
     return idle.now
 
 
 def counted(uses: float, gap_s: float) -> float:
-    """One use more, so long after the last. FaasCache counts from a container's start; this count outlives its workers
-    and fades, so that who comes back often is known, and who was used much long ago is not kept for it.
+    """The count after one more use, with this gap to the last. FaasCache counts from a container's start. This count
+    outlives workers and decays, so that a frequent use is known, and an old one is forgotten.
     """
     return 1.0 + uses * exp(-gap_s / MEMORY_S)
 

@@ -1,9 +1,9 @@
-"""Which one configuration would BATCH (SC'20) run a function in?
+"""The configuration that BATCH (SC'20) would choose for a function.
 
-One is chosen from the profile and the rate known when the function has no worker, and kept while it has one: that is
-its "offline". A front buffer gives a batch when it is full or after T = slo - l, so at rate R a batch holds
-min(b, 1 + R·T) requests, and the choice costs the fewest core-seconds a request; of equals the least memory. BATCH
-asks seldom and with the peak of the recent rates (the predictor `peak`), so that its workers are there before the load.
+It is chosen from the profile and the current rate when the function has no worker, and kept while it has one: this
+corresponds to its "offline" phase. A front buffer sends a batch when it is full or after T = slo - l, so at rate R a
+batch holds min(b, 1 + R·T) requests. The choice minimizes the core-seconds per request, then the memory. BATCH decides
+rarely and with the peak of the recent rates (the predictor `peak`), so that its workers exist before the load.
 """
 
 import math

@@ -45,7 +45,7 @@ FEWER = 8
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Workers that serve a rate, each within the SLO, for little; what there is no room for is told."""
+    """Workers that serve a rate, each within the SLO, at a low cost; returns the part that does not fit, too."""
     return cheapest([point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, room)
 
 
@@ -76,7 +76,7 @@ def _mended(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, room
 
 
 def _closed(ordered: Sequence[Point], rate: float, cost: Cost, room: Room) -> Iterator[Points]:
-    """Choices that serve the whole rate: workers in this order, and the cheapest single one for what is left."""
+    """Choices that serve the whole rate: workers in this order, and the cheapest single one for the rest."""
     closing = sorted(ordered, key=cost)
     largest = max((point.throughput for point in ordered), default=0.0)
     taken: Points = ()
@@ -109,7 +109,9 @@ def _choose(demand: Demand, rate: float) -> Points:
 
 
 def _replace(demand: Demand) -> Scaled:
-    """A fresh set in place of workers that cost much more: first what it lacks comes, then the others go."""
+    """A fresh set in place of workers that cost much more: the missing ones are started first, then the others are
+    stopped.
+    """
     fresh, cost = _fresh(demand), weighed(demand)
     most = REPLACE_AT * _total((worker.point for worker in demand.workers), cost)
     started = _lacking(fresh.chosen, demand)
@@ -135,7 +137,7 @@ def _order(demand: Demand) -> list[Standing]:
 
 
 def _fresh(demand: Demand) -> Selection:
-    """Workers for the whole rate at a load between alpha and beta, in the room with those that are there and
+    """Workers for the whole rate at a load between alpha and beta, within the bounds with the existing workers and
     without.
     """
     room = room_of(demand)
@@ -146,7 +148,7 @@ def _fresh(demand: Demand) -> Selection:
 
 
 def _lacking(points: Points, demand: Demand) -> Points:
-    """Those of them that are not there."""
+    """Those of the workers that do not exist yet."""
     return tuple((Counter(points) - Counter(worker.point for worker in demand.workers)).elements())
 
 

@@ -1,4 +1,4 @@
-"""What a scaler is told of one function, and what it answers: views in, decision out."""
+"""The input and the output of a scaler for one function."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from overwinter.core.profile import Point, Shape
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """One worker of the function that is there or on its way."""
+    """One worker of the function that exists or is starting."""
 
     worker: WorkerId
     point: Point

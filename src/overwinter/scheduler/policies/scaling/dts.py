@@ -1,9 +1,9 @@
-"""Which configurations serve a rate with the least memory, found greedily? Tetris's DTS (3.2, algorithm 1).
+"""Tetris's DTS (3.2, algorithm 1): serves a rate with little memory, by a greedy choice of configurations.
 
-The best rate for a byte first, again and again, until the rate is served. Without bounds of room that is a number of
-workers of one configuration, and their cost is at most the cheapest possible plus that of one of them. The variant
-weighs cores too: m + alpha·c, alpha being `Demand.gamma` here. Runtime sharing only, Tetris-RO, is the same choice
-where workers do not share their weights.
+It takes the configuration with the best rate per byte again and again until the rate is served. Without bounds this
+gives workers of one configuration, whose cost is at most the minimum plus that of one of them. The variant counts cores
+too: m + alpha·c, where alpha is `Demand.gamma` here. Tetris-RO (runtime sharing only) makes the same choice for workers
+that do not share their weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from overwinter.scheduler.policies.scaling.selection import (
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Workers that serve a rate, each within the SLO; the rest of it is told, and is all of it when none fits."""
+    """Workers that serve a rate, each within the SLO, and the unserved rest, which is all of it when none fits."""
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
     return take(by_ratio(kept, cost), rate, room)
 

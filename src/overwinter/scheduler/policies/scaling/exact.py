@@ -1,7 +1,7 @@
-"""Which configurations serve a rate with the least memory, exactly? Tetris's integer program (3.2, equations 1-5).
+"""Tetris's integer program (3.2, equations 1-5): serves a rate with the least memory, exactly.
 
-Solved by HiGHS through scipy, which is an extra and is loaded when a first program is solved. It tells how far the
-greedy ones are from the best; as a scaler it is slow, milliseconds a decision.
+Solved by HiGHS through scipy, an optional dependency that is imported at the first use. It measures the gap of the
+greedy algorithms; as a scaler it is slow, milliseconds per decision.
 """
 
 import math
@@ -29,8 +29,8 @@ TIGHTER = 1e-6
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Workers that serve a rate, each within the SLO, at the least cost; where there is no room for so many, those
-    that serve the most. Raises MachineError without scipy.
+    """Workers that serve a rate, each within the SLO, at the least cost; if the bounds do not allow that, those that
+    serve the most. Raises MachineError without scipy.
     """
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
     return solve(kept, rate, cost, room)
@@ -61,7 +61,7 @@ def solve(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selec
 
 
 def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, room: Room) -> Points | None:
-    """(1) and (4); None: there is no room for so many."""
+    """Equations (1) and (4); None: infeasible."""
     if goal == math.inf:
         return None
     # More than the whole rate counts as the whole: the same answers, and numbers of one size for the solver.
@@ -72,7 +72,7 @@ def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, roo
 def _solved(
     objective: Sequence[float], points: Sequence[Point], room: Room, rows: Sequence[tuple[list[float], float, float]]
 ) -> Points | None:
-    """The whole numbers of workers with the least objective, within these rows and the room; None: there are none."""
+    """The numbers of workers with the least objective, within these rows and the bounds; None: infeasible."""
     optimize = _optimize()
     largest = max(map(abs, objective)) or 1.0
     rows = [*rows, *_rows(points, room)]
@@ -89,7 +89,7 @@ def _solved(
 
 
 def _rows(points: Sequence[Point], room: Room) -> list[tuple[list[float], float, float]]:
-    """The room as rows of the program, each a share of what there is."""
+    """The bounds as rows of the program, each scaled to its capacity."""
     rows = [([1 / room.workers] * len(points), 0.0, 1.0)]
     if room.cores < math.inf:
         rows.append(([point.cores / room.cores for point in points], 0.0, 1.0))

@@ -1,16 +1,16 @@
-"""When does a function get workers and when does it lose some, whichever algorithm chooses them?
+"""Decides when a function gets or loses workers, for all scaling algorithms.
 
-AsyFunc 4.1, for all algorithms alike, so that they differ in what they choose and in nothing else. R_max is the sum
-over the workers of the most that each can serve within the SLO:
+This is AsyFunc 4.1, the same for all algorithms, so that they differ only in their choice of configurations. R_max is
+the sum over the workers of the most that each can serve within the SLO:
 
-    R > alpha·R_max      workers for R/alpha - R_max are chosen and started, as far as there is room
+    R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
     R < beta·R_max       workers are released, one after the other, while R < beta·(R_max after) holds
-    between the two      nothing, but workers that serve nothing within the SLO go, and an algorithm may have others
-                         take the place of those that are there; also below, where none can go
+    between the two      no change, but workers that serve nothing within the SLO are released, and an algorithm may
+                         replace the existing workers; also below, where none can be released
 
-A decision that starts a worker stops none: what the new ones make superfluous is released at the next, when they are
-there. So a demand that stays the same is settled soon, and what was started is not what is stopped. With R = 0 one
-worker stays, and keep-alive decides about it. It takes beta < alpha.
+A decision that starts a worker stops none: superfluous workers are released at the next decision, when the new ones are
+ready. So a constant demand settles soon, and newly started workers are not stopped. With R = 0 one worker stays, and
+keep-alive decides about it. beta < alpha is required.
 """
 
 import math
@@ -32,7 +32,7 @@ def nothing(demand: Demand) -> Scaled:
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One algorithm. `choose` and `order` are handed a demand that has only the configurations it may choose."""
+    """One algorithm. `choose` and `order` get a demand with only the configurations that the algorithm may choose."""
 
     in_time: Callable[[Point, float], bool]
     """Whether a configuration meets an SLO of so many seconds."""
@@ -57,7 +57,7 @@ def one_at_a_time(points: Points) -> Points:
 
 
 def least_loaded_first(demand: Demand) -> list[Standing]:
-    """The order of release: the least loaded; of those the least rate for its bytes; then the newest."""
+    """The order of release: the least loaded; of those the lowest rate per byte; then the newest."""
     return sorted(
         demand.workers,
         key=lambda worker: (

@@ -1,8 +1,8 @@
-"""What would INFless (ASPLOS'22) start? Batches alone, the best rate for a core, wherever cores are left.
+"""INFless (ASPLOS'22): batches, with the best rate per core, wherever cores are free.
 
-As Tetris compares itself with it (5.1): one run at a time, and a batch only where it fills in time: by (3) of Tetris,
-and where the rate that is left is at least b/(slo - l). A function whose profile has no batches gets batch 1. On one
-machine the liking for leftover resources is: of equals, the configuration with fewer cores.
+As in Tetris's comparison (5.1): one run at a time, and a batch only where it fills in time: by (3) of Tetris, and where
+the remaining rate is at least b/(slo - l). A function whose profile has no batches gets batch 1. The preference for
+leftover resources means on one machine: of equals, the configuration with fewer cores.
 """
 
 import math

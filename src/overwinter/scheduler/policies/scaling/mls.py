@@ -51,7 +51,7 @@ def _filled(demand: Demand, points: Iterable[Point]) -> Point:
 
 
 def _longest_s(demand: Demand, point: Point) -> float:
-    """The first request of a batch waits for all others."""
+    """The longest latency in a batch: that of its first request, which waits for all others."""
     waits_s = (point.batch - 1) / expected(demand) if point.batch > 1 else 0.0
     return waits_s + point.latency_s
 

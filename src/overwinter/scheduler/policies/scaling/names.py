@@ -1,4 +1,4 @@
-"""Which scaling algorithms are there, by the names a configuration uses?"""
+"""The scaling algorithms by the names that a configuration uses."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

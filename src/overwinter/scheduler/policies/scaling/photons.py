@@ -1,8 +1,8 @@
-"""What would Photons (SoCC'20) start? The most runs at once in one worker, and no batches.
+"""Photons (SoCC'20): as many concurrent runs as possible in one worker, and no batches.
 
-As Tetris compares itself with it (5.1, 5.3): the greatest concurrency that meets the SLO, with a fixed mapping
-between runs and cores. Each further run brings as many cores as one alone needs to meet the SLO; where nothing
-was measured with one, as many as those have that were measured with the fewest runs. Never less than one.
+As in Tetris's comparison (5.1, 5.3): the greatest concurrency that meets the SLO, with a fixed mapping between runs and
+cores. Each further run adds as many cores as a single run needs to meet the SLO; without a measurement of a single run,
+as many as in the measurements with the fewest runs. At least one.
 """
 
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
@@ -11,7 +11,7 @@ from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_tim
 
 
 def photons(demand: Demand) -> Scaled:
-    """Concurrency only, as much as the SLO and the room bear."""
+    """Concurrency only, as much as the SLO and the bounds allow."""
     return scale(_PHOTONS, demand)
 
 

@@ -1,7 +1,7 @@
-"""How large will the rate of the next period be? From the rates of past periods, the newest last; 0 without any.
+"""Predictors of the rate of the next period, from the rates of past periods, the newest last; 0 without any.
 
-AsyFunc 2.1 names three: on demand, last value, k times the last value. The oracle knows the future, so it comes from
-outside, with the workload.
+AsyFunc 2.1 names three: on demand, last value, k times the last value. The oracle knows the future, so its rates come
+from the workload.
 """
 
 import statistics

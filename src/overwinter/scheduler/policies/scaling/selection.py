@@ -1,8 +1,8 @@
-"""What is a choice of configurations, what room may it take, and how is an ordered list of them taken?
+"""A choice of configurations, its bounds, and the greedy selection from an ordered list.
 
-Everything the scaling algorithms share before they differ. A rate here is a capacity that is still needed, in
-requests per second. The loops end for any number handed in: an endless rate takes what there is room for, and no
-choice is larger than a function may ever have workers.
+This is common to all scaling algorithms. A rate here is a capacity that is still needed, in requests per second. The
+loops end for any input: an infinite rate takes what the bounds allow, and no choice is larger than a function's maximum
+of workers.
 """
 
 import math
@@ -33,7 +33,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What more workers may take."""
+    """The bounds on further workers."""
 
     cores: float = math.inf
     workers: int = MOST_WORKERS
@@ -48,7 +48,7 @@ class Room(msgspec.Struct, frozen=True):
         return max(0, min(self.workers, by_cores, by_bytes))
 
     def less(self, point: Point, count: int) -> "Room":
-        """What is left when so many are there."""
+        """The remaining bounds after so many workers."""
         nbytes = self.nbytes - count * (point.memory_bytes + self.copy_bytes)
         return Room(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes)
 
@@ -57,7 +57,7 @@ BOUNDLESS = Room()
 
 
 def room_of(demand: Demand) -> Room:
-    """The room of a demand; blocks that must be brought first take theirs once."""
+    """The bounds of a demand; blocks that must be loaded first are counted once."""
     missing, copy = (demand.missing_bytes, 0) if demand.shared else (0, demand.weight_bytes)
     return Room(demand.free_cores, min(demand.free_workers, MOST_WORKERS), demand.free_bytes - missing, copy)
 
@@ -68,7 +68,7 @@ def usable(point: Point) -> bool:
 
 
 def queues_in_time(point: Point, slo_s: float) -> bool:
-    """Tetris (2) and (3): with a batch to fill, a request waits for up to a run before its own."""
+    """Tetris (2) and (3): with batches, a request waits for up to a run before its own."""
     return point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)
 
 
@@ -83,7 +83,7 @@ def size(point: Point) -> tuple[int, int, int]:
 
 
 def ratio(point: Point, cost: float) -> float:
-    """Requests per second for what it costs; none where nothing was measured."""
+    """Requests per second per cost; 0 without a measurement."""
     if not usable(point):
         return 0.0
     return point.throughput / cost if cost > 0 else math.inf
@@ -100,7 +100,9 @@ def workers_for(rate: float, point: Point) -> int:
 
 
 def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
-    """As many of the first configuration as the rate needs, then of the next where there was no more room for it."""
+    """As many of the first configuration as the rate needs, then of the next when the bounds allow no more of the
+    first.
+    """
     chosen: list[Point] = []
     left = rate
     for point in ordered:
@@ -114,12 +116,12 @@ def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
 
 
 def is_none(left: float, rate: float) -> bool:
-    """Whether what is left of a rate is nothing."""
+    """Whether the rest of a rate is negligible."""
     return left <= (rate * EPSILON if rate < math.inf else 0)
 
 
 def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
-    """The workers less those without which the others serve the rate; the first of them go."""
+    """The workers without superfluous ones; the first of these are removed."""
     kept = list(chosen)
     served = math.fsum(point.throughput for point in kept)
     for point in tuple(kept):
@@ -130,7 +132,7 @@ def without_excess(chosen: Iterable[Point], rate: float) -> tuple[Point, ...]:
 
 
 def _whole(have: float, each: float) -> int:
-    """How often `each` goes into what one has."""
+    """How often `each` fits into the given amount."""
     if each <= 0 or have == math.inf:
         return MOST_WORKERS
     return math.floor(min(max(have, 0) / each + EPSILON, MOST_WORKERS))
