@@ -179,12 +179,12 @@ def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place
     host.load([BLOB])
     flip_bit(host.root / BLOB.address)
 
-    def staged_anew():
+    def loaded_anew():
         host.drop([BLOB.address])
         host.load([BLOB])
 
     with pytest.raises(StoreError, match=f"{BLOB.address}.*left"):
-        host.verify(BLOB.address, staged_anew)
+        host.verify(BLOB.address, loaded_anew)
     assert host.health.damaged_memory == 0
     with opened(host, [BLOB.address]) as (descriptor,):
         assert os.pread(descriptor, len(DATA), 0) == DATA

@@ -1,4 +1,4 @@
-"""Stores what the node needs of each deployed function: for staging it, and for telling a worker about it."""
+"""Stores what the node needs of each deployed function: for loading it, and for telling a worker about it."""
 
 import hashlib
 from collections.abc import Iterable
