@@ -147,7 +147,7 @@ def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless
     left.deployed.on_trial = True
 
     async def scene():
-        await until(lambda: rig.processes.worker(left.worker).tried)
+        await until(lambda: rig.processes.process(left.worker).tried)
         if stop is None:
             os.kill(rig.processes.worker_pids()[left.worker], signal.SIGKILL)
         else:
