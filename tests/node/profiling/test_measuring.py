@@ -96,10 +96,11 @@ def test_private_memory_is_the_peak_without_the_weights(rig):
 
     one = rig.run(measure(1, 1))
     more, batched = rig.run(measure(40, 1)), rig.run(measure(40, 2))
-    assert 0 < one < 16 * MIB
+    # By some MiB it depends on where the heap of its zygote ended.
+    assert 0 < one < 32 * MIB
     # The results, and what joins them; both are freed before it is asked.
-    assert more - one > 70 * MIB
-    assert batched - more > 70 * MIB
+    assert more - one > 60 * MIB
+    assert batched - more > 60 * MIB
 
 
 def test_layers_are_told_one_by_one(rig):
