@@ -20,7 +20,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, OverwinterError):
             name, own = request.path_params.get("name"), request.scope[FIELDS].get(REQUEST_ID, b"")
             about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
-            _log.error("a request failed in a way nobody foresaw", exc_info=error, extra=about)
+            _log.error("a request failed unexpectedly", exc_info=error, extra=about)
         response = error_response(error, request.scope.get(CALLER))
         # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
         error.__traceback__ = None
