@@ -291,6 +291,19 @@ def test_a_worker_that_takes_far_beyond_its_need_lets_idle_members_go():
     assert of(Unbind, actions) == [Unbind(1, "f@1"), Unbind(1, "g@1")]
 
 
+def test_what_many_members_add_to_a_worker_is_within_its_need():
+    names = [f"m{number}" for number in range(100)]
+    world = family(*names)
+    for name in names:
+        world.now += 0.1
+        world.arrive(name)
+        world.settle()
+    (worker,) = world.state.workers.values()
+    assert len(worker.bound) == 100
+    assert not of(Unbind, world.send(MemoryMeasured(((1, worker.point.memory_bytes + (100 << 20)),))))
+    assert of(Unbind, world.send(MemoryMeasured(((1, worker.point.memory_bytes + (400 << 20)),))))
+
+
 def test_a_lost_block_releases_those_of_all_that_the_worker_had():
     world = family("f", "g")
     world.arrive("g")

@@ -33,6 +33,8 @@ MIB = 1 << 20
 SLACK = 1.5
 SLACK_BYTES = 32 << 20
 """A worker may take so many times its need and so much more before it is far beyond it."""
+MEMBER_BYTES = 1 << 20
+"""What each further function that is bound in a worker adds to its need, which is that of one function."""
 
 
 def measured(cycle: Cycle, event: MemoryMeasured) -> None:
@@ -106,7 +108,8 @@ def is_leaving(worker: Worker) -> bool:
 
 def is_far_beyond(worker: Worker) -> bool:
     """Whether the worker takes far more than its need."""
-    return worker.taken > worker.point.memory_bytes * SLACK + SLACK_BYTES
+    need = worker.point.memory_bytes + MEMBER_BYTES * (len(worker.bound) - 1)
+    return worker.taken > need * SLACK + SLACK_BYTES
 
 
 def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
