@@ -20,7 +20,7 @@ class Shop:
         self.done: list[tuple[str, float]] = []
 
     def submit(self, name: str, cores: int, seconds: float) -> Job:
-        job = Job(cores, seconds, lambda: self.done.append((name, self.timeline.now)))
+        job = Job(cores, seconds, lambda _: self.done.append((name, self.timeline.now)))
         self.cores.submit(job)
         return job
 

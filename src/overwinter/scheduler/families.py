@@ -112,6 +112,10 @@ def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
     """A worker of the family has a free slot, has ended, or is starting: mark the functions with waiting requests by
     due time; mark `functions` in any case.
     """
+    if not family.waiting and not family.waking:
+        for each in functions:
+            cycle.mark(each)
+        return
     marked = [family.members[id_] for id_ in (*family.waiting, *family.waking)]
     marked += [each for each in functions if each.spec.id not in family.waiting]
     if len(marked) > 1:

@@ -123,8 +123,9 @@ class Ledger:
 
     def give_back(self, owner: Owner) -> None:
         """Remove the owner and its claim."""
-        entry = self._entry(owner)
-        del self._entries[owner]
+        entry = self._entries.pop(owner, None)
+        if entry is None:
+            raise LedgerError(f"{_named(owner)} has no claim")
         for resource, amount in entry.claim.items():
             resource.taken -= amount
             if entry.draining:

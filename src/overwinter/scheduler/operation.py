@@ -37,6 +37,8 @@ class Operation(msgspec.Struct, eq=False):
     @property
     def requests(self) -> tuple[RequestId, ...]:
         """All that a run has."""
+        if len(self.parts) == 1:
+            return self.parts[0].requests
         return tuple(id_ for part in self.parts for id_ in part.requests)
 
     @property

@@ -87,7 +87,6 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     set_to_work(cycle, worker)
     slots_changed(cycle, worker)
     run = RunId(next(cycle.run_ids))
-    taken = tuple(id_ for part in parts for id_ in part.requests)
     expected = joint_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     patience = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
@@ -97,14 +96,16 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
     cycle.timers.arm(worker.id, hangs_at)
     whose = None if function.spec.id == worker.function else function.spec.id
     of_each = tuple(part.function.spec.id for part in parts for _ in part.requests) if len(parts) > 1 else ()
-    cycle.actions.append(Run(worker.id, run, taken, whose, of_each))
+    cycle.actions.append(Run(worker.id, run, operation.requests, whose, of_each))
     return Seconds(operation.overdue_at)
 
 
 def _hangs_s(parts: tuple[Part, ...], patience: float) -> float:
     """For how long a run may go on. One of several is stopped early enough to try each by itself: one may hang."""
+    if len(parts) == 1:
+        return parts[0].function.spec.settings.timeout_s
     timeouts = [part.function.spec.settings.timeout_s for part in parts]
-    return timeouts[0] if len(parts) == 1 else min(max(timeouts), max(min(timeouts) / 2, patience))
+    return min(max(timeouts), max(min(timeouts) / 2, patience))
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:

@@ -230,17 +230,19 @@ class Function(msgspec.Struct, eq=False):
     def is_ready(self) -> bool:
         """Whether a worker that has it could run a request."""
         id_ = self.spec.id
-        # Asked at every request: as `is_ready` of each.
-        return any(each.start is None and not each.stopping and id_ not in each.binds for each in self.workers.values())
+        for worker in self.workers.values():
+            if worker.start is None and not worker.stopping and id_ not in worker.binds:
+                return True
+        return False
 
     @property
     def is_starting(self) -> bool:
         """Whether a worker is forked for it, or binds it."""
         id_ = self.spec.id
-        return any(
-            (worker.start is not None or id_ in worker.binds) and not worker.stopping
-            for worker in self.workers.values()
-        )
+        for worker in self.workers.values():
+            if (worker.start is not None or id_ in worker.binds) and not worker.stopping:
+                return True
+        return False
 
     @property
     def has_worker(self) -> bool:

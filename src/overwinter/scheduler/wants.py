@@ -148,9 +148,12 @@ def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Ste
     slo_ms, latency, requests = function.spec.settings.slo_ms, function.latency, cycle.state.requests
     if slo_ms is None or (latency.run_s is None and not latency.points):
         return batching.at_once(len(function.queue) + mates.counted(cycle, function, slots, 0.0, inf), slots)
-    # One of priority may have come after those behind it.
-    next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
-    waited_s, slo_s = cycle.now - min(requests[id_].arrived for id_ in next_ones), slo_ms / 1000
+    first = requests[function.queue[0]].arrived
+    if len(function.queue) > 1:
+        # One of priority may have come after those behind it.
+        next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
+        first = min(requests[id_].arrived for id_ in next_ones)
+    waited_s, slo_s = cycle.now - first, slo_ms / 1000
     joined = mates.counted(cycle, function, slots, waited_s, slo_s)
     waiting = batching.Waiting(
         count=len(function.queue) + joined,

@@ -18,7 +18,7 @@ class Latencies:
 
     def add(self, seconds: float) -> None:
         """Count one."""
-        self._counts[ceil(log(max(seconds, LEAST_S) / LEAST_S) / STEP)] += 1
+        self._counts[ceil(log(seconds / LEAST_S) / STEP) if seconds > LEAST_S else 0] += 1
 
     def merge(self, others: Iterable["Latencies"]) -> "Latencies":
         """Add what others counted; itself."""

@@ -2,7 +2,7 @@
 host store.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import heappop, heappush
 
@@ -10,7 +10,7 @@ from overwinter.core.actions import StartWorker
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, StoreName
 from overwinter.simulation.scenario import Simulated
-from overwinter.simulation.timeline import Deed, Timeline
+from overwinter.simulation.timeline import Timeline
 
 SAME_S = 1e-6
 """Times that differ by less are the same: sums of floats must not keep a job from ending."""
@@ -21,7 +21,7 @@ class Job:
 
     __slots__ = ("cores", "done", "ends", "gone", "seconds")
 
-    def __init__(self, cores: int, seconds: float, done: Deed) -> None:
+    def __init__(self, cores: int, seconds: float, done: Callable[["Job"], None]) -> None:
         self.cores = cores
         self.seconds = seconds
         self.done = done
@@ -90,7 +90,7 @@ class Cores:
         if job.ends <= self._work + SAME_S:
             job.gone = True
             self._ask(-job.cores)
-            job.done()
+            job.done(job)
 
 
 class ModelledWorker:
@@ -103,7 +103,8 @@ class ModelledWorker:
         self.function = function
         self.cores = action.cores
         self.concurrency = action.concurrency
-        self.jobs: list[Job] = []
+        self.jobs: dict[Job, None] = {}
+        """Those under way, in the order of their begin."""
 
 
 class Queue:

@@ -207,7 +207,7 @@ class StepReader:
     def _ran(self, action: Run, now: Seconds) -> None:
         worker = self._workers[action.worker]
         if action.functions:
-            whose = dict(Counter(self._tally(self._specs[function].name) for function in action.functions))
+            whose = {self._tally(self._specs[id_].name): number for id_, number in Counter(action.functions).items()}
         else:
             tally = worker.tally if action.function is None else self._tally(self._specs[action.function].name)
             whose = {tally: len(action.requests)}

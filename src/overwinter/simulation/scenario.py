@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
+from sys import intern
 from typing import Annotated
 
 import msgspec
@@ -319,5 +320,5 @@ def _owner(part: Blocks, name: FunctionName, place: int) -> tuple[str, object, f
 
 
 def _address(*parts: object) -> Address:
-    """A made address: as long as a real one, and the same for the same parts."""
-    return Address(hashlib.blake2b(repr(parts).encode(), digest_size=32).hexdigest())
+    """A made address: as long as a real one, and the same string for the same parts."""
+    return Address(intern(hashlib.blake2b(repr(parts).encode(), digest_size=32).hexdigest()))

@@ -56,7 +56,9 @@ def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
 
 def at_once(count: int, workers: Sequence[Worker]) -> Send:
     """So many requests go to the least busy worker; of equals the one used last, so that others can sleep."""
-    worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))
+    worker = workers[0]
+    if len(workers) > 1:
+        worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))
     return Send(worker, min(count, worker.point.batch))
 
 
