@@ -20,7 +20,7 @@ from overwinter.core.errors import ConflictError
 from overwinter.node.log import Log
 from overwinter.node.node import Node
 from overwinter.node.pressure import available_bytes
-from overwinter.node.running import running
+from overwinter.running import running
 from overwinter.store.tokens import TokenFile
 
 ZYGOTE_ENVIRONMENT = {

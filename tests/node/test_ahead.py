@@ -19,12 +19,12 @@ from overwinter.model.export import export
 from overwinter.node import footprints as node_footprints
 from overwinter.node.footprints import Footprints
 from overwinter.node.proofs import wait_over
-from overwinter.node.running import running
 from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry import background as node_background
 from overwinter.node.telemetry.background import Background
 from overwinter.node.telemetry.statistics import Statistics
 from overwinter.node.zygotes import ZygoteProcess
+from overwinter.running import running
 from overwinter.scheduler.state import State
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT

@@ -10,7 +10,7 @@ from overwinter.api.deployer import package
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import StoreError
 from overwinter.model.export import export
-from overwinter.node.running import running
+from overwinter.running import running
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import Same, until
 from tests.node.said import Said

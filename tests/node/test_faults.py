@@ -10,10 +10,10 @@ from overwinter.core.errors import StoreError
 from overwinter.node import upkeep, verifying
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
-from overwinter.node.running import running
 from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry.accounting import Accounting
 from overwinter.node.telemetry.background import Background
+from overwinter.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT

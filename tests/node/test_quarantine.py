@@ -11,7 +11,7 @@ from overwinter.core.errors import OverwinterError, QuarantineError
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node.quarantine import Quarantine
-from overwinter.node.running import running
+from overwinter.running import running
 from overwinter.scheduler.ledger import LedgerError
 from overwinter.scheduler.policies import queueing
 from overwinter.store.repository import Repository

@@ -14,8 +14,8 @@ from overwinter.core.config import NodeConfig
 from overwinter.core.errors import MachineError
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.model.export import export
-from overwinter.node.running import running
 from overwinter.node.threads import Threads
+from overwinter.running import running
 from overwinter.store.repository import Repository
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import Same, until

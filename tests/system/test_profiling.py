@@ -16,8 +16,8 @@ from overwinter.core.function import Settings
 from overwinter.core.profiling import Wanted
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
-from overwinter.node.profiling.machine import fingerprint
-from overwinter.node.profiling.observer import RUNS_MIN
+from overwinter.profiling.machine import fingerprint
+from overwinter.profiling.observer import RUNS_MIN
 from overwinter.store.repository import Repository
 
 from .nodes import NodeProcess, ask, deploy, wait_until

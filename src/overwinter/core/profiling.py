@@ -1,6 +1,6 @@
 """Selects the configurations of a function to measure, and describes the progress of a measurement."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -34,6 +34,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The process that measured; each configuration has its own."""
     point: Point | None = None
     """What came out, when a configuration is done."""
+
+
+Tell = Callable[[Progress], None]
+"""Hears of the progress of a measurement."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -20,7 +20,7 @@ from overwinter.core.ids import FunctionId, FunctionName, RequestId, Seconds, St
 from overwinter.core.journal import Journal
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Wanted
+from overwinter.core.profiling import Tell, Wanted
 from overwinter.core.tensor import Tensor
 from overwinter.core.versions import Shares, Versions, default_of
 from overwinter.model.program import decode_program, validate
@@ -31,8 +31,7 @@ from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.pipelines import Pipelines, PipelineView, Seen
 from overwinter.node.processes import Processes
-from overwinter.node.profiling.profiler import Profiler
-from overwinter.node.profiling.survey import Tell
+from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
 from overwinter.node.telemetry.telemetry import Telemetry
@@ -68,7 +67,7 @@ class Node:
         self._quotas: Quotas
         self._loop: Loop
         self.processes: Processes
-        self.profiler: Profiler
+        self.profiler: Profiles
         self.telemetry: Telemetry
         self.journal: Journal
 

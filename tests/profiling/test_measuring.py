@@ -13,7 +13,7 @@ from overwinter.core.profile import Shape
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.program import decode_program
 from overwinter.node import clock
-from overwinter.node.profiling.measuring import DisturbedError, MeasuredWorker, batch_limit
+from overwinter.profiling.measuring import DisturbedError, MeasuredWorker, batch_limit
 from tests.node.rig import Function, Rig
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.node.profiling.rounds import Rounds
+from overwinter.profiling.rounds import Rounds
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:

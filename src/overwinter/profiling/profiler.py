@@ -12,19 +12,19 @@ from overwinter.core.errors import OverwinterError, WorkerError
 from overwinter.core.events import Event, Profiled
 from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Profile
-from overwinter.core.profiling import Limits, Progress, Wanted, wanted_batches, wanted_shapes, with_points
+from overwinter.core.profiling import Limits, Progress, Tell, Wanted, wanted_batches, wanted_shapes, with_points
 from overwinter.model.program import Program, decode_program
 from overwinter.node import clock
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
-from overwinter.node.profiling.bench import Bench
-from overwinter.node.profiling.machine import core_count, fingerprint
-from overwinter.node.profiling.measuring import batch_limit
-from overwinter.node.profiling.observer import Correction, Observer
-from overwinter.node.profiling.quiet import Quiet
-from overwinter.node.profiling.rounds import Rounds
-from overwinter.node.profiling.survey import BEGINS, Survey, Tell
+from overwinter.profiling.bench import Bench
+from overwinter.profiling.machine import core_count, fingerprint
+from overwinter.profiling.measuring import batch_limit
+from overwinter.profiling.observer import Correction, Observer
+from overwinter.profiling.quiet import Quiet
+from overwinter.profiling.rounds import Rounds
+from overwinter.profiling.survey import BEGINS, Survey
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 

@@ -7,7 +7,7 @@ import pytest
 from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.node import limits, upkeep
 from overwinter.node.pressure import total_bytes
-from overwinter.node.running import running
+from overwinter.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import until

@@ -24,7 +24,6 @@ from overwinter.node.loop import Loop
 from overwinter.node.node import Node
 from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
-from overwinter.node.profiling.profiler import Profiler
 from overwinter.node.quotas import Quotas
 from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry.telemetry import Telemetry
@@ -32,6 +31,7 @@ from overwinter.node.threads import Threads, usual
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier
 from overwinter.node.watching import Bounds
+from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.order import is_calm
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import page_bytes
@@ -65,10 +65,10 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
             node._effects = NodeEffects(hosts, tasks, log)
             node._quotas = Quotas(config, node._effects.functions)
             node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
-            node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
+            profiler = node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             with repository.reserve.spent():
                 node.telemetry = Telemetry(node, node._scheduler, node._deployed, faults, log)
-            readers = (node.profiler.observer.observe, node.telemetry.statistics.observe)
+            readers = (profiler.observer.observe, node.telemetry.statistics.observe)
             node._loop = Loop(node._scheduler, node.journal, node._effects, readers, node.fail)
             node._effects.post = node.post
             node.processes.start()
@@ -94,7 +94,7 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
             finally:
                 _cancel(watches)
                 node.telemetry.stop()
-                await node.profiler.close()
+                await profiler.close()
                 node._effects.close()
                 await node.processes.close()
                 await node.telemetry.close()

@@ -12,8 +12,8 @@ from overwinter.core.profile import Point, Shape
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.processes import Processes
-from overwinter.node.profiling.measuring import DisturbedError, MeasuredWorker
-from overwinter.node.profiling.quiet import Quiet
+from overwinter.profiling.measuring import DisturbedError, MeasuredWorker
+from overwinter.profiling.quiet import Quiet
 from overwinter.store.hosts import HostStores
 
 RUNS = 20

@@ -8,10 +8,10 @@ import msgspec
 
 from overwinter.core.errors import StoreError, WorkerError
 from overwinter.core.profile import LayerPoint, Point, Profile, Shape
-from overwinter.core.profiling import Progress, with_points
+from overwinter.core.profiling import Progress, Tell, with_points
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.profiling.bench import Bench, Layers
+from overwinter.profiling.bench import Bench, Layers
 
 LONGEST_S = 10.0
 """Larger batches than one that took so long are not measured."""
@@ -19,7 +19,6 @@ LONGEST_S = 10.0
 BEGINS = "begins"
 """Told first, when its turn has come."""
 
-Tell = Callable[[Progress], None]
 Found = TypeVar("Found")
 
 

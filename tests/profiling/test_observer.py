@@ -12,7 +12,7 @@ from overwinter.core.events import (
 )
 from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Point, Profile
-from overwinter.node.profiling.observer import EVERY_S, RUNS_MIN, WAKES_MIN, Observer
+from overwinter.profiling.observer import EVERY_S, RUNS_MIN, WAKES_MIN, Observer
 
 FUNCTION = FunctionId("f@1")
 KNOWN = Profile(weight_bytes=1, macs=1, points=(Point(1, 9, 1, 1, 0.1), Point(2, 9, 4, 2, 0.1)), wake_s=0.02)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.node.profiling import quiet
-from overwinter.node.profiling.quiet import Quiet
+from overwinter.profiling import quiet
+from overwinter.profiling.quiet import Quiet
 
 
 class Parts:

@@ -1,0 +1,1 @@
+"""Measures functions on this machine, in processes of the node."""
