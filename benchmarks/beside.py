@@ -38,10 +38,10 @@ from overwinter.core.ids import function_id
 from overwinter.core.journal import Entry, read_journal
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Wanted
-from overwinter.simulation.report import Figures, Report
 from overwinter.simulation.scenario import Machine, Scenario
 from overwinter.simulation.workloads import Bursty, Poisson, Workload
 from overwinter.simulation.world import World
+from overwinter.telemetry.report import Figures, Report
 from overwinter.worker.measure import KIB, kibibytes
 
 ROUNDS = 5

@@ -12,9 +12,9 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionId, RunId, Seconds, WorkerId
 from overwinter.core.journal import Entry
 from overwinter.core.profile import Profile
-from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.scenario import Blocks, FunctionModel, Machine
 from overwinter.simulation.workloads import Workload
+from overwinter.telemetry.report import Report, StepReader
 
 JITTER_MOST = 0.3
 LEAST_S = 1e-3

@@ -21,10 +21,10 @@ from benchmarks.measure import print_result
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.function import Settings
 from overwinter.core.policies import POLICIES, Policy
-from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import MIB, Blocks, FunctionModel, Machine, Scenario
 from overwinter.simulation.workloads import MinuteCounts, Poisson
 from overwinter.simulation.world import World
+from overwinter.telemetry.report import Report
 
 OURS = POLICIES["overwinter"]
 LRU = msgspec.structs.replace(OURS, worker_eviction="lru")

@@ -6,6 +6,7 @@ again one after the other, so that all of them meet the same machine. Run it: py
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable
 from statistics import median
 
@@ -18,15 +19,14 @@ from overwinter.core.events import Arrived, BlocksLoaded, Deployed, Event, RunEn
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import Address, FunctionName, RequestId, Seconds, TenantId, function_id
 from overwinter.core.journal import Journal
-from overwinter.node.faults import Faults
-from overwinter.node.telemetry.accounting import Accounting
-from overwinter.node.telemetry.activity import activity
-from overwinter.node.telemetry.metrics import render
-from overwinter.node.telemetry.sources import Sources
-from overwinter.node.telemetry.statistics import Statistics
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.scheduler.snapshot import Snapshot, snapshot
 from overwinter.store.host import Health
+from overwinter.telemetry.accounts import Accounts
+from overwinter.telemetry.activity import activity
+from overwinter.telemetry.metrics import render
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import Statistics
 
 SHARED_BLOCKS, OWN_BLOCKS = 50, 4
 ROUNDS = 5
@@ -125,12 +125,11 @@ def main(functions: int, requests: int) -> None:
         )  # type: ignore[misc]
         spent["journal"].append(spent_us(asked, journal.record))
         spent["reader"].append(spent_us(asked, reader.observe))
-    accounting = Accounting(served.scheduler.state, None, None, reader, print)  # type: ignore[arg-type]
-    sources = Sources(served.config, reader, accounting, Health(), Faults(print))
+    sources = Sources(served.config, reader, Accounts(), Health(), Counter())
     now, begun = served.steps[-1][0], time.perf_counter()
     known = taken_whole(served.scheduler, now)
     taken = time.perf_counter()
-    text = render(sources, known)
+    text = render(sources, known, (), now)
     rendered = time.perf_counter()
     activity(sources, known, now)
     shown = time.perf_counter()

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.measure import print_result
-from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import Scenario, read_scenario
 from overwinter.simulation.world import World
+from overwinter.telemetry.report import Report
 
 DAY_S = 86400.0
 AIM = 10_000.0

@@ -9,9 +9,9 @@ import msgspec
 from benchmarks.cores import on_all_cores
 from benchmarks.measure import MIB
 from overwinter.core.policies import Policy
-from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import FunctionModel, Scenario
 from overwinter.simulation.world import World
+from overwinter.telemetry.report import Report
 
 WORKER_MIB = 8.0
 """Measured (benchmarks.density): each further idle worker 7.9 MiB for BERT, 6.1 for VGG19."""

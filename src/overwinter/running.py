@@ -26,7 +26,7 @@ from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
 from overwinter.node.quotas import Quotas
 from overwinter.node.shares import CoreShares
-from overwinter.node.telemetry.telemetry import Telemetry
+from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
 from overwinter.node.verifying import Verifier

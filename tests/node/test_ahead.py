@@ -16,17 +16,17 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import WorkerId
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
+from overwinter.node import background as node_background
 from overwinter.node import footprints as node_footprints
+from overwinter.node.background import Background
 from overwinter.node.footprints import Footprints
 from overwinter.node.proofs import wait_over
 from overwinter.node.shares import CoreShares
-from overwinter.node.telemetry import background as node_background
-from overwinter.node.telemetry.background import Background
-from overwinter.node.telemetry.statistics import Statistics
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.running import running
 from overwinter.scheduler.state import State
 from overwinter.store.repository import Repository
+from overwinter.telemetry.statistics import Statistics
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 
 from .rig import Function, Rig, Same, until

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.telemetry.memory import process_memory
+from overwinter.node.memory import process_memory
 from overwinter.worker.channel import close_all
 
 from .rig import Function, until

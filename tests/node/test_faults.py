@@ -8,11 +8,11 @@ import pytest
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import StoreError
 from overwinter.node import upkeep, verifying
+from overwinter.node.accounting import Accounting
+from overwinter.node.background import Background
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
 from overwinter.node.shares import CoreShares
-from overwinter.node.telemetry.accounting import Accounting
-from overwinter.node.telemetry.background import Background
 from overwinter.running import running
 from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository

@@ -5,7 +5,8 @@ import signal
 
 import torch
 
-from overwinter.node.telemetry.memory import ProcessMemory, process_memory
+from overwinter.node.memory import process_memory
+from overwinter.telemetry.accounts import ProcessMemory
 
 from .rig import Function, Same, until
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from overwinter.core.policies import Policy
-from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import Scenario, read_scenario, scenario_of
 from overwinter.simulation.world import World
+from overwinter.telemetry.report import Report
 
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
 LITTLE = 1e-3

@@ -8,9 +8,9 @@ from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.tenants import check_owner
 from overwinter.core.ids import TenantId
 from overwinter.node.printed import Line
-from overwinter.node.telemetry.activity import NodeActivity
-from overwinter.node.telemetry.explaining import Explanation
-from overwinter.node.telemetry.metering import Usage
+from overwinter.telemetry.activity import NodeActivity
+from overwinter.telemetry.explaining import Explanation
+from overwinter.telemetry.metering import Usage
 
 METRICS_TYPE = (b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from overwinter.simulation.capacity import Capacity, Tried
-    from overwinter.simulation.report import Figures, Report
     from overwinter.simulation.scenario import Scenario
+    from overwinter.telemetry.report import Figures, Report
 
 ROWS = 20
 """Functions in the table; the JSON has all."""
@@ -124,7 +124,7 @@ def _progress(text: str, seconds: float) -> Iterator[Callable[[float], None]]:
 
 
 def _write(found: "Capacity | Report", directory: Path, figures: bool) -> list[Path]:
-    from overwinter.simulation.report import Report
+    from overwinter.telemetry.report import Report
 
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "report.json"
@@ -139,7 +139,7 @@ def _write(found: "Capacity | Report", directory: Path, figures: bool) -> list[P
 
 def _tell(found: "Capacity | Report") -> None:
     from overwinter.cli.tables import show
-    from overwinter.simulation.report import Report
+    from overwinter.telemetry.report import Report
 
     report = found if isinstance(found, Report) else found.report
     if not isinstance(found, Report):

@@ -20,8 +20,8 @@ from overwinter.core.events import Event, MemoryMeasured
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
+from overwinter.node.memory import anonymous_bytes
 from overwinter.node.processes import Processes
-from overwinter.node.telemetry.memory import anonymous_bytes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES

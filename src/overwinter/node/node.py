@@ -29,12 +29,12 @@ from overwinter.node.effects import NodeEffects, Payload
 from overwinter.node.functions import DeployedFunction, blobs_by_store
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
-from overwinter.node.pipelines import Pipelines, PipelineView, Seen
+from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.processes import Processes
 from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
-from overwinter.node.telemetry.telemetry import Telemetry
+from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads
 from overwinter.node.traffic import Traffic, who_stays
 from overwinter.node.views import DeployedVersion, FunctionView, Reply, TenantBlocks
@@ -42,6 +42,7 @@ from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 from overwinter.store.repository import Repository
+from overwinter.telemetry.pipelines import PipelineStatistics
 
 PROGRAM_BYTES_MAX = 4 << 20
 """A program is read as a whole, and its hundred thousands of calls are checked."""
@@ -249,7 +250,7 @@ class Node:
         with self._quotas.deploying_pipeline(self._pipelines.tenants(), pipeline.name, tenant):
             return await self._pipelines.deploy(pipeline, tenant)
 
-    def pipelines_seen(self) -> list[Seen]:
+    def pipelines_seen(self) -> list[PipelineStatistics]:
         """The statistics of each pipeline."""
         return self._pipelines.seen()
 

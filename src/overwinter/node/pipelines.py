@@ -7,7 +7,7 @@ pipeline needs. A pipeline calls only functions of its own tenant, so it does no
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -17,9 +17,10 @@ from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pi
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import clock
 from overwinter.node.stages import Functions, Passage
-from overwinter.node.telemetry.statistics import SECONDS, Histogram
 from overwinter.node.views import Availability, Reply
 from overwinter.store.repository import KeptPipeline
+from overwinter.telemetry.histogram import SECONDS, Histogram
+from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
 
 
 class Kept(Protocol):
@@ -45,27 +46,6 @@ class Objective(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-class Tally(msgspec.Struct):
-    """What became of a pipeline's requests since the node started or it was deployed."""
-
-    running: int = 0
-    answered: int = 0
-    in_slo: int = 0
-    """Of the answered; without an SLO, all."""
-    failed: int = 0
-    """Refused, failed, or given up by the caller."""
-
-
-class Seen(NamedTuple):
-    """The statistics of a pipeline."""
-
-    name: FunctionName
-    slo_ms: float | None
-    tally: Tally
-    durations: Histogram
-    """Of answered requests."""
-
-
 class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline for people and programs that ask about it."""
 
@@ -81,7 +61,7 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     stages: Mapping[str, Stage]
     sources: Mapping[str, str]
     """For each output, where it comes from."""
-    requests: Tally
+    requests: PipelineRequests
     created: float
     """Seconds since 1970."""
 
@@ -91,9 +71,9 @@ class PipelineView:
 
     platform = "overwinter_pipeline"
 
-    def __init__(self, kept: KeptPipeline, seen: Seen, functions: Functions) -> None:
+    def __init__(self, kept: KeptPipeline, seen: PipelineStatistics, functions: Functions) -> None:
         self._kept = kept
-        self._tally = seen.tally
+        self._requests = seen.requests
         self._functions = functions
         self.name: FunctionName = kept.pipeline.name
         self.version: int = kept.version
@@ -147,7 +127,7 @@ class PipelineView:
             settings=self.settings,
             stages=self._kept.pipeline.stages,
             sources=self._kept.pipeline.outputs,
-            requests=self._tally,
+            requests=self._requests,
             created=self._kept.created,
         )
 
@@ -164,7 +144,7 @@ class Pipelines:
         self._functions = functions
         self._kept = kept
         self._now = now
-        self._known: dict[FunctionName, tuple[KeptPipeline, Seen]] = {}
+        self._known: dict[FunctionName, tuple[KeptPipeline, PipelineStatistics]] = {}
 
     # Coming and going
 
@@ -206,7 +186,7 @@ class Pipelines:
         """All of them, by name."""
         return [PipelineView(*self._known[name], self._functions) for name in sorted(self._known)]
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[PipelineStatistics]:
         """The statistics of each pipeline."""
         return [seen for _, seen in self._known.values()]
 
@@ -245,26 +225,26 @@ class Pipelines:
         `timeout_s` bounds all stages together, at most to the pipeline's own.
         """
         kept, seen = self._found(name, version)
-        tally = seen.tally
+        requests = seen.requests
         begun = self._now()
         most_s = kept.pipeline.timeout_s if timeout_s is None else min(timeout_s, kept.pipeline.timeout_s)
         passage = Passage(kept.pipeline, self._functions, inputs, Seconds(begun + most_s), priority, self._now)
-        tally.running += 1
+        requests.running += 1
         try:
             outputs = await passage.run()
         except BaseException:
-            tally.failed += 1
+            requests.failed += 1
             raise
         finally:
-            tally.running -= 1
+            requests.running -= 1
         slo_ms = kept.pipeline.slo_ms
-        tally.answered += 1
+        requests.answered += 1
         seconds = self._now() - begun
-        tally.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
+        requests.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
         seen.durations.add(seconds)
         return Reply(name, kept.version, outputs, passage.start)
 
-    def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, Seen]:
+    def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, PipelineStatistics]:
         known = self._known.get(name)
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")
@@ -281,5 +261,5 @@ def _found_own(functions: Functions, tenant: TenantId, name: FunctionName, versi
     return function
 
 
-def _unseen(pipeline: Pipeline) -> Seen:
-    return Seen(pipeline.name, pipeline.slo_ms, Tally(), Histogram(SECONDS))
+def _unseen(pipeline: Pipeline) -> PipelineStatistics:
+    return PipelineStatistics(pipeline.name, pipeline.slo_ms, PipelineRequests(), Histogram(SECONDS))

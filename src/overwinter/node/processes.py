@@ -20,10 +20,10 @@ from overwinter.node.bindings import Told
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.hearers import Hearer, WorkerHearer
 from overwinter.node.log import Log
+from overwinter.node.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
 from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
-from overwinter.node.telemetry.memory import anonymous_bytes
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
 from overwinter.node.workers import WorkerProcess, ending
 from overwinter.node.zygotes import ZygoteProcess

@@ -11,12 +11,12 @@ from overwinter.core.ids import Address, FunctionId, FunctionName, TenantId, Wor
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.core.versions import Versions
 from overwinter.node import clock
-from overwinter.node.families import FamilyFacts, family_facts
 from overwinter.node.functions import DeployedFunction
 from overwinter.scheduler.lifecycles import function_state
 from overwinter.scheduler.snapshot import family_name
 from overwinter.scheduler.state import Function, State
 from overwinter.store.residency import Place, missing_bytes
+from overwinter.telemetry.families import FamilyFacts, family_facts
 
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
 

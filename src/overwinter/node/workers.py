@@ -14,10 +14,10 @@ from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
+from overwinter.node.memory import SECTOR_BYTES
 from overwinter.node.output import Output
 from overwinter.node.printed import Line, Printed
 from overwinter.node.proofs import kill
-from overwinter.node.telemetry.memory import SECTOR_BYTES
 from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromWorker, Load

@@ -8,31 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
-import msgspec
-
 from overwinter.core.dues import dues
 from overwinter.core.events import Arrived, Cancelled
 from overwinter.core.ids import FunctionName, RequestId, Seconds
 from overwinter.core.stepper import Answered, Ask, Cancel, Event, Fail, Failed, PipelineRequest, Started, Succeed, step
-from overwinter.simulation.latencies import Latencies
 from overwinter.simulation.scenario import Application
+from overwinter.telemetry.latencies import Latencies
+from overwinter.telemetry.pipelines import ApplicationFigures
 
 
-class ApplicationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one application's requests."""
-
-    requests: int
-    answered: int
-    refused: dict[str, int]
-    """By the error's name of the first stage that was refused."""
-    lost: int
-    attainment: float | None
-    """Share of the requests whose last stage was answered within the SLO of the whole."""
-    p50_ms: float | None
-    p99_ms: float | None
-
-
-class Tally:
+class ApplicationTally:
     """Counts of one application."""
 
     def __init__(self, application: Application, slos: Mapping[FunctionName, float | None]) -> None:
@@ -64,7 +49,7 @@ class Tally:
 class Passage:
     """One request of an application under way."""
 
-    def __init__(self, tally: Tally, arrived: Seconds, counts: bool) -> None:
+    def __init__(self, tally: ApplicationTally, arrived: Seconds, counts: bool) -> None:
         self.tally = tally
         self.arrived = arrived
         self.counts = counts
@@ -100,7 +85,7 @@ class Applications:
         settle_s: float,
         slos: Mapping[FunctionName, float | None],
     ) -> None:
-        self._tallies = {application.name: Tally(application, slos) for application in applications}
+        self._tallies = {application.name: ApplicationTally(application, slos) for application in applications}
         self._ids = ids
         self._settle_s = settle_s
         self._open: dict[RequestId, tuple[Passage, str]] = {}

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 
 from overwinter.core.errors import CallerError
-from overwinter.simulation.report import Report
 from overwinter.simulation.scenario import Scenario
 from overwinter.simulation.world import World
+from overwinter.telemetry.report import Report
 
 COPIES_MAX = 1 << 14
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from overwinter.simulation.report import Report
+from overwinter.telemetry.report import Report
 
 MIB = 1 << 20
 BARS = 40

@@ -66,10 +66,10 @@ from overwinter.simulation.durations import Durations
 from overwinter.simulation.faults import Chance
 from overwinter.simulation.forecasts import rates_ahead
 from overwinter.simulation.machine import Cores, HostBlocks, Job, ModelledWorker, Queue
-from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.scenario import MIB, Scenario, Simulated
 from overwinter.simulation.timeline import Timeline
 from overwinter.simulation.workloads import Workload, arrivals
+from overwinter.telemetry.report import Report, StepReader
 
 RING = 1
 """Steps that the journal keeps beside its file."""

@@ -13,8 +13,8 @@ from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartWorke
 from overwinter.core.events import Arrived, BlocksLoaded, Cancelled, Deployed, Event, RunEnded, WorkerExited
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, StoreName, WorkerId
-from overwinter.simulation.applications import ApplicationFigures
-from overwinter.simulation.latencies import Latencies
+from overwinter.telemetry.latencies import Latencies
+from overwinter.telemetry.pipelines import ApplicationFigures
 
 SAMPLES = 600
 """Points of each curve over time."""

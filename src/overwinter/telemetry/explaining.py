@@ -8,22 +8,21 @@ from typing import Literal
 
 import msgspec
 
-from overwinter.core.function import Settings
+from overwinter.core.function import FunctionSpec, Settings
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.core.policies import policy_named
 from overwinter.core.profile import Point
-from overwinter.core.underway import LivingWorker
 from overwinter.core.versions import Versions
-from overwinter.node.families import workers_of
-from overwinter.node.functions import DeployedFunction
-from overwinter.node.telemetry.sources import Sources
-from overwinter.node.telemetry.statistics import FunctionStatistics, Told
 from overwinter.scheduler.lifecycles import function_state, worker_state
 from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
 from overwinter.scheduler.snapshot import family_name
 from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
+from overwinter.telemetry.families import workers_of
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import FunctionStatistics, Told
+from overwinter.telemetry.underway import LivingWorker
 
 Sibling = tuple[FunctionId, KeysView[Address]]
 """Another function of the same tenant, and its blocks."""
@@ -230,7 +229,7 @@ def siblings(functions: Iterable[Function], function: Function) -> list[Sibling]
 
 
 def tiers_of(
-    sources: Sources, function: DeployedFunction, others: Sequence[Sibling], places: tuple[Place, Place]
+    sources: Sources, function: FunctionSpec, others: Sequence[Sibling], places: tuple[Place, Place]
 ) -> list[TierBytes]:
     """Where a function's blocks are. `places` are its repository and its host store. It looks at the disk: call it in a
     thread.
@@ -249,7 +248,7 @@ def tiers_of(
             TierBytes(
                 tier=tier,
                 store=function.store if tier == "host" else StoreName(""),
-                resident=function.nbytes - missing,
+                resident=sum(function_sizes.values()) - missing,
                 missing=missing,
                 exclusive=exclusive,
                 shared=held - exclusive,
@@ -289,7 +288,7 @@ def _shared(state: Function, tally: FunctionStatistics) -> SharedFacts:
 
 
 def _worker(sources: Sources, worker: Worker, pid: int | None, now: Seconds) -> WorkerFacts:
-    weighed = sources.accounting.workers.get(worker.id)
+    weighed = sources.accounts.workers.get(worker.id)
     runs = worker.runs.values()
     return WorkerFacts(
         worker=worker.id,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from overwinter.node.telemetry.sharing import Shared
+from overwinter.node.sharing import Shared
 
 
 class Maker:

@@ -13,11 +13,11 @@ import torch
 from overwinter.core.actions import Run, StartWorker
 from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
+from overwinter.node.background import LOOK_S, TURNS, Background
 from overwinter.node.cgroups import IDLE
-from overwinter.node.telemetry.background import LOOK_S, TURNS, Background
-from overwinter.node.telemetry.metering import Meter
-from overwinter.node.telemetry.statistics import Statistics
 from overwinter.store.ledger import Ledger
+from overwinter.telemetry.metering import Meter
+from overwinter.telemetry.statistics import Statistics
 from tests.node.rig import Function, Rig, Same, until
 from tests.scheduler.world import spec
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overwinter.node.telemetry.memory import directory_memory, process_memory
+from overwinter.node.memory import directory_memory, process_memory
 
 MIB = 1 << 20
 GROW = f"""

@@ -20,8 +20,8 @@ from overwinter.core.events import (
     ZygoteLost,
 )
 from overwinter.core.profile import Point, Profile
-from overwinter.node.telemetry.statistics import RECENT, TOLD, Statistics
 from overwinter.scheduler.latency import WORKER_BYTES
+from overwinter.telemetry.statistics import RECENT, TOLD, Statistics
 from tests.scheduler.test_properties import AnyOrder
 from tests.scheduler.world import World, spec
 

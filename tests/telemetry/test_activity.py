@@ -2,8 +2,8 @@
 
 import pytest
 
-from overwinter.node.telemetry.activity import WINDOW_S, lately
-from overwinter.node.telemetry.statistics import RECENT
+from overwinter.telemetry.activity import WINDOW_S, lately
+from overwinter.telemetry.statistics import RECENT
 
 
 def test_nothing_of_late_has_no_latency():

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from overwinter.core.actions import Start, StartWorker
 from overwinter.core.ids import FunctionId, RunId, Seconds
-from overwinter.core.tally import Tally
+from overwinter.telemetry.tally import Tally
 
 T = TypeVar("T", bound=Tally)
 

@@ -1,12 +1,12 @@
 """The data sources of metrics, usage, `top` and `explain`."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from overwinter.core.config import SchedulerConfig
-from overwinter.node.faults import Faults
-from overwinter.node.telemetry.accounting import Accounting
-from overwinter.node.telemetry.statistics import Statistics
 from overwinter.store.host import Health
+from overwinter.telemetry.accounts import Accounts
+from overwinter.telemetry.statistics import Statistics
 
 
 class Sources(NamedTuple):
@@ -17,9 +17,9 @@ class Sources(NamedTuple):
     config: SchedulerConfig
     statistics: Statistics
     """What was read out of its steps."""
-    accounting: Accounting
+    accounts: Accounts
     """What the kernel says."""
     health: Health
     """What was found of blocks."""
-    faults: Faults
+    faults: Counter[str]
     """What could not be looked after."""

@@ -5,9 +5,9 @@ import pytest
 from overwinter.core.actions import Bind, LoadFinished, Reply, Run, StartWorker, StopWorker
 from overwinter.core.events import Arrived, Bound, Deployed, Removed, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.profile import Point, Profile
-from overwinter.node.telemetry.metering import Meter
-from overwinter.node.telemetry.statistics import Statistics
 from overwinter.store.ledger import Ledger
+from overwinter.telemetry.metering import Meter
+from overwinter.telemetry.statistics import Statistics
 from tests.scheduler.world import spec
 
 DAY = 86400.0

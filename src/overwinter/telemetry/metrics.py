@@ -16,36 +16,39 @@ from prometheus_client.registry import Collector
 from overwinter.core.actions import Decision
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.ids import FunctionId, Seconds, split_id
-from overwinter.node import clock
-from overwinter.node.pipelines import Seen
-from overwinter.node.telemetry.accounting import KINDS, Accounting
-from overwinter.node.telemetry.sources import Sources
-from overwinter.node.telemetry.statistics import FunctionStatistics, Histogram, Statistics, VersionStatistics
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
 from overwinter.store.host import Health
+from overwinter.telemetry.accounts import KINDS, Accounts
+from overwinter.telemetry.histogram import Histogram
+from overwinter.telemetry.pipelines import PipelineStatistics
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import FunctionStatistics, Statistics, VersionStatistics
 
 PREFIX = "overwinter_"
 Labels = Sequence[str]
 Sample = tuple[Labels, float]
 
 
-def render(sources: Sources, known: Snapshot, pipelines: Sequence[Seen] = ()) -> bytes:
+def render(sources: Sources, known: Snapshot, pipelines: Sequence[PipelineStatistics], now: Seconds) -> bytes:
     """All metrics in Prometheus's text format. Slow with a thousand functions: call it in a thread."""
     registry = CollectorRegistry()
-    registry.register(_Node(sources, known, pipelines))
+    registry.register(_Node(sources, known, pipelines, now))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _Node(Collector):
-    def __init__(self, sources: Sources, known: Snapshot, pipelines: Sequence[Seen]) -> None:
+    def __init__(
+        self, sources: Sources, known: Snapshot, pipelines: Sequence[PipelineStatistics], now: Seconds
+    ) -> None:
         self._sources = sources
         self._known = known
         self._pipelines = pipelines
+        self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        sources, known, now = self._sources, self._known, clock.now()
+        sources, known, now = self._sources, self._known, self._now
         seen = [sources.statistics.nobody, *list(sources.statistics.tallies.values())]
         yield gauge("build_info", "The version of Overwinter.", ["version"], [((version("overwinter"),), 1)])
         yield from _requests(seen, sources.statistics.versions.copy(), known.functions)
@@ -57,10 +60,10 @@ class _Node(Collector):
         yield from _profiles(seen, now)
         yield from _bytes(sources, known)
         yield from _machine(sources.config, known)
-        yield from _accounts(sources.accounting)
+        yield from _accounts(sources.accounts)
         yield from _health(sources.health)
         told = "Looks of the node's at something that the machine let fail."
-        yield counter("looks_failed", told, ["what"], _by_name(sources.faults.counts.copy()))
+        yield counter("looks_failed", told, ["what"], _by_name(sources.faults.copy()))
 
 
 def counter(name: str, told: str, labels: Labels, samples: Iterable[Sample]) -> Metric:
@@ -162,19 +165,19 @@ def _outcomes(each: FunctionStatistics) -> Iterator[Sample]:
         yield (each.name, "refused", error), count
 
 
-def _passages(pipelines: Sequence[Seen]) -> Iterator[Metric]:
+def _passages(pipelines: Sequence[PipelineStatistics]) -> Iterator[Metric]:
     label = ["pipeline"]
-    outcomes = [((each.name, "answered"), each.tally.answered) for each in pipelines]
-    outcomes += [((each.name, "failed"), each.tally.failed) for each in pipelines]
+    outcomes = [((each.name, "answered"), each.requests.answered) for each in pipelines]
+    outcomes += [((each.name, "failed"), each.requests.failed) for each in pipelines]
     yield counter("pipeline_requests", "Requests for pipelines that ended.", [*label, "outcome"], outcomes)
-    running = (((each.name,), each.tally.running) for each in pipelines)
+    running = (((each.name,), each.requests.running) for each in pipelines)
     yield gauge("pipeline_requests_running", "Requests that pass through pipelines.", label, running)
     durations = (((each.name,), each.durations) for each in pipelines)
     yield histogram("pipeline_duration_seconds", "From a request's arrival to the last answer.", label, durations)
     with_slo = [each for each in pipelines if each.slo_ms is not None]
     slo_s = (((each.name,), (each.slo_ms or 0.0) / 1000) for each in with_slo)
     yield gauge("pipeline_slo_seconds", "Latency objective of the whole.", label, slo_s)
-    met = (((each.name,), each.tally.in_slo) for each in with_slo)
+    met = (((each.name,), each.requests.in_slo) for each in with_slo)
     yield counter("pipeline_slo_met", "Requests answered within the SLO.", label, met)
 
 
@@ -298,8 +301,8 @@ def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
     yield gauge("budget_bytes", "Most bytes of a tier, if it is bounded.", ["tier"], bounded)
 
 
-def _accounts(accounting: Accounting) -> Iterator[Metric]:
-    workers, stores = list(accounting.workers.values()), list(accounting.stores.values())
+def _accounts(accounts: Accounts) -> Iterator[Metric]:
+    workers, stores = list(accounts.workers.values()), list(accounts.stores.values())
     amounts = {
         "store_table": sum(sum(store.resident.values()) for store in stores),
         "store_scheduler": sum(sum(store.held.values()) for store in stores),
@@ -308,7 +311,7 @@ def _accounts(accounting: Accounting) -> Iterator[Metric]:
         "worker_private": sum(process.memory.private for process in workers),
         "worker_pss": sum(process.memory.pss for process in workers),
         "worker_shared_pss": sum(process.memory.shared for process in workers),
-        "zygote_pss": accounting.zygotes,
+        "zygote_pss": accounts.zygotes,
     }
     told = "Memory, as whoever counts it said at the last pass."
     yield gauge("memory_bytes", told, ["counted"], (((name,), nbytes) for name, nbytes in amounts.items()))
@@ -316,9 +319,9 @@ def _accounts(accounting: Accounting) -> Iterator[Metric]:
         "accounting_mismatch",
         "Things on which the scheduler and the kernel disagreed in two passes.",
         ["kind"],
-        (((kind,), accounting.mismatches[kind]) for kind in KINDS),
+        (((kind,), accounts.mismatches[kind]) for kind in KINDS),
     )
-    yield counter("accounting_passes", "Times that bytes were compared.", [], [((), accounting.passes)])
+    yield counter("accounting_passes", "Times that bytes were compared.", [], [((), accounts.passes)])
 
 
 def _health(health: Health) -> Iterator[Metric]:

@@ -7,36 +7,23 @@ found in two consecutive passes. Each is logged once, and counted.
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from overwinter.core.ids import Address, FunctionId, Seconds, StoreName, WorkerId
+from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
+from overwinter.node.memory import anonymous_bytes, directory_memory, process_memory
 from overwinter.node.processes import Processes
-from overwinter.node.telemetry.memory import (
-    FileMemory,
-    ProcessMemory,
-    anonymous_bytes,
-    directory_memory,
-    process_memory,
-)
-from overwinter.node.telemetry.statistics import Statistics
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.state import State
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
+from overwinter.telemetry.accounts import KINDS, Accounts, FileMemory, Kind, ProcessMemory, StoreView, WeighedWorker
+from overwinter.telemetry.statistics import Statistics
 
 WEIGHED = 16
 """Processes weighed in one pass, those weighed longest ago first: each costs milliseconds."""
-
-Kind = Literal["files", "blocks", "workers"]
-KINDS: Mapping[Kind, str] = {
-    "files": "a host store's table and its files on the tmpfs",
-    "blocks": "the scheduler's blocks and a host store's",
-    "workers": "a worker's profile and its private memory",
-}
 
 
 class Mismatch(NamedTuple):
@@ -47,31 +34,8 @@ class Mismatch(NamedTuple):
     told: str
 
 
-class StoreView(NamedTuple):
-    """One host store: what three sides say of it."""
-
-    resident: Mapping[Address, int]
-    """The store's own table."""
-    files: Mapping[Address, FileMemory]
-    """The kernel's."""
-    held: Mapping[Address, int]
-    """The scheduler's, what is on its way included."""
-    settled: bool
-    """Nothing is on its way."""
-
-
-class WeighedWorker(NamedTuple):
-    """A worker that was measured."""
-
-    function: FunctionId
-    memory: ProcessMemory
-    expected: int | None
-    """By its profile; None: never measured."""
-    at: Seconds
-
-
 class Accounting:
-    """Compares counts, and stores the results of the last passes. Used on the loop's thread only."""
+    """Compares counts. Used on the loop's thread only."""
 
     def __init__(
         self,
@@ -88,12 +52,7 @@ class Accounting:
         self._log = log
         self._suspected: set[Mismatch] = set()
         self._confirmed: set[Mismatch] = set()
-        self.workers: dict[WorkerId, WeighedWorker] = {}
-        self.stores: dict[StoreName, StoreView] = {}
-        self.zygotes = 0
-        """PSS of the zygotes."""
-        self.mismatches: Counter[Kind] = Counter()
-        self.passes = 0
+        self.accounts = Accounts()
 
     async def run(self, every_s: float, faults: Faults) -> None:
         """Compare periodically, without end."""
@@ -110,7 +69,7 @@ class Accounting:
         held, settled = self._held(), self._settled()
         # Meanwhile the stores change: what is seen twice is true.
         stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(held, settled), _weigh(files)))
-        now = clock.now()
+        now, accounts = clock.now(), self.accounts
         for worker, memory in zip(due, weighed, strict=False):
             process = self._state.workers.get(worker)
             if process is None or memory is None:
@@ -119,14 +78,15 @@ class Accounting:
             profiled = function is not None and process.point in function.latency.points
             self._weighed(worker, memory)
             expected = process.point.memory_bytes if profiled else None
-            self.workers[worker] = WeighedWorker(process.function, memory, expected, now)
+            accounts.workers[worker] = WeighedWorker(process.function, memory, expected, now)
             if worker in self._statistics.workers:
                 self._statistics.weigh(self._statistics.workers[worker], float(memory.private), now)
-        self.workers = {worker: process for worker, process in self.workers.items() if worker in self._state.workers}
-        self.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
-        self.stores = stores
-        self.passes += 1
-        self._judge({*_store_mismatches(stores), *_worker_mismatches(self.workers)})
+        living = self._state.workers.keys()
+        accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in living}
+        accounts.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
+        accounts.stores = stores
+        accounts.passes += 1
+        self._judge({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
     def _weighed(self, worker: WorkerId, memory: ProcessMemory) -> None:
         """The memory that the worker still shares with its zygote; it never grows."""
@@ -138,7 +98,7 @@ class Accounting:
     def _due(self) -> dict[WorkerId, int]:
         """Workers to weigh in this pass, each with its smaps."""
         smaps = {worker: fd for worker, fd in self._processes().worker_smaps().items() if worker in self._state.workers}
-        last = {worker: process.at for worker, process in self.workers.items()}
+        last = {worker: process.at for worker, process in self.accounts.workers.items()}
         due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
         return {worker: smaps[worker] for worker in due}
 
@@ -168,7 +128,7 @@ class Accounting:
         self._suspected, self._confirmed = found, lasting
         for kind, meaning in KINDS.items():
             of_kind = [mismatch for mismatch in new if mismatch.kind == kind]
-            self.mismatches[kind] += len(of_kind)
+            self.accounts.mismatches[kind] += len(of_kind)
             if of_kind:
                 more = "" if len(of_kind) == 1 else f", and {len(of_kind) - 1} more"
                 self._log(f"{meaning} do not agree: {min(of_kind, key=lambda each: each.told).told}{more}")

@@ -1,6 +1,7 @@
 """Metrics say what the statistics counted, under the names that the docs tell, in series that nobody can make many."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,18 @@ from overwinter.core.actions import Bind, Explanation, Refuse, Reply, Run, Start
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Arrived, Bound, Deployed, RunEnded, TrafficSet, WorkerReady
 from overwinter.core.versions import Share
-from overwinter.node.faults import Faults
-from overwinter.node.pipelines import Seen, Tally
-from overwinter.node.telemetry.accounting import Accounting
-from overwinter.node.telemetry.metrics import render
-from overwinter.node.telemetry.sources import Sources
-from overwinter.node.telemetry.statistics import BATCHES, SECONDS, Histogram, Statistics
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import Health
+from overwinter.telemetry.accounts import Accounts
+from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
+from overwinter.telemetry.metrics import render
+from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import Statistics
 from tests.scheduler.test_snapshot import taken
 from tests.scheduler.world import spec
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(overwinter_\w+)` \| (\w+) \| (.*) \| (.+) \|$", re.MULTILINE)
 
 
@@ -31,15 +32,15 @@ def rendered(*steps, pipelines=()) -> bytes:
         statistics.observe(now, event, actions)
         if isinstance(event, Deployed):
             scheduler.handle(event, now)
-    accounting = Accounting(scheduler.state, None, None, statistics, print)
     sources = Sources(
         SchedulerConfig(cores=4, memory_bytes=1 << 30),
         statistics,
-        accounting,
+        Accounts(),
         Health(),
-        Faults(print),
+        Counter(),
     )
-    return render(sources, taken(scheduler, steps[-1][0]), pipelines)
+    now = steps[-1][0]
+    return render(sources, taken(scheduler, now), pipelines, now)
 
 
 STEPS = (
@@ -61,10 +62,10 @@ SPLIT = (
 )
 
 
-def passed() -> Seen:
+def passed() -> PipelineStatistics:
     durations = Histogram(SECONDS)
     durations.add(0.3)
-    return Seen("p", 500, Tally(running=2, answered=3, in_slo=1, failed=4), durations)
+    return PipelineStatistics("p", 500, PipelineRequests(running=2, answered=3, in_slo=1, failed=4), durations)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from overwinter.core.actions import Drop, Refuse, Reply, Run, StartWorker
 from overwinter.core.events import Arrived, BlocksLoaded, Cancelled, Deployed, RunEnded, WorkerExited
 from overwinter.core.journal import read_journal
 from overwinter.core.profile import Point, Profile
-from overwinter.simulation.latencies import Latencies
-from overwinter.simulation.report import Report, StepReader
 from overwinter.simulation.world import World
+from overwinter.telemetry.latencies import Latencies
+from overwinter.telemetry.report import Report, StepReader
 from tests.scheduler.world import spec
 from tests.simulation.scenes import function, scene
 

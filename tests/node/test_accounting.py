@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from overwinter.node.telemetry.accounting import SLACK_BYTES, Accounting, Mismatch, WeighedWorker
-from overwinter.node.telemetry.memory import ProcessMemory
-from overwinter.node.telemetry.statistics import Statistics
+from overwinter.node.accounting import SLACK_BYTES, Accounting, Mismatch
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
+from overwinter.telemetry.accounts import ProcessMemory, WeighedWorker
+from overwinter.telemetry.statistics import Statistics
 from tests.scheduler.world import World, spec
 from tests.store.source import Source
 
@@ -57,8 +57,8 @@ def test_what_is_on_its_way_is_no_difference(parts):
     parts.compare(3)
     parts.load()
     parts.compare(3)
-    assert parts.accounting.mismatches.total() == 0
-    assert (parts.said, parts.accounting.passes) == ([], 6)
+    assert parts.accounting.accounts.mismatches.total() == 0
+    assert (parts.said, parts.accounting.accounts.passes) == ([], 6)
 
 
 def test_a_block_that_lost_its_file_is_told_once(parts):
@@ -66,9 +66,9 @@ def test_a_block_that_lost_its_file_is_told_once(parts):
     parts.compare()
     (parts.store.root / min(CONTENTS)).unlink()
     parts.compare()
-    assert parts.accounting.mismatches["files"] == 0
+    assert parts.accounting.accounts.mismatches["files"] == 0
     parts.compare(3)
-    assert parts.accounting.mismatches == {"files": 1, "blocks": 0, "workers": 0}
+    assert parts.accounting.accounts.mismatches == {"files": 1, "blocks": 0, "workers": 0}
     assert len(parts.said) == 1
     assert f"block {min(CONTENTS)} in the shared store has no file" in parts.said[0]
 
@@ -87,7 +87,7 @@ def test_every_harm_to_a_file_is_seen(parts, harm):
     else:
         (path.parent / ("e" * 64)).write_bytes(b"x")
     parts.compare(3)
-    assert parts.accounting.mismatches["files"] == 1
+    assert parts.accounting.accounts.mismatches["files"] == 1
 
 
 def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(parts):
@@ -95,7 +95,7 @@ def test_blocks_that_the_scheduler_let_go_and_the_store_kept_are_told_together(p
     parts.world.state.functions.clear()
     parts.world.state.stores.clear()
     parts.compare(2)
-    assert parts.accounting.mismatches["blocks"] == 2
+    assert parts.accounting.accounts.mismatches["blocks"] == 2
     assert parts.said[0].endswith("is held for no function, and 1 more")
 
 
@@ -107,14 +107,14 @@ def test_what_comes_and_goes_between_two_passes_is_not_told(parts):
         parts.compare()
         stranger.unlink()
         parts.compare()
-    assert parts.accounting.mismatches.total() == 0
+    assert parts.accounting.accounts.mismatches.total() == 0
 
 
 def test_a_difference_that_comes_back_counts_again(parts):
     one = Mismatch("files", "e" * 64, "is wrong")
     for found in ({one}, {one}, {one}, set(), {one}, {one}):
         parts.accounting._judge(found)
-    assert parts.accounting.mismatches["files"] == 2
+    assert parts.accounting.accounts.mismatches["files"] == 2
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_a_difference_that_comes_back_counts_again(parts):
 def test_a_worker_may_have_a_little_more_than_its_profile_says(parts, expected, private, told):
     parts.load()
     assert list(parts.world.state.workers) == [1]
-    parts.accounting.workers[1] = WeighedWorker("f@1", ProcessMemory(private, private, 0), expected, 0.0)
+    parts.accounting.accounts.workers[1] = WeighedWorker("f@1", ProcessMemory(private, private, 0), expected, 0.0)
     parts.compare(3)
-    assert parts.accounting.mismatches["workers"] == told
+    assert parts.accounting.accounts.mismatches["workers"] == told
     assert len(parts.said) == told
     parts.world.state.workers.clear()
     parts.compare()
-    assert parts.accounting.workers == {}
+    assert parts.accounting.accounts.workers == {}

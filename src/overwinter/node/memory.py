@@ -3,9 +3,10 @@
 import os
 import re
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from overwinter.core.ids import Address
+from overwinter.telemetry.accounts import FileMemory, ProcessMemory
 
 SECTOR_BYTES = 512
 """The unit of st_blocks."""
@@ -18,18 +19,6 @@ _MAPPINGS = re.compile(
     rb"Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) ",
     re.MULTILINE,
 )
-
-
-class ProcessMemory(NamedTuple):
-    """Bytes of one process."""
-
-    private: int
-    """In private mappings that can be written to, and mapped by nobody else. The kernel calls a shared page private
-    as long as one process maps it: weights and buffers must not count here."""
-    pss: int
-    """Everything, a page that n processes map counting 1/n."""
-    shared: int
-    """Of this, what lies in shared mappings: weights and buffers."""
 
 
 def process_memory(smaps: BinaryIO) -> ProcessMemory | None:
@@ -69,14 +58,6 @@ def anonymous_bytes(pid: int) -> int | None:
     finally:
         os.close(fd)
     return (int(resident) - int(shared)) * PAGE_BYTES if int(resident) else None
-
-
-class FileMemory(NamedTuple):
-    """One file of a tmpfs."""
-
-    nbytes: int
-    allocated: int
-    """Memory behind it: less than its bytes where it has holes."""
 
 
 def directory_memory(root: Path) -> dict[Address, FileMemory]:

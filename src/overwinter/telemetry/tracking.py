@@ -41,10 +41,10 @@ from overwinter.core.events import (
 )
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
-from overwinter.core.tally import Tally
-from overwinter.core.told import Told
-from overwinter.core.underway import LivingWorker, OpenRequest, OpenRun
 from overwinter.core.versions import Versions
+from overwinter.telemetry.hooks import Told
+from overwinter.telemetry.tally import Tally
+from overwinter.telemetry.underway import LivingWorker, OpenRequest, OpenRun
 
 T = TypeVar("T", bound=Tally)
 

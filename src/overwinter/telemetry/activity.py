@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId, WorkerId
-from overwinter.node.telemetry.sources import Sources
-from overwinter.node.telemetry.statistics import RECENT, Answer, FunctionStatistics
 from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import RECENT, Answer, FunctionStatistics
 
 WINDOW_S = 60.0
 """Rates and latencies are of the answers of so long."""

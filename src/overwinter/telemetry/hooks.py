@@ -8,14 +8,14 @@ from overwinter.core.actions import Explanation, Refuse, Reply, StartWorker
 from overwinter.core.events import Event, Profiled
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
-from overwinter.core.tally import Tally
-from overwinter.core.underway import LivingWorker, OpenRun
+from overwinter.telemetry.tally import Tally
+from overwinter.telemetry.underway import LivingWorker, OpenRun
 
 T = TypeVar("T", bound=Tally)
 
 
 class Told(Generic[T]):
-    """The methods that a tracker calls while it reads (core/tracking.py)."""
+    """The methods that a tracker calls while it reads (tracking.py)."""
 
     def _worker_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
         """Private memory that a worker of the function is taken to have until it is weighed."""

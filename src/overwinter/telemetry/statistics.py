@@ -4,23 +4,21 @@ Metrics, usage, `top` and `explain` are computed from them on request, in separa
 counted. Their size is bounded by the deployed functions, never by the names that callers use.
 """
 
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from overwinter.core.actions import Decision, Explanation, Refuse, Reply, Start, StartWorker
 from overwinter.core.events import Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
-from overwinter.core.tally import Tally
-from overwinter.core.tracking import Tracker
-from overwinter.core.underway import LivingWorker, OpenRun
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
+from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
+from overwinter.telemetry.tally import Tally
+from overwinter.telemetry.tracking import Tracker
+from overwinter.telemetry.underway import LivingWorker, OpenRun
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SMOOTHING = 0.2
 """Of the last in what is usual."""
 RECENT = 256
@@ -32,22 +30,6 @@ TOLD = 32
 
 Answer = tuple[Seconds, float]
 """When an answer was given, and how many seconds the request had waited for it."""
-
-
-class Histogram:
-    """The number of values up to each bound, and their sum."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
 
 
 class Told(NamedTuple):

@@ -15,9 +15,9 @@ import msgspec
 
 from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionId, FunctionName, Seconds, TenantId
-from overwinter.core.underway import LivingWorker
-from overwinter.node.telemetry.statistics import FunctionStatistics, Statistics
 from overwinter.store.ledger import Amounts, Ledger
+from overwinter.telemetry.statistics import FunctionStatistics, Statistics
+from overwinter.telemetry.underway import LivingWorker
 
 IDLE_PRICE = 0.1
 """Of the price of a core that runs something."""

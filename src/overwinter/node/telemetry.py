@@ -13,27 +13,27 @@ from overwinter.core.events import Event
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.versions import Versions
 from overwinter.node import clock
-from overwinter.node.families import family_names
+from overwinter.node.accounting import Accounting
+from overwinter.node.background import Background
 from overwinter.node.faults import Faults
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.pipelines import Seen
 from overwinter.node.printed import Line
 from overwinter.node.processes import Processes
-from overwinter.node.telemetry.accounting import Accounting
-from overwinter.node.telemetry.activity import NodeActivity, activity
-from overwinter.node.telemetry.background import Background
-from overwinter.node.telemetry.explaining import Explanation, Times, explanation, siblings, tiers_of
-from overwinter.node.telemetry.metering import Meter, Usage
-from overwinter.node.telemetry.metrics import render
-from overwinter.node.telemetry.sharing import Shared
-from overwinter.node.telemetry.sources import Sources
-from overwinter.node.telemetry.statistics import Statistics
+from overwinter.node.sharing import Shared
 from overwinter.node.views import TenantBlocks
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.scheduler.snapshot import Snapshot, snapshot
 from overwinter.store.hosts import HostStores
 from overwinter.store.ledger import Ledger
 from overwinter.store.repository import Repository
+from overwinter.telemetry.activity import NodeActivity, activity
+from overwinter.telemetry.explaining import Explanation, Times, explanation, siblings, tiers_of
+from overwinter.telemetry.families import family_names
+from overwinter.telemetry.metering import Meter, Usage
+from overwinter.telemetry.metrics import render
+from overwinter.telemetry.pipelines import PipelineStatistics
+from overwinter.telemetry.sources import Sources
+from overwinter.telemetry.statistics import Statistics
 
 Find = Callable[[FunctionName, int | None], DeployedFunction]
 
@@ -69,7 +69,7 @@ class Parts(Protocol):
         """Pass an event to the scheduler."""
         ...
 
-    def pipelines_seen(self) -> Sequence[Seen]:
+    def pipelines_seen(self) -> Sequence[PipelineStatistics]:
         """The statistics of each pipeline."""
         ...
 
@@ -96,13 +96,13 @@ class Telemetry:
         self._find = find
         self.statistics = Statistics()
         self._scheduler = scheduler
-        accounting = Accounting(scheduler.state, parts.hosts, lambda: parts.processes, self.statistics, log)
+        self._accounting = Accounting(scheduler.state, parts.hosts, lambda: parts.processes, self.statistics, log)
         self._sources = Sources(
             parts.config.scheduler,
             self.statistics,
-            accounting,
+            self._accounting.accounts,
             parts.hosts.health,
-            faults,
+            faults.counts,
         )
         self._background = Background(self.statistics, lambda: parts.processes, parts.post, log)
         self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
@@ -113,7 +113,7 @@ class Telemetry:
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""
-        accounting = self._sources.accounting.run(self._parts.config.accounting_s, self._faults)
+        accounting = self._accounting.run(self._parts.config.accounting_s, self._faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
         self._tasks.append(tasks.create_task(self._background.run(self._faults)))
 
@@ -140,7 +140,7 @@ class Telemetry:
 
     async def _render(self) -> bytes:
         known = await self._known()
-        return await asyncio.to_thread(render, self._sources, known, self._parts.pipelines_seen())
+        return await asyncio.to_thread(render, self._sources, known, self._parts.pipelines_seen(), clock.now())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""
@@ -189,5 +189,5 @@ class Telemetry:
         told = explanation(self._sources, known, state.versions.get(known.spec.name, Versions()), pids, times)
         own.own()
         others = siblings(state.functions.values(), known)
-        tiers = await asyncio.to_thread(tiers_of, self._sources, function, others, places)
+        tiers = await asyncio.to_thread(tiers_of, self._sources, known.spec, others, places)
         return msgspec.structs.replace(told, tiers=tiers)

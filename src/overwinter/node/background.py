@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from overwinter.core.events import Demoted, Event
 from overwinter.core.ids import Seconds, WorkerId
-from overwinter.core.underway import LivingWorker
 from overwinter.node import clock
 from overwinter.node.demotion import put_behind
 from overwinter.node.faults import Faults
 from overwinter.node.processes import Processes
 from overwinter.node.sparing import Sparing
-from overwinter.node.telemetry.statistics import FunctionStatistics, Statistics, Told
 from overwinter.node.workers import WorkerProcess
+from overwinter.telemetry.statistics import FunctionStatistics, Statistics, Told
+from overwinter.telemetry.underway import LivingWorker
 
 LOOK_S = 0.1
 TURNS = 10
