@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Drop, Explanation, LoadBlocks, Refuse, Reply
+from overwinter.core.actions import Drop, Evict, LoadBlocks, Refuse, Reply
 from overwinter.core.events import Demoted, HostCapacityMeasured, MemoryPressure, Removed
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
@@ -43,11 +43,11 @@ def test_the_one_used_longest_ago_leaves_and_what_is_shared_stays():
     use(world, "i")
     assert dropped(world) == ["g-head"]
     assert world.resources.host.taken == 40
-    assert [action.function for action in world.log if isinstance(action, Explanation)] == ["g@1"]
+    assert [action.function for action in world.log if isinstance(action, Evict)] == ["g@1"]
 
 
 def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
-    def told(block: str) -> list[Explanation]:
+    def told(block: str) -> list[Evict]:
         world = World(host_bytes=40, policy="lru")
         world.deploy(own("f", tenant="mine"))
         world.deploy(spec("g", tenant="theirs", blobs=((block, 10), ("g-head", 10)), keep_alive_s=0.0))
@@ -57,7 +57,7 @@ def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
         world.log.clear()
         world.deploy(spec("i", tenant="theirs", blobs=(("i-head", 20),), keep_alive_s=0.0))
         use(world, "i")
-        return [each for each in world.log if isinstance(each, Explanation)]
+        return [each for each in world.log if isinstance(each, Evict)]
 
     shared, apart = told("base"), told("else")
     assert [each.function for each in shared] == ["f@1"]

@@ -263,7 +263,7 @@ class Seen(World):
 
 WAITS = {
     "nothing": set(),
-    "memory": {"waits for places", "memory is full", "evict"},
+    "memory": {"waits for places", "memory is full", "Evict"},
     "host bytes": {"waits for bytes", "Drop"},
     "workers": {"waits for places"},
     "cores": {"waits for cores"},

@@ -3,6 +3,7 @@
 from overwinter.core.actions import (
     Bind,
     Drop,
+    Evict,
     Explanation,
     ForkAhead,
     LoadBlocks,
@@ -166,7 +167,7 @@ class World:
                 self.resident -= {(store, address) for address in addresses}
             case LoadFinished():
                 self.hear(action)
-            case Prepare() | Explanation():
+            case Prepare() | Evict() | Explanation():
                 pass
 
     def go_on_in(self, action: StartWorker) -> None:

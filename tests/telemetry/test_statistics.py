@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from overwinter.core.actions import Bind, Explanation, LoadBlocks, Refuse, Reply, Run, StartWorker, StopWorker
+from overwinter.core.actions import Bind, Evict, Explanation, LoadBlocks, Refuse, Reply, Run, StartWorker, StopWorker
 from overwinter.core.events import (
     Arrived,
     BlocksLoaded,
@@ -198,7 +198,14 @@ def test_a_worker_weighs_what_its_profile_says_until_it_is_weighed():
     assert seen.tallies["f"].private_byte_s == 2 * 500 + 3 * 700
 
 
-@pytest.mark.parametrize("gone", [Removed("f@1"), Explanation("f@1", "evict", "room")])
+def test_an_eviction_is_counted_and_explained():
+    seen = read((0.0, Deployed(spec("f"), resident=True)), (4.0, ZygoteLost(), Evict("f@1", "room")))
+    tally = seen.tallies["f"]
+    assert (tally.evictions, [(told.what, told.why) for told in tally.decisions]) == (1, [("evict", "room")])
+    assert seen.decided == {"evict": 1}
+
+
+@pytest.mark.parametrize("gone", [Removed("f@1"), Evict("f@1", "room")])
 def test_what_was_held_is_owed_by_equal_parts(gone):
     steps = [
         (0.0, Deployed(spec("f"), resident=True)),

@@ -45,6 +45,14 @@ class Drop(_Action, frozen=True):
     store: StoreName = SHARED
 
 
+class Evict(_Action, frozen=True):
+    """A function's blocks are no longer held for it in its host store; Drop removes those that nobody else needs."""
+
+    function: FunctionId
+    why: str
+    """For `explain`."""
+
+
 class StartWorker(_Action, frozen=True):
     """Fork a worker; answered by WorkerReady or WorkerExited. On trial it runs once by itself before it is ready."""
 
@@ -154,6 +162,7 @@ class SetAlarm(_Action, frozen=True):
 Action = (
     LoadBlocks
     | Drop
+    | Evict
     | StartWorker
     | ForkAhead
     | Prepare

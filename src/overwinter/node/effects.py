@@ -11,6 +11,7 @@ from overwinter.core.actions import (
     Action,
     Bind,
     Drop,
+    Evict,
     Explanation,
     ForkAhead,
     LoadBlocks,
@@ -130,6 +131,9 @@ class NodeEffects:
                 self.placing.stop_worker(worker, kill)
             case LoadFinished():
                 self._announce(action)
+            case Evict():
+                # Of the readers of the journal; its blocks are dropped by Drop.
+                pass
             case Explanation():
                 self._decided(action)
             case _:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from overwinter.core.actions import Drop, LoadBlocks
+from overwinter.core.actions import Drop, Evict, LoadBlocks
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.resources import store_owner
@@ -42,6 +42,12 @@ def release(cycle: Cycle, function: Function) -> None:
         cycle.state.residents(function).release(function.sizes)
     cycle.state.evictable.pop(function.spec.id, None)
     drop_unshared(cycle, function.sizes, function.spec.store)
+
+
+def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
+    """Release the function's blocks for the reason given: from now on its owner does not pay for them."""
+    cycle.actions.append(Evict(function.spec.id, why))
+    release(cycle, function)
 
 
 def drop_unshared(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:

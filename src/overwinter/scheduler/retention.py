@@ -10,7 +10,7 @@ from math import inf
 from overwinter.core.ids import Seconds
 from overwinter.scheduler import families, idle, victims
 from overwinter.scheduler.binding import let_go
-from overwinter.scheduler.blocks import host_bytes, release
+from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
 from overwinter.scheduler.containment import asked
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import stop
@@ -88,8 +88,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     function = binding.function
     let_go(cycle, worker, function, "the machine runs short of memory")
     if _is_unused(function):
-        cycle.decide(function, "evict", f"the machine ran short; it was used {cycle.now - function.used:.1f} s ago")
-        release(cycle, function)
+        evict_blocks_of(cycle, function, f"the machine ran short; it was used {cycle.now - function.used:.1f} s ago")
     return True
 
 
@@ -138,8 +137,7 @@ def end_window(cycle: Cycle, function: Function) -> None:
     """Release the function whose window is over."""
     ends = window_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
-        cycle.decide(function, "evict", f"nobody used it for {cycle.now - function.used:.0f} s")
-        release(cycle, function)
+        evict_blocks_of(cycle, function, f"nobody used it for {cycle.now - function.used:.0f} s")
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
@@ -149,9 +147,8 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
         victim = victims.for_bytes(cycle, keep)
         if victim is None:
             return False
-        release(cycle, victim)
         # Not how many bytes came free: those that did not are another's too, maybe another tenant's.
-        cycle.decide(victim, "evict", f"others needed room; it was used {cycle.now - victim.used:.1f} s ago")
+        evict_blocks_of(cycle, victim, f"others needed room; it was used {cycle.now - victim.used:.1f} s ago")
     return True
 
 
@@ -183,7 +180,6 @@ def _give_back(cycle: Cycle, function: Function) -> None:
     state = cycle.state
     state.giving_back = None
     if state.bytes and function.loaded:
-        cycle.decide(function, "evict", "others wait for room in the host store, and its time slice is over")
-        release(cycle, function)
+        evict_blocks_of(cycle, function, "others wait for room in the host store, and its time slice is over")
     cycle.bytes_changed = True
     cycle.mark(function)

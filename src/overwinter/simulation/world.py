@@ -19,6 +19,7 @@ from overwinter.core.actions import (
     Action,
     Bind,
     Drop,
+    Evict,
     Explanation,
     ForkAhead,
     LoadBlocks,
@@ -255,7 +256,7 @@ class World:
                 self._host.drop(addresses, store)
             case Prepare():
                 self._prepare(action)
-            case LoadFinished() | Explanation() | Unbind():
+            case LoadFinished() | Evict() | Explanation() | Unbind():
                 # To unbind takes no time that is worth modelling.
                 pass
             case _:

@@ -4,7 +4,7 @@ nothing.
 
 from typing import Generic, TypeVar
 
-from overwinter.core.actions import Explanation, Refuse, Reply, StartWorker
+from overwinter.core.actions import Decision, Refuse, Reply, StartWorker
 from overwinter.core.events import Event, Profiled
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
@@ -57,7 +57,7 @@ class Told(Generic[T]):
     def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
         """The blocks are no longer held for it."""
 
-    def _decided(self, tally: T, action: Explanation, now: Seconds) -> None:
+    def _decided(self, tally: T, what: Decision, why: str, now: Seconds) -> None:
         """Why something was decided."""
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from overwinter.core.actions import Decision, Explanation, Refuse, Reply, Start, StartWorker
+from overwinter.core.actions import Decision, Refuse, Reply, Start, StartWorker
 from overwinter.core.events import Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
@@ -163,9 +163,9 @@ class Statistics(Tracker[FunctionStatistics]):
         self.tallies[spec.name].host_byte_s += shares.release(spec.id, now)
         self.released_bytes[spec.store] += before - shares.nbytes
 
-    def _decided(self, tally: FunctionStatistics, action: Explanation, now: Seconds) -> None:
-        tally.decisions.append(Told(now, action.what, action.why))
-        self.decided[action.what] += 1
+    def _decided(self, tally: FunctionStatistics, what: Decision, why: str, now: Seconds) -> None:
+        tally.decisions.append(Told(now, what, why))
+        self.decided[what] += 1
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:
         spec = self.specs.get(event.function)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from overwinter.core.actions import (
     Action,
     Bind,
+    Evict,
     Explanation,
     LoadBlocks,
     LoadFinished,
@@ -95,7 +96,8 @@ class Tracker(Told[T]):
             Bind: self._bind,
             Unbind: self._unbind,
             LoadBlocks: self._load_blocks,
-            Explanation: self._decide,
+            Evict: self._evict,
+            Explanation: self._explain,
             LoadFinished: self._announce,
         }
 
@@ -282,6 +284,14 @@ class Tracker(Told[T]):
         self._kept.add(spec.id)
         self._keeps(spec, now)
 
+    def _evict(self, action: Evict, now: Seconds) -> None:
+        spec = self.specs.get(action.function)
+        if spec is not None:
+            tally = self.tallies[spec.name]
+            tally.evictions += 1
+            self._let_go(action.function, now)
+            self._decided(tally, "evict", action.why, now)
+
     def _let_go(self, function: FunctionId, now: Seconds) -> None:
         """The function's blocks are no longer held for it, or will not be."""
         self._coming.pop(function, None)
@@ -354,12 +364,7 @@ class Tracker(Told[T]):
             del self._versions[spec.name], self._proven[spec.name]
             self._ended(self.tallies.pop(spec.name))
 
-    def _decide(self, action: Explanation, now: Seconds) -> None:
+    def _explain(self, action: Explanation, now: Seconds) -> None:
         spec = self.specs.get(action.function)
-        if spec is None:
-            return
-        tally = self.tallies[spec.name]
-        if action.what == "evict":
-            tally.evictions += 1
-            self._let_go(action.function, now)
-        self._decided(tally, action, now)
+        if spec is not None:
+            self._decided(self.tallies[spec.name], action.what, action.why, now)
