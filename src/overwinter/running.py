@@ -67,9 +67,9 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
             node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
             profiler = node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
             with repository.reserve.spent():
-                node.telemetry = Telemetry(node, node._scheduler, node._deployed, faults, log)
-            readers = (profiler.observer.observe, node.telemetry.statistics.observe)
-            node._loop = Loop(node._scheduler, node.journal, node._effects, readers, node.fail)
+                node.telemetry = Telemetry(node, node._scheduler, node._deployed, profiler.observer, faults, log)
+            reader = node.telemetry.statistics.observe
+            node._loop = Loop(node._scheduler, node.journal, node._effects, (reader,), node.fail)
             node._effects.post = node.post
             node.processes.start()
             calm, lose = partial(is_calm, node._scheduler.cycle), node._effects.placing.lose

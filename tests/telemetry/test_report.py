@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Drop, Refuse, Reply, Run, StartWorker
-from overwinter.core.events import Arrived, BlocksLoaded, Cancelled, Deployed, RunEnded, WorkerExited
+from overwinter.core.actions import Bind, Drop, LoadBlocks, Refuse, Reply, Run, StartWorker
+from overwinter.core.events import Arrived, BlocksLoaded, Bound, Cancelled, Deployed, RunEnded, WorkerExited
 from overwinter.core.journal import read_journal
 from overwinter.core.profile import Point, Profile
 from overwinter.simulation.world import World
@@ -49,8 +49,8 @@ def test_requests_are_counted_by_how_they_end():
 
 def test_memory_is_summed_over_time_and_shared_blocks_count_once():
     report = read(
-        (0.0, known("f", 100)),
-        (0.0, known("g", 10, blobs=(("a", 10), ("c", 5)))),
+        (0.0, known("f", 100), LoadBlocks("f@1", 1)),
+        (0.0, known("g", 10, blobs=(("a", 10), ("c", 5))), LoadBlocks("g@1", 2)),
         (2.0, BlocksLoaded("f@1", 1, 30), StartWorker(1, "f@1")),
         (4.0, BlocksLoaded("g@1", 2, 5), StartWorker(2, "g@1")),
         (5.0, Arrived(1, "f", None, None), Run(1, 1, (1,))),
@@ -76,13 +76,41 @@ def test_a_worker_takes_what_its_largest_batch_took():
     deployed = Deployed(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points)))
     report = read(
         (0.0, deployed, StartWorker(1, "f@1", False, 2)),
-        (2.0, Arrived(1, "f", None, None), Run(1, 1, (1, 2, 3))),
+        *((1.0, Arrived(request, "f", None, None)) for request in (1, 2, 3)),
+        (2.0, Arrived(4, "f", None, None), Run(1, 1, (1, 2, 3))),
         (4.0, RunEnded(1, 1), Run(1, 2, (4,))),
         until=10.0,
     )
     assert report.memory.workers_peak == 160
     assert report.memory.workers_mean == pytest.approx((100 * 2 + 160 * 8) / 10)
     assert report.samples[-1].worker_cores == 2
+
+
+def test_a_worker_takes_no_less_for_a_batch_that_was_not_measured():
+    points = tuple(Point(1, nbytes, batch, 1, 0.1) for batch, nbytes in ((1, 100), (2, 120)))
+    report = read(
+        (0.0, Deployed(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points))), StartWorker(1, "f@1")),
+        *((1.0, Arrived(request, "f", None, None)) for request in (1, 2)),
+        (2.0, Arrived(3, "f", None, None), Run(1, 1, (1, 2, 3))),
+    )
+    assert report.memory.workers_peak == 120
+
+
+def test_functions_that_a_worker_has_share_its_time_and_pay_for_what_they_ran():
+    report = read(
+        (0.0, Deployed(spec("f", family="one"), resident=True), StartWorker(1, "f@1", False, 2)),
+        (0.0, Deployed(spec("g", family="one"), resident=True)),
+        (2.0, Arrived(1, "g", None, None), Bind(1, "g@1", 1)),
+        (3.0, Bound(1, "g@1", 1), Run(1, 1, (1,), "g@1")),
+        # What a run took before its worker died was not idle either.
+        (7.0, WorkerExited(1, "WorkerError", "signal 9"), Refuse(1, "WorkerError", "signal 9")),
+    )
+    times = {
+        name: (each.worker_seconds, each.busy_seconds, each.worker_core_s, each.busy_core_s)
+        for name, each in report.functions.items()
+    }
+    assert times == {"f": (4.5, 0.0, 9.0, 0.0), "g": (2.5, 4.0, 5.0, 9.0)}
+    assert (report.total.worker_seconds, report.total.worker_core_s) == (7.0, 14.0)
 
 
 def test_a_journal_file_gives_the_same_report_as_the_world():

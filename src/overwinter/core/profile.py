@@ -106,6 +106,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """The measured configuration, if it was measured."""
         return next((point for point in self.points if point.shape == shape), None)
 
+    def worker_bytes(self, cores: int, concurrency: int) -> dict[int, int]:
+        """Private memory of a worker with so many cores and runs at once, by batch, ascending; empty: not measured."""
+        alike = (point for point in self.points if (point.cores, point.concurrency) == (cores, concurrency))
+        return {point.batch: point.memory_bytes for point in sorted(alike, key=lambda point: point.batch)}
+
     def latency_s(self, cores: int, batch: int, concurrency: int) -> float | None:
         """Seconds of a run of `batch` requests, linear between the batches measured and beyond them; None: unknown."""
         known = sorted(

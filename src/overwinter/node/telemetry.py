@@ -33,7 +33,7 @@ from overwinter.telemetry.metering import Meter, Usage
 from overwinter.telemetry.metrics import render
 from overwinter.telemetry.pipelines import PipelineStatistics
 from overwinter.telemetry.sources import Sources
-from overwinter.telemetry.statistics import Statistics
+from overwinter.telemetry.statistics import ServiceObserver, Statistics
 
 Find = Callable[[FunctionName, int | None], DeployedFunction]
 
@@ -88,13 +88,19 @@ class Telemetry:
     """Used on the loop's thread only; slow work runs in other threads."""
 
     def __init__(
-        self, parts: Parts, scheduler: Scheduler, find: Find, faults: Faults, log: Callable[[str], None]
+        self,
+        parts: Parts,
+        scheduler: Scheduler,
+        find: Find,
+        observer: ServiceObserver,
+        faults: Faults,
+        log: Callable[[str], None],
     ) -> None:
         """`find` returns a version of a function, or the one that answers for the name; NotFoundError."""
         self._faults = faults
         self._parts = parts
         self._find = find
-        self.statistics = Statistics()
+        self.statistics = Statistics(observer)
         self._scheduler = scheduler
         self._accounting = Accounting(scheduler.state, parts.hosts, lambda: parts.processes, self.statistics, log)
         self._sources = Sources(

@@ -4,7 +4,7 @@ nothing.
 
 from typing import Generic, TypeVar
 
-from overwinter.core.actions import Decision, Refuse, Reply, StartWorker
+from overwinter.core.actions import Decision, Refuse, Reply
 from overwinter.core.events import Event, Profiled
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
@@ -14,12 +14,8 @@ from overwinter.telemetry.underway import LivingWorker, OpenRun
 T = TypeVar("T", bound=Tally)
 
 
-class Told(Generic[T]):
+class Hooks(Generic[T]):
     """The methods that a tracker calls while it reads (tracking.py)."""
-
-    def _worker_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
-        """Private memory that a worker of the function is taken to have until it is weighed."""
-        return 0.0
 
     def _answered(self, tally: T, action: Reply, seconds: float, now: Seconds) -> None:
         """A request got its answer."""
@@ -30,13 +26,19 @@ class Told(Generic[T]):
     def _handed(self, tally: T, seconds: float) -> None:
         """A worker has a request that waited so long."""
 
+    def _run_began(self, worker: LivingWorker[T], run: OpenRun[T], now: Seconds) -> None:
+        """A worker has one run more."""
+
     def _ran(self, run: OpenRun[T], seconds: float) -> None:
         """A run ended."""
+
+    def _ran_as_measured(self, worker: LivingWorker[T], run: OpenRun[T], now: Seconds) -> None:
+        """A run ended that began and ended with as many beside it as the worker may have, as profiles are measured."""
 
     def _began(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker was started."""
 
-    def _woken(self, worker: LivingWorker[T], seconds: float) -> None:
+    def _woken(self, worker: LivingWorker[T], seconds: float, now: Seconds) -> None:
         """A worker is ready, so long after its wake began."""
 
     def _gone(self, worker: LivingWorker[T], now: Seconds) -> None:

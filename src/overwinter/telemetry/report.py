@@ -3,21 +3,36 @@
 It needs only the events and actions, and the memory of one worker of each function.
 """
 
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections import deque
 
 import msgspec
 
-from overwinter.core.actions import Action, Drop, Refuse, Reply, Run, StartWorker
-from overwinter.core.events import Arrived, BlocksLoaded, Cancelled, Deployed, Event, RunEnded, WorkerExited
+from overwinter.core.actions import Drop, Reply
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, FunctionId, FunctionName, RequestId, RunId, Seconds, StoreName, WorkerId
+from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
+from overwinter.core.profile import Profile
 from overwinter.telemetry.latencies import Latencies
 from overwinter.telemetry.pipelines import ApplicationFigures
+from overwinter.telemetry.tally import Tally
+from overwinter.telemetry.tracking import Tracker
+from overwinter.telemetry.underway import LivingWorker, OpenRun
 
 SAMPLES = 600
 """Points of each curve over time."""
+SUMMED = (
+    "requests",
+    "answered",
+    "refused",
+    "cancelled",
+    "started",
+    "wakes",
+    "loaded_bytes",
+    "worker_s",
+    "busy_s",
+    "worker_core_s",
+    "core_s",
+)
+"""What the total is the sum of."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +58,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Workers started, by where the function's blocks were."""
     loaded_bytes: int
     worker_seconds: float
+    """Time alive of its workers; the functions that a worker has share it equally."""
     busy_seconds: float
+    """Of these, with something to run."""
     worker_core_s: float
-    """Cores of its workers by their time alive."""
+    """Cores of its workers by their time alive, shared likewise."""
     busy_core_s: float
     """Of these, while they ran; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
 
@@ -85,19 +102,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """(seconds, share of the answers up to them)."""
 
 
-class Tally:
-    """Counts of one function while the steps are read."""
+class FunctionReport(Tally):
+    """Counts of one function, for its figures."""
 
-    def __init__(self, slo_s: float | None) -> None:
-        self.slo_s = slo_s
-        self.requests = self.answered = self.cancelled = self.within = self.loaded_bytes = 0
-        self.refused: Counter[str] = Counter()
-        self.started: Counter[str] = Counter()
-        self.wakes: Counter[str] = Counter()
+    def __init__(self, name: FunctionName) -> None:
+        super().__init__(name)
         self.latencies = Latencies()
-        self.worker_seconds = self.busy_seconds = 0.0
-        self.worker_core_s = self.busy_core_s = 0.0
-        self.from_disk = False
+
+    def add(self, other: "FunctionReport") -> None:
+        """Count also what another counted."""
+        for field in SUMMED:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+        self.latencies.merge([other.latencies])
 
     def figures(self) -> Figures:
         """The counts as data."""
@@ -114,225 +130,97 @@ class Tally:
             started=dict(sorted(self.started.items())),
             wakes=dict(sorted(self.wakes.items())),
             loaded_bytes=self.loaded_bytes,
-            worker_seconds=self.worker_seconds,
-            busy_seconds=self.busy_seconds,
+            worker_seconds=self.worker_s,
+            busy_seconds=self.busy_s,
             worker_core_s=self.worker_core_s,
-            busy_core_s=self.busy_core_s,
+            busy_core_s=self.core_s,
         )
 
 
-class LivingWorker:
-    """A worker while the steps are read."""
-
-    __slots__ = ("batch", "cores", "nbytes", "needs", "run_cores", "runs", "since", "tally")
-
-    def __init__(self, tally: Tally, action: StartWorker, needs: dict[int, int], since: float) -> None:
-        self.tally = tally
-        self.needs = needs
-        self.batch, self.nbytes = next(iter(needs.items()))
-        self.since = since
-        self.cores = action.cores
-        self.run_cores = max(1, action.cores // action.concurrency)
-        self.runs: dict[RunId, tuple[float, dict[Tally, int]]] = {}
-        """When each began, and how many requests of whom are in it."""
-
-
-class OpenRequest(NamedTuple):
-    """A request that has no answer yet."""
-
-    tally: Tally
-    arrived: float
-
-
-class StepReader:
+class StepReader(Tracker[FunctionReport]):
     """Reads `(now, event, actions)` one after another. Memory of a worker is what its function's profile says of
     the largest batch it has run; if they do not share, each has its weights to itself and there is no host store.
     """
 
     def __init__(self, duration_s: float, shared: bool = True) -> None:
+        self._reports: dict[FunctionName, FunctionReport] = {}
+        """Of all functions that were deployed; the nameless one is of requests and workers of none."""
+        super().__init__(self._report_of)
         self._shared = shared
-        self._tallies: dict[FunctionName, Tally] = {}
-        self._specs: dict[FunctionId, FunctionSpec] = {}
-        self._open: dict[RequestId, OpenRequest] = {}
-        self._workers: dict[WorkerId, LivingWorker] = {}
+        self._sizes: dict[LivingWorker[FunctionReport], deque[tuple[int, int]]] = {}
+        """The largest batch that a worker has run, and the larger ones that were measured, each with its memory."""
         self._blocks: dict[StoreName, dict[Address, int]] = {}
-        self._usage = Usage(duration_s / SAMPLES)
-        self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
-            Arrived: self._arrived,
-            RunEnded: self._ended,
-            WorkerExited: self._exited,
-            BlocksLoaded: self._blocks_loaded,
-            Cancelled: self._cancelled,
-            Deployed: self._deployed,
-        }
-        self._sees: dict[type[Action], Callable[[Any, Seconds], None]] = {
-            Run: self._ran,
-            Reply: self._replied,
-            Refuse: self._refused,
-            StartWorker: self._starts,
-            Drop: self._dropped,
-        }
+        self._memory = MemoryCurve(duration_s / SAMPLES)
+        self._sees[Drop] = self._dropped
 
-    @property
-    def open_requests(self) -> int:
-        """Requests that came and have no answer yet."""
-        return len(self._open)
+    def _report_of(self, name: FunctionName) -> FunctionReport:
+        return self._reports.setdefault(name, FunctionReport(name))
 
-    def observe(self, now: Seconds, event: Event, actions: list[Action]) -> None:
-        """Read one step."""
-        hear = self._hears.get(type(event))
-        if hear is not None:
-            hear(event, now)
-        for action in actions:
-            see = self._sees.get(type(action))
-            if see is not None:
-                see(action, now)
+    def _answered(self, tally: FunctionReport, action: Reply, seconds: float, now: Seconds) -> None:
+        tally.latencies.add(seconds)
 
-    def _arrived(self, event: Arrived, now: Seconds) -> None:
-        tally = self._tally(event.name)
-        tally.requests += 1
-        self._open[event.request] = OpenRequest(tally, now)
+    # Memory
 
-    def _cancelled(self, event: Cancelled, now: Seconds) -> None:
-        if event.request in self._open:
-            self._open.pop(event.request).tally.cancelled += 1
+    def _began(self, worker: LivingWorker[FunctionReport], now: Seconds) -> None:
+        sizes = self._sizes[worker] = _sizes(self.specs[worker.function].profile, worker, self._shared)
+        self._memory.turn(now)
+        self._memory.workers += 1
+        self._memory.worker_cores += worker.cores
+        self.weigh(worker, sizes[0][1], now)
 
-    def _deployed(self, event: Deployed, now: Seconds) -> None:
-        spec = event.function
-        self._specs[spec.id] = spec
-        self._tally(spec.name, spec)
-        if event.resident:
-            self._hold(spec, now)
+    def _run_began(self, worker: LivingWorker[FunctionReport], run: OpenRun[FunctionReport], now: Seconds) -> None:
+        sizes = self._sizes[worker]
+        if run.batch > sizes[0][0] and len(sizes) > 1:
+            while run.batch > sizes[0][0] and len(sizes) > 1:
+                sizes.popleft()
+            self.weigh(worker, sizes[0][1], now)
 
-    def _ran(self, action: Run, now: Seconds) -> None:
-        worker = self._workers[action.worker]
-        if action.functions:
-            whose = {self._tally(self._specs[id_].name): number for id_, number in Counter(action.functions).items()}
-        else:
-            tally = worker.tally if action.function is None else self._tally(self._specs[action.function].name)
-            whose = {tally: len(action.requests)}
-        worker.runs[action.run] = now, whose
-        if len(action.requests) > worker.batch:
-            self._grow(worker, len(action.requests), now)
+    def weigh(self, worker: LivingWorker[FunctionReport], nbytes: float, now: Seconds) -> None:
+        """Set the private memory of the worker."""
+        self._memory.turn(now)
+        self._memory.workers_bytes += nbytes - worker.nbytes
+        super().weigh(worker, nbytes, now)
 
-    def _refused(self, action: Refuse, now: Seconds) -> None:
-        self._open.pop(action.request).tally.refused[action.error] += 1
+    def _gone(self, worker: LivingWorker[FunctionReport], now: Seconds) -> None:
+        del self._sizes[worker]
+        self._memory.workers -= 1
+        self._memory.worker_cores -= worker.cores
+
+    def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
+        if self._shared:
+            blocks = self._blocks.setdefault(spec.store, {})
+            new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in blocks}
+            blocks.update(new)
+            self._memory.turn(now)
+            self._memory.blocks_bytes += sum(new.values())
 
     def _dropped(self, action: Drop, now: Seconds) -> None:
-        self._usage.turn(now)
+        self._memory.turn(now)
         blocks = self._blocks.get(action.store, {})
-        self._usage.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
-
-    def _tally(self, name: FunctionName, spec: FunctionSpec | None = None) -> Tally:
-        tally = self._tallies.get(name)
-        if tally is None:
-            slo_ms = None if spec is None else spec.settings.slo_ms
-            tally = self._tallies[name] = Tally(None if slo_ms is None else slo_ms / 1000)
-        return tally
-
-    def _replied(self, action: Reply, now: Seconds) -> None:
-        tally, arrived = self._open.pop(action.request)
-        seconds = now - arrived
-        tally.answered += 1
-        tally.started[action.start] += 1
-        tally.latencies.add(seconds)
-        if tally.slo_s is not None and seconds <= tally.slo_s:
-            tally.within += 1
-
-    def _starts(self, action: StartWorker, now: Seconds) -> None:
-        spec = self._specs[action.function]
-        tally = self._tally(spec.name)
-        tally.wakes["disk" if tally.from_disk else "host"] += 1
-        tally.from_disk = False
-        needs = _worker_bytes(spec, action, self._shared)
-        worker = self._workers[action.worker] = LivingWorker(tally, action, needs, now)
-        self._usage.turn(now)
-        self._usage.workers += 1
-        self._usage.worker_cores += worker.cores
-        self._usage.workers_bytes += worker.nbytes
-
-    def _grow(self, worker: LivingWorker, batch: int, now: Seconds) -> None:
-        """A worker runs more requests at once than before."""
-        worker.batch, needed = next((each for each in worker.needs.items() if each[0] >= batch), (batch, worker.nbytes))
-        self._usage.turn(now)
-        self._usage.workers_bytes += needed - worker.nbytes
-        worker.nbytes = needed
-
-    def _ended(self, event: RunEnded, now: Seconds) -> None:
-        worker = self._workers.get(event.worker)
-        run = None if worker is None else worker.runs.pop(event.run, None)
-        if worker is not None and run is not None:
-            since, whose = run
-            batch = sum(whose.values())
-            for tally, count in whose.items():
-                share = count / batch
-                tally.busy_seconds += (now - since) * share
-                tally.busy_core_s += (now - since) * share * worker.run_cores
-
-    def _exited(self, event: WorkerExited, now: Seconds) -> None:
-        worker = self._workers.pop(event.worker, None)
-        if worker is None:
-            return
-        _count_life(worker, now)
-        self._usage.turn(now)
-        self._usage.workers -= 1
-        self._usage.worker_cores -= worker.cores
-        self._usage.workers_bytes -= worker.nbytes
-
-    def _blocks_loaded(self, event: BlocksLoaded, now: Seconds) -> None:
-        spec = self._specs[event.function]
-        tally = self._tally(spec.name)
-        tally.loaded_bytes += event.added
-        tally.from_disk = event.added > 0
-        self._hold(spec, now)
-
-    def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
-        """All blocks of a function are in its host store."""
-        if not self._shared:
-            return
-        blocks = self._blocks.setdefault(spec.store, {})
-        new = {blob.address: blob.nbytes for blob in spec.blobs if blob.address not in blocks}
-        blocks.update(new)
-        self._usage.turn(now)
-        self._usage.blocks_bytes += sum(new.values())
+        self._memory.blocks_bytes -= sum(blocks.pop(address, 0) for address in action.addresses)
 
     def report(self, now: Seconds) -> Report:
         """The figures at `now`, the end."""
-        self._usage.turn(now)
-        for worker in self._workers.values():
-            _count_life(worker, now)
+        self._memory.turn(now)
+        for worker in self.workers.values():
+            worker.pay(now)
+        total = FunctionReport(FunctionName(""))
+        for tally in self._reports.values():
+            total.add(tally)
+        with_slo = [tally for tally in self._reports.values() if tally.slo_s is not None]
+        asked, within = sum(tally.requests for tally in with_slo), sum(tally.within for tally in with_slo)
+        attainment = within / asked if asked else None
         return Report(
             duration_s=now,
-            total=self._total(),
-            memory=self._usage.memory(now),
-            functions={name: tally.figures() for name, tally in self._tallies.items()},
-            samples=self._usage.samples,
-            latencies=Latencies().merge(tally.latencies for tally in self._tallies.values()).shares(),
+            total=msgspec.structs.replace(total.figures(), attainment=attainment),
+            memory=self._memory.figures(now),
+            functions={name: tally.figures() for name, tally in self._reports.items() if name},
+            samples=self._memory.samples,
+            latencies=total.latencies.shares(),
         )
 
-    def _total(self) -> Figures:
-        total = Tally(None)
-        with_slo = Tally(0.0)
-        for tally in self._tallies.values():
-            total.requests += tally.requests
-            total.answered += tally.answered
-            total.cancelled += tally.cancelled
-            total.loaded_bytes += tally.loaded_bytes
-            total.worker_seconds += tally.worker_seconds
-            total.busy_seconds += tally.busy_seconds
-            total.worker_core_s += tally.worker_core_s
-            total.busy_core_s += tally.busy_core_s
-            total.refused.update(tally.refused)
-            total.started.update(tally.started)
-            total.wakes.update(tally.wakes)
-            if tally.slo_s is not None:
-                with_slo.requests += tally.requests
-                with_slo.within += tally.within
-        total.latencies.merge(tally.latencies for tally in self._tallies.values())
-        return msgspec.structs.replace(total.figures(), attainment=with_slo.figures().attainment)
 
-
-class Usage:
+class MemoryCurve:
     """Memory over time: its sum, its peak, and a curve of bounded length."""
 
     def __init__(self, every_s: float) -> None:
@@ -359,7 +247,7 @@ class Usage:
             at = len(self.samples) * self._every_s
             self.samples.append(Sample(at, self.workers, self.blocks_bytes, self.workers_bytes, self.worker_cores))
 
-    def memory(self, now: float) -> Memory:
+    def figures(self, now: float) -> Memory:
         """The figures up to `now`."""
         seconds = now or 1.0
         return Memory(
@@ -372,20 +260,13 @@ class Usage:
         )
 
 
-def _count_life(worker: LivingWorker, now: float) -> None:
-    worker.tally.worker_seconds += now - worker.since
-    worker.tally.worker_core_s += (now - worker.since) * worker.cores
-    worker.since = now
-
-
-def _worker_bytes(spec: FunctionSpec, action: StartWorker, shared: bool) -> dict[int, int]:
-    """By the batches that were measured in a worker so made, ascending."""
-    if spec.profile is None:
-        return {1: 0}
-    shape = (action.cores, action.concurrency)
-    own = 0 if shared else spec.profile.weight_bytes
-    alike = (point for point in spec.profile.points if (point.cores, point.concurrency) == shape)
-    return {point.batch: point.memory_bytes + own for point in sorted(alike, key=lambda p: p.batch)} or {1: own}
+def _sizes(profile: Profile | None, worker: LivingWorker[FunctionReport], shared: bool) -> deque[tuple[int, int]]:
+    """Memory of the worker by the batches that were measured in one so made, ascending."""
+    if profile is None:
+        return deque([(1, 0)])
+    measured = profile.worker_bytes(worker.cores, worker.concurrency) or {1: 0}
+    own = 0 if shared else profile.weight_bytes
+    return deque((batch, nbytes + own) for batch, nbytes in measured.items())
 
 
 def _ms(seconds: float | None) -> float | None:

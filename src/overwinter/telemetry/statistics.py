@@ -8,10 +8,11 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from overwinter.core.actions import Decision, Refuse, Reply, Start, StartWorker
-from overwinter.core.events import Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
+from overwinter.core.actions import Decision, Refuse, Reply, Start
+from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
+from overwinter.core.profile import Shape
 from overwinter.scheduler.latency import WORKER_BYTES
 from overwinter.store.shares import Shares
 from overwinter.telemetry.histogram import BATCHES, SECONDS, Histogram
@@ -76,11 +77,28 @@ class VersionStatistics:
         """By the error's name."""
 
 
+class ServiceObserver:
+    """What compares service with profiles, and when requests arrive, hears of it here; by default nobody does."""
+
+    def arrived(self, now: Seconds) -> None:
+        """A request arrived."""
+
+    def ran(self, function: FunctionId, shape: Shape, seconds: float, now: Seconds) -> None:
+        """A run took so long, as many being under way in its worker as were when its configuration was measured."""
+
+    def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
+        """A worker was ready so long after its start."""
+
+    def removed(self, function: FunctionId) -> None:
+        """The version is gone."""
+
+
 class Statistics(Tracker[FunctionStatistics]):
     """Counts while steps are read; changed by the loop's thread alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, observer: ServiceObserver | None = None) -> None:
         super().__init__(FunctionStatistics)
+        self._observer = observer or ServiceObserver()
         self.waits, self.run_times = Histogram(SECONDS), Histogram(SECONDS)
         self.batches = Histogram(BATCHES)
         self.wake_times: dict[Start, Histogram] = {"host": Histogram(SECONDS), "disk": Histogram(SECONDS)}
@@ -104,10 +122,14 @@ class Statistics(Tracker[FunctionStatistics]):
 
     # Told by the steps
 
-    def _worker_bytes(self, spec: FunctionSpec, action: StartWorker) -> float:
-        points = () if spec.profile is None else spec.profile.points
-        fitting = (p for p in points if (p.cores, p.concurrency) == (action.cores, action.concurrency))
-        return next((float(point.memory_bytes) for point in fitting), float(WORKER_BYTES))
+    def _began(self, worker: LivingWorker[FunctionStatistics], now: Seconds) -> None:
+        profile = self.specs[worker.function].profile
+        sizes = () if profile is None else profile.worker_bytes(worker.cores, worker.concurrency).values()
+        worker.nbytes = float(next(iter(sizes), WORKER_BYTES))
+
+    def _arrived(self, event: Arrived, now: Seconds) -> None:
+        super()._arrived(event, now)
+        self._observer.arrived(now)
 
     def _answered(self, tally: FunctionStatistics, action: Reply, seconds: float, now: Seconds) -> None:
         histogram = tally.durations.get(action.start)
@@ -136,9 +158,17 @@ class Statistics(Tracker[FunctionStatistics]):
             if len(run.requests) > 1:
                 tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
 
-    def _woken(self, process: LivingWorker[FunctionStatistics], seconds: float) -> None:
-        self.wake_times[process.start].add(seconds)
-        process.tally.usual_wake_s = _smoothed(process.tally.usual_wake_s, seconds)
+    def _ran_as_measured(
+        self, worker: LivingWorker[FunctionStatistics], run: OpenRun[FunctionStatistics], now: Seconds
+    ) -> None:
+        shape = Shape(worker.cores, run.batch, worker.concurrency)
+        self._observer.ran(run.function, shape, now - run.begun, now)
+
+    def _woken(self, worker: LivingWorker[FunctionStatistics], seconds: float, now: Seconds) -> None:
+        self.wake_times[worker.start].add(seconds)
+        worker.tally.usual_wake_s = _smoothed(worker.tally.usual_wake_s, seconds)
+        if not worker.tried:
+            self._observer.woke(worker.function, now - worker.since, now)
 
     def _came(self, spec: FunctionSpec, now: Seconds) -> None:
         self._sizes[spec.id] = {blob.address: blob.nbytes for blob in spec.blobs}
@@ -150,6 +180,7 @@ class Statistics(Tracker[FunctionStatistics]):
     def _left(self, spec: FunctionSpec, now: Seconds) -> None:
         self.tallies[spec.name].disk_byte_s += self.disk.release(spec.id, now)
         del self._sizes[spec.id], self.versions[spec.id]
+        self._observer.removed(spec.id)
 
     def _ended(self, tally: FunctionStatistics) -> None:
         self.left.append(tally)

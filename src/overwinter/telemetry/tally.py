@@ -46,6 +46,8 @@ class Tally:
         requests."""
         self.busy_s = self.worker_s = 0.0
         """Of workers: with something to run, and alive."""
+        self.worker_core_s = 0.0
+        """Cores of workers that were alive."""
         self.idle_core_s = 0.0
         """Cores of workers that were alive and ran nothing."""
         self.private_byte_s = 0.0

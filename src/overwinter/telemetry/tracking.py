@@ -43,15 +43,15 @@ from overwinter.core.events import (
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.versions import Versions
-from overwinter.telemetry.hooks import Told
+from overwinter.telemetry.hooks import Hooks
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.underway import LivingWorker, OpenRequest, OpenRun
 
 T = TypeVar("T", bound=Tally)
 
 
-class Tracker(Told[T]):
-    """Reads steps one after another. Subclasses that need more than the tallies override the methods of Told."""
+class Tracker(Hooks[T]):
+    """Reads steps one after another. Subclasses that need more than the tallies override the methods of Hooks."""
 
     def __init__(self, tally: Callable[[FunctionName], T]) -> None:
         self._make = tally
@@ -151,7 +151,10 @@ class Tracker(Told[T]):
                 worker.tally if action.function is None else worker.bound[action.function]: len(action.requests)
             }
         worker.serve(requests, now)
-        worker.runs[action.run] = OpenRun(now, requests)
+        full = len(worker.runs) + 1 == worker.concurrency and not action.functions
+        run = OpenRun(now, action.function or worker.function, requests, len(action.requests), full)
+        worker.runs[action.run] = run
+        self._run_began(worker, run, now)
         for id_ in action.requests:
             request = self._requests[id_]
             if request.ran:
@@ -165,9 +168,13 @@ class Tracker(Told[T]):
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
         if worker is not None and event.run in worker.runs:
-            self._end_run(worker, event.run, now)
+            full = worker.warm and len(worker.runs) == worker.concurrency and not event.failures
+            run = self._end_run(worker, event.run, now)
+            worker.warm = True
+            if full and run.full:
+                self._ran_as_measured(worker, run, now)
 
-    def _end_run(self, worker: LivingWorker[T], run: RunId, now: Seconds) -> None:
+    def _end_run(self, worker: LivingWorker[T], run: RunId, now: Seconds) -> OpenRun[T]:
         ended = worker.runs.pop(run)
         seconds = now - ended.begun
         # Of runs at once the last pays for the time in which others ran, too.
@@ -179,6 +186,7 @@ class Tracker(Told[T]):
             tally.busy_s += busy_s * share
             tally.pay(count, core_s, share)
         self._ran(ended, seconds)
+        return ended
 
     # Workers
 
@@ -189,7 +197,6 @@ class Tracker(Told[T]):
         start: Start = "host" if asked is None else "disk"
         trial = self.own if action.function in self._trials else None
         worker = LivingWorker(tally, action, start, now if asked is None else asked, now, trial)
-        worker.nbytes = self._worker_bytes(spec, action)
         self.workers[action.worker] = worker
         tally.wakes[start] += 1
         tally.workers += 1
@@ -207,7 +214,7 @@ class Tracker(Told[T]):
         seconds = now - worker.asked
         worker.tally.woken[worker.start] += 1
         worker.tally.wake_s[worker.start] += seconds
-        self._woken(worker, seconds)
+        self._woken(worker, seconds, now)
 
     def _exited(self, event: WorkerExited, now: Seconds) -> None:
         worker = self.workers.get(event.worker)

@@ -24,23 +24,23 @@ class OpenRequest(Generic[T]):
 class OpenRun(Generic[T]):
     """A run that has not ended, with the number of requests of each function."""
 
-    __slots__ = ("begun", "requests")
+    __slots__ = ("batch", "begun", "full", "function", "requests")
 
-    def __init__(self, begun: Seconds, requests: dict[T, int]) -> None:
-        """The one that leads comes first."""
+    def __init__(self, begun: Seconds, function: FunctionId, requests: dict[T, int], batch: int, full: bool) -> None:
         self.begun = begun
+        self.function = function
+        """The one that leads."""
         self.requests = requests
-
-    @property
-    def batch(self) -> int:
+        """By function; the one that leads comes first."""
+        self.batch = batch
         """All of them."""
-        return sum(self.requests.values())
+        self.full = full
+        """It began as the last that the worker may have at once, and is of one function."""
 
     def shares(self) -> Iterator[tuple[T, int, float]]:
         """Each function of the run, its number of requests, and the part of the run that it pays."""
-        batch = self.batch
         for tally, count in self.requests.items():
-            yield tally, count, count / batch
+            yield tally, count, count / self.batch
 
 
 class LivingWorker(Generic[T]):
@@ -53,6 +53,7 @@ class LivingWorker(Generic[T]):
         "busy_s",
         "busy_since",
         "busy_weighed",
+        "concurrency",
         "cores",
         "function",
         "nbytes",
@@ -63,6 +64,8 @@ class LivingWorker(Generic[T]):
         "stopping",
         "tally",
         "trial",
+        "tried",
+        "warm",
         "weighed",
     )
 
@@ -73,7 +76,9 @@ class LivingWorker(Generic[T]):
         self.trial = trial
         """Who pays in place of its first function, until it serves that: it was started to try a version."""
         self.function = action.function
-        self.cores = action.cores
+        self.tried = action.on_trial
+        """Whether it had to run once before it was ready."""
+        self.cores, self.concurrency = action.cores, action.concurrency
         self.run_cores = max(1, action.cores // action.concurrency)
         self.start = start
         self.asked = asked
@@ -88,7 +93,8 @@ class LivingWorker(Generic[T]):
         self.busy_s = self.busy_weighed = 0.0
         self.nbytes = 0.0
         """Private memory."""
-        self.stopping = False
+        self.stopping = self.warm = False
+        """`warm`: it has run, so that what only the first run pays for is paid."""
 
     @property
     def is_busy(self) -> bool:
@@ -149,5 +155,6 @@ class LivingWorker(Generic[T]):
         for tally in payers:
             tally.private_byte_s += passed * self.nbytes / sharers
             tally.worker_s += passed / sharers
+            tally.worker_core_s += passed * self.cores / sharers
             tally.idle_core_s += idle * self.cores / sharers
         self.weighed, self.busy_weighed = now, busy
