@@ -169,8 +169,7 @@ def _seen(
     last: Seen | None, living: LivingWorker[FunctionStatistics], ready: bool, computed_s: float, now: Seconds
 ) -> Seen:
     """The current state; processor time outside runs is billed."""
-    busy_s = living.busy_s + (now - living.busy_since if living.is_busy else 0.0)
-    allowed_s = busy_s * living.cores
+    allowed_s = living.busy_until(now) * living.cores
     if last is None:
         return Seen(now, computed_s, allowed_s, loading=not ready)
     spent_s, passed_s = computed_s - last.computed_s, now - last.at

@@ -76,12 +76,7 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
 def activity(sources: Sources, known: Snapshot, now: Seconds) -> NodeActivity:
     """The current activity. Slow with a thousand functions: call it in a thread."""
     seen = sources.statistics
-    private: Counter[FunctionId] = Counter()
-    running: Counter[FunctionName] = Counter()
-    for process in list(seen.workers.values()):
-        private.update(dict.fromkeys(list(process.bound), process.part_bytes))
-        for run in list(process.runs.values()):
-            running.update({tally.name: count for tally, count in run.requests.items()})
+    private, running = seen.private_bytes(), seen.running()
     versions: dict[FunctionName, list[FunctionSnapshot]] = {}
     for function in known.functions:
         versions.setdefault(function.spec.name, []).append(function)
@@ -114,7 +109,7 @@ def _function(
     tally: FunctionStatistics,
     versions: Sequence[FunctionSnapshot],
     private: Counter[FunctionId],
-    running: Counter[FunctionName],
+    running: Counter[str],
     now: Seconds,
 ) -> FunctionActivity:
     newest = max(versions, key=lambda function: (not function.on_trial, function.spec.version))

@@ -255,7 +255,7 @@ def tiers_of(
                 sharers=sum(not function_sizes.keys().isdisjoint(sizes) for sizes in holding) if held else 0,
             )
         )
-    private = sum(worker.part_bytes for worker in list(seen.workers.values()) if function.id in worker.bound)
+    private = seen.private_bytes()[function.id]
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
 
 

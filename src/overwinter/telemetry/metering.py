@@ -143,13 +143,11 @@ def _add_worker(
         for tally, _, share in run.shares():
             if tally in totals:
                 totals[tally] = totals[tally].plus(Amounts(core_s=(now - run.begun) * worker.run_cores * share))
-    payers, passed = worker.payers, now - worker.weighed
-    busy_s = worker.busy_s + (now - worker.busy_since if worker.is_busy else 0.0) - worker.busy_weighed
-    each = Amounts(
-        idle_core_s=(passed - busy_s) * worker.cores / len(payers), private_byte_s=passed * worker.nbytes / len(payers)
-    )
+    payers = worker.payers
+    cost = worker.cost(now, len(payers))
     for tally in payers:
         if tally in totals:
+            each = Amounts(idle_core_s=cost.idle_core_s, private_byte_s=cost.private_byte_s)
             totals[tally] = totals[tally].plus(each)
 
 

@@ -186,12 +186,7 @@ def _runs(statistics: Statistics, seen: Sequence[FunctionStatistics]) -> Iterato
     yield histogram("queue_wait_seconds", told, [], [((), statistics.waits)])
     yield histogram("run_duration_seconds", "Time of runs.", [], [((), statistics.run_times)])
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
-    running: Counter[str] = Counter()
-    for process in list(statistics.workers.values()):
-        running.update({tally.name: 0 for tally in list(process.bound.values())})
-        for run in list(process.runs.values()):
-            running.update({tally.name: count for tally, count in run.requests.items()})
-    yield gauge("requests_running", "Requests that workers have.", ["function"], _by_name(running))
+    yield gauge("requests_running", "Requests that workers have.", ["function"], _by_name(statistics.running()))
     yield counter("runs", "Runs that ended.", ["function"], _named(seen, "runs"))
     yield counter("run_requests", "Requests in these runs.", ["function"], _named(seen, "batched"))
     told = "Of these runs, those of several functions: each counts one."
@@ -266,9 +261,7 @@ def _profiles(seen: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metr
 def _bytes(sources: Sources, known: Snapshot) -> Iterator[Metric]:
     statistics = sources.statistics
     disk, stores = statistics.disk, dict(statistics.stores)
-    own: Counter[str] = Counter()
-    for process in list(statistics.workers.values()):
-        own.update(dict.fromkeys(list(process.bound), process.part_bytes))
+    own = statistics.private_bytes()
     samples: list[Sample] = []
     for function in known.functions:
         spec = function.spec

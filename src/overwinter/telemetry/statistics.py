@@ -120,6 +120,22 @@ class Statistics(Tracker[FunctionStatistics]):
             shares = self.stores[name] = Shares()
         return shares
 
+    def private_bytes(self) -> Counter[FunctionId]:
+        """Each version's parts of the private memory of workers."""
+        private: Counter[FunctionId] = Counter()
+        for worker in list(self.workers.values()):
+            private.update(dict.fromkeys(list(worker.bound), worker.part_bytes))
+        return private
+
+    def running(self) -> Counter[str]:
+        """Requests that workers have, by function; 0 of those that a worker has and does not run."""
+        running: Counter[str] = Counter()
+        for worker in list(self.workers.values()):
+            running.update({tally.name: 0 for tally in list(worker.bound.values())})
+            for run in list(worker.runs.values()):
+                running.update({tally.name: count for tally, count in run.requests.items()})
+        return running
+
     # Told by the steps
 
     def _began(self, worker: LivingWorker[FunctionStatistics], now: Seconds) -> None:

@@ -1,7 +1,7 @@
 """What is known of a request that has no answer yet, and of a worker that lives?"""
 
 from collections.abc import Container, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from overwinter.core.actions import Start, StartWorker
 from overwinter.core.ids import FunctionId, RunId, Seconds
@@ -41,6 +41,14 @@ class OpenRun(Generic[T]):
         """Each function of the run, its number of requests, and the part of the run that it pays."""
         for tally, count in self.requests.items():
             yield tally, count, count / self.batch
+
+
+class WorkerCost(NamedTuple):
+    """What a worker costs beside its runs."""
+
+    worker_s: float
+    idle_core_s: float
+    private_byte_s: float
 
 
 class LivingWorker(Generic[T]):
@@ -145,16 +153,23 @@ class LivingWorker(Generic[T]):
         if len(self.bound) > 1:
             self.bound.pop(function, None)
 
+    def busy_until(self, now: Seconds) -> float:
+        """Seconds in which it ran or bound something, those of what is under way included."""
+        return self.busy_s + (now - self.busy_since if self.is_busy else 0.0)
+
+    def cost(self, now: Seconds, payers: int) -> WorkerCost:
+        """The part of each of so many payers of what it cost since it was last paid for."""
+        passed = now - self.weighed
+        idle = passed - (self.busy_until(now) - self.busy_weighed)
+        return WorkerCost(passed / payers, idle * self.cores / payers, passed * self.nbytes / payers)
+
     def pay(self, now: Seconds) -> None:
-        """Split the cost since the last measurement among the payers."""
-        passed, busy = now - self.weighed, self.busy_s
-        if self.is_busy:
-            busy += now - self.busy_since
+        """Split what it cost since the last time among the payers."""
         payers = self.payers
-        idle, sharers = passed - (busy - self.busy_weighed), len(payers)
+        cost = self.cost(now, len(payers))
         for tally in payers:
-            tally.private_byte_s += passed * self.nbytes / sharers
-            tally.worker_s += passed / sharers
-            tally.worker_core_s += passed * self.cores / sharers
-            tally.idle_core_s += idle * self.cores / sharers
-        self.weighed, self.busy_weighed = now, busy
+            tally.worker_s += cost.worker_s
+            tally.worker_core_s += cost.worker_s * self.cores
+            tally.idle_core_s += cost.idle_core_s
+            tally.private_byte_s += cost.private_byte_s
+        self.weighed, self.busy_weighed = now, self.busy_until(now)
