@@ -4,7 +4,7 @@ nothing.
 
 from typing import Generic, TypeVar
 
-from overwinter.core.actions import Decision, Refuse, Reply
+from overwinter.core.actions import Decision, Refuse, Reply, Run
 from overwinter.core.events import Event, Profiled
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
@@ -23,17 +23,11 @@ class Hooks(Generic[T]):
     def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
         """A request got none."""
 
-    def _handed(self, tally: T, seconds: float) -> None:
-        """A worker has a request that waited so long."""
-
-    def _run_began(self, worker: LivingWorker[T], run: OpenRun[T], now: Seconds) -> None:
+    def _run_began(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
         """A worker has one run more."""
 
-    def _ran(self, run: OpenRun[T], seconds: float) -> None:
-        """A run ended."""
-
-    def _ran_as_measured(self, worker: LivingWorker[T], run: OpenRun[T], now: Seconds) -> None:
-        """A run ended that began and ended with as many beside it as the worker may have, as profiles are measured."""
+    def _ran(self, worker: LivingWorker[T], run: OpenRun[T], as_measured: bool, now: Seconds) -> None:
+        """A run ended; `as_measured`: it began and ended beside as many as its worker may have, as in a profile."""
 
     def _began(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker was started."""

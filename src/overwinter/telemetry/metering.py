@@ -140,9 +140,10 @@ def _add_worker(
 ) -> None:
     """The cost of a worker since the last measurement: runs for their functions, the rest split among the payers."""
     for run in list(worker.runs.values()):
-        for tally, _, share in run.shares():
+        core_s = (now - run.begun) * worker.run_cores
+        for tally, count in run.requests.items():
             if tally in totals:
-                totals[tally] = totals[tally].plus(Amounts(core_s=(now - run.begun) * worker.run_cores * share))
+                totals[tally] = totals[tally].plus(Amounts(core_s=core_s * count / run.batch))
     payers = worker.payers
     cost = worker.cost(now, len(payers))
     for tally in payers:

@@ -7,7 +7,7 @@ from collections import deque
 
 import msgspec
 
-from overwinter.core.actions import Drop, Reply
+from overwinter.core.actions import Drop, Reply, Run
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Profile
@@ -168,7 +168,9 @@ class StepReader(Tracker[FunctionReport]):
         self._memory.worker_cores += worker.cores
         self.weigh(worker, sizes[0][1], now)
 
-    def _run_began(self, worker: LivingWorker[FunctionReport], run: OpenRun[FunctionReport], now: Seconds) -> None:
+    def _run_began(
+        self, worker: LivingWorker[FunctionReport], run: OpenRun[FunctionReport], action: Run, now: Seconds
+    ) -> None:
         sizes = self._sizes[worker]
         if run.batch > sizes[0][0] and len(sizes) > 1:
             while run.batch > sizes[0][0] and len(sizes) > 1:

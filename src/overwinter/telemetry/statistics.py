@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from overwinter.core.actions import Decision, Refuse, Reply, Start
+from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
 from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
@@ -61,6 +61,9 @@ class FunctionStatistics(Tally):
         """What its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
         """When a profile of it came."""
+        self.retries = 0
+        self.wait_s = 0.0
+        """From arrivals until a worker had the request, the first time."""
 
 
 def _smoothed(before: float, seconds: float) -> float:
@@ -163,22 +166,35 @@ class Statistics(Tracker[FunctionStatistics]):
         if version is not None:
             version.refused[action.error] += 1
 
-    def _handed(self, tally: FunctionStatistics, seconds: float) -> None:
-        self.waits.add(seconds)
+    def _run_began(
+        self, worker: LivingWorker[FunctionStatistics], run: OpenRun[FunctionStatistics], action: Run, now: Seconds
+    ) -> None:
+        for id_ in action.requests:
+            request = self._requests[id_]
+            if request.ran:
+                request.tally.retries += 1
+                continue
+            request.ran = True
+            waited = now - request.arrived
+            request.tally.wait_s += waited
+            self.waits.add(waited)
 
-    def _ran(self, run: OpenRun[FunctionStatistics], seconds: float) -> None:
+    def _ran(
+        self,
+        worker: LivingWorker[FunctionStatistics],
+        run: OpenRun[FunctionStatistics],
+        as_measured: bool,
+        now: Seconds,
+    ) -> None:
+        seconds = now - run.begun
+        if as_measured:
+            self._observer.ran(run.function, Shape(worker.cores, run.batch, worker.concurrency), seconds, now)
         self.run_times.add(seconds)
         self.batches.add(run.batch)
         for tally in run.requests:
             tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
             if len(run.requests) > 1:
                 tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
-
-    def _ran_as_measured(
-        self, worker: LivingWorker[FunctionStatistics], run: OpenRun[FunctionStatistics], now: Seconds
-    ) -> None:
-        shape = Shape(worker.cores, run.batch, worker.concurrency)
-        self._observer.ran(run.function, shape, now - run.begun, now)
 
     def _woken(self, worker: LivingWorker[FunctionStatistics], seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)

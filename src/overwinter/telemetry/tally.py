@@ -21,7 +21,7 @@ class Tally:
         """By the error's name."""
         self.started: Counter[Start] = Counter()
         """Answered, by from where the function had to be woken."""
-        self.retries = self.crashes = self.evictions = 0
+        self.crashes = self.evictions = 0
         self.wakes: Counter[Start] = Counter()
         """Workers started, by where the blocks were."""
         self.woken: Counter[Start] = Counter()
@@ -39,8 +39,6 @@ class Tally:
         """Of these, runs of several functions, and its own requests in them."""
         self.shared_core_s = self.shared_whole_core_s = 0.0
         """What it paid of those, and what all in them paid together."""
-        self.wait_s = 0.0
-        """From arrivals until a worker had the request, the first time."""
         self.run_s = self.core_s = 0.0
         """Of runs: their time, and their time on each of their cores, of which functions that share a run pay by their
         requests."""
@@ -55,10 +53,12 @@ class Tally:
         self.workers = 0
         """Alive now."""
 
-    def pay(self, count: int, core_s: float, share: float) -> None:
+    def pay(self, count: int, share: float, seconds: float, busy_s: float, core_s: float) -> None:
         """A run with so many of its requests ended; it pays this share, all of it unless the run was shared."""
         self.runs += 1
         self.batched += count
+        self.run_s += seconds
+        self.busy_s += busy_s * share
         self.core_s += core_s * share
         if share < 1:
             self.shared_runs += 1

@@ -108,7 +108,11 @@ class Tracker(Hooks[T]):
 
     def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
         """Read one step. A live node calls this for every step, and most steps change no count."""
-        self._hears.get(type(event), self._heard)(event, now)
+        hear = self._hears.get(type(event))
+        if hear is None:
+            self._heard(event, now)
+        else:
+            hear(event, now)
         for action in actions:
             count = self._sees.get(type(action))
             if count is not None:
@@ -142,51 +146,38 @@ class Tracker(Hooks[T]):
 
     def _run(self, action: Run, now: Seconds) -> None:
         worker = self.workers[action.worker]
-        if not worker.is_busy:
+        if not (worker.runs or worker.binds):
             worker.busy_since = now
+        batch, function = len(action.requests), action.function or worker.function
         if action.functions:
-            requests = dict(Counter(worker.bound[function] for function in action.functions))
+            requests = dict(Counter(map(worker.bound.__getitem__, action.functions)))
         else:
-            requests = {
-                worker.tally if action.function is None else worker.bound[action.function]: len(action.requests)
-            }
-        worker.serve(requests, now)
+            requests = {worker.bound[function] if action.function else worker.tally: batch}
+        if worker.trial is not None:
+            worker.serve(requests, now)
         full = len(worker.runs) + 1 == worker.concurrency and not action.functions
-        run = OpenRun(now, action.function or worker.function, requests, len(action.requests), full)
-        worker.runs[action.run] = run
-        self._run_began(worker, run, now)
-        for id_ in action.requests:
-            request = self._requests[id_]
-            if request.ran:
-                request.tally.retries += 1
-                continue
-            request.ran = True
-            waited = now - request.arrived
-            request.tally.wait_s += waited
-            self._handed(request.tally, waited)
+        run = worker.runs[action.run] = OpenRun(now, function, requests, batch, full)
+        self._run_began(worker, run, action, now)
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
-        if worker is not None and event.run in worker.runs:
-            full = worker.warm and len(worker.runs) == worker.concurrency and not event.failures
-            run = self._end_run(worker, event.run, now)
-            worker.warm = True
-            if full and run.full:
-                self._ran_as_measured(worker, run, now)
+        run = None if worker is None else worker.runs.get(event.run)
+        if worker is None or run is None:
+            return
+        as_measured = run.full and worker.warm and len(worker.runs) == worker.concurrency and not event.failures
+        self._end_run(worker, event.run, as_measured, now)
+        worker.warm = True
 
-    def _end_run(self, worker: LivingWorker[T], run: RunId, now: Seconds) -> OpenRun[T]:
-        ended = worker.runs.pop(run)
-        seconds = now - ended.begun
+    def _end_run(self, worker: LivingWorker[T], id_: RunId, as_measured: bool, now: Seconds) -> None:
+        run = worker.runs.pop(id_)
+        seconds = now - run.begun
         # Of runs at once the last pays for the time in which others ran, too.
-        busy_s = 0.0 if worker.is_busy else now - worker.busy_since
+        busy_s = 0.0 if worker.runs or worker.binds else now - worker.busy_since
         worker.busy_s += busy_s
         core_s = seconds * worker.run_cores
-        for tally, count, share in ended.shares():
-            tally.run_s += seconds
-            tally.busy_s += busy_s * share
-            tally.pay(count, core_s, share)
-        self._ran(ended, seconds)
-        return ended
+        for tally, count in run.requests.items():
+            tally.pay(count, count / run.batch, seconds, busy_s, core_s)
+        self._ran(worker, run, as_measured, now)
 
     # Workers
 
@@ -221,7 +212,7 @@ class Tracker(Hooks[T]):
         if worker is None:
             return
         for run in list(worker.runs):
-            self._end_run(worker, run, now)
+            self._end_run(worker, run, False, now)
         for function in list(worker.binds):
             worker.end_bind(function, now)
         if not worker.stopping:

@@ -1,6 +1,6 @@
 """What is known of a request that has no answer yet, and of a worker that lives?"""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import Generic, NamedTuple, TypeVar
 
 from overwinter.core.actions import Start, StartWorker
@@ -36,11 +36,6 @@ class OpenRun(Generic[T]):
         """All of them."""
         self.full = full
         """It began as the last that the worker may have at once, and is of one function."""
-
-    def shares(self) -> Iterator[tuple[T, int, float]]:
-        """Each function of the run, its number of requests, and the part of the run that it pays."""
-        for tally, count in self.requests.items():
-            yield tally, count, count / self.batch
 
 
 class WorkerCost(NamedTuple):
