@@ -1,6 +1,6 @@
 """The profile of a program on one machine: `<c, m, b, p, l>` over cores, batch and concurrency, and per layer.
 
-See Tetris 3.2 and AsyFunc 3.3. All of it is data; the packages worker and node measure it.
+See Tetris 3.2 and AsyFunc 3.3. All of it is data; the packages worker and profiling measure it.
 """
 
 from collections.abc import Iterator

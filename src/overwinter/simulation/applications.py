@@ -4,7 +4,6 @@
 request to its function.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
@@ -13,43 +12,27 @@ from overwinter.core.events import Arrived, Cancelled
 from overwinter.core.ids import FunctionName, RequestId, Seconds
 from overwinter.core.stepper import Answered, Ask, Cancel, Event, Fail, Failed, PipelineRequest, Started, Succeed, step
 from overwinter.simulation.scenario import Application
-from overwinter.telemetry.latencies import Latencies
-from overwinter.telemetry.pipelines import ApplicationFigures
+from overwinter.telemetry.report import Outcomes, RequestFigures
 
 
-class ApplicationTally:
+class ApplicationOutcomes(Outcomes):
     """Counts of one application."""
 
     def __init__(self, application: Application, slos: Mapping[FunctionName, float | None]) -> None:
+        super().__init__(FunctionName(application.name))
         self.application = application
+        self.slo_s = None if application.slo_ms is None else application.slo_ms / 1000
         self._slos = {name: slos.get(stage.function) for name, stage in application.stages.items()}
-        self.requests = self.answered = self.within = 0
-        self.refused: Counter[str] = Counter()
-        self.latencies = Latencies()
 
     def dues(self, arrived: Seconds) -> dict[str, Seconds]:
         """The due time of each stage of a request."""
         return dues(self.application.stages, self.application.slo_ms, self._slos, arrived)
 
-    def figures(self) -> ApplicationFigures:
-        """The counts as data."""
-        with_slo = self.application.slo_ms is not None and self.requests
-        p50, p99 = self.latencies.quantile(0.5), self.latencies.quantile(0.99)
-        return ApplicationFigures(
-            requests=self.requests,
-            answered=self.answered,
-            refused=dict(sorted(self.refused.items())),
-            lost=self.requests - self.answered - self.refused.total(),
-            attainment=self.within / self.requests if with_slo else None,
-            p50_ms=None if p50 is None else p50 * 1000,
-            p99_ms=None if p99 is None else p99 * 1000,
-        )
-
 
 class Passage:
     """One request of an application under way."""
 
-    def __init__(self, tally: ApplicationTally, arrived: Seconds, counts: bool) -> None:
+    def __init__(self, tally: ApplicationOutcomes, arrived: Seconds, counts: bool) -> None:
         self.tally = tally
         self.arrived = arrived
         self.counts = counts
@@ -62,10 +45,10 @@ class Passage:
     def succeeded(self, now: Seconds) -> None:
         """All stages were answered."""
         if self.counts:
-            seconds, slo_ms = now - self.arrived, self.tally.application.slo_ms
+            seconds, slo_s = now - self.arrived, self.tally.slo_s
             self.tally.answered += 1
             self.tally.latencies.add(seconds)
-            self.tally.within += slo_ms is not None and seconds <= slo_ms / 1000
+            self.tally.within += slo_s is not None and seconds <= slo_s
 
     def failed(self, error: str) -> None:
         """A stage was refused, and the whole with it."""
@@ -85,7 +68,7 @@ class Applications:
         settle_s: float,
         slos: Mapping[FunctionName, float | None],
     ) -> None:
-        self._tallies = {application.name: ApplicationTally(application, slos) for application in applications}
+        self._tallies = {application.name: ApplicationOutcomes(application, slos) for application in applications}
         self._ids = ids
         self._settle_s = settle_s
         self._open: dict[RequestId, tuple[Passage, str]] = {}
@@ -114,9 +97,9 @@ class Applications:
         passage, stage = self._open.pop(request, (None, ""))
         return [] if passage is None else self._step(passage, Failed(stage, error), now)
 
-    def figures(self) -> dict[str, ApplicationFigures]:
+    def figures(self) -> dict[str, RequestFigures]:
         """By application."""
-        return {name: tally.figures() for name, tally in self._tallies.items()}
+        return {name: tally.request_figures() for name, tally in self._tallies.items()}
 
     def _step(self, passage: Passage, event: Event, now: Seconds) -> list[Arrived | Cancelled]:
         events: list[Arrived | Cancelled] = []

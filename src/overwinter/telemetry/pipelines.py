@@ -1,4 +1,4 @@
-"""Counts the requests of pipelines, live and simulated."""
+"""Counts the requests of live pipelines."""
 
 from typing import NamedTuple
 
@@ -27,17 +27,3 @@ class PipelineStatistics(NamedTuple):
     requests: PipelineRequests
     durations: Histogram
     """Of answered requests."""
-
-
-class ApplicationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one application's requests."""
-
-    requests: int
-    answered: int
-    refused: dict[str, int]
-    """By the error's name of the first stage that was refused."""
-    lost: int
-    attainment: float | None
-    """Share of the requests whose last stage was answered within the SLO of the whole."""
-    p50_ms: float | None
-    p99_ms: float | None

@@ -12,7 +12,6 @@ from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Profile
 from overwinter.telemetry.latencies import Latencies
-from overwinter.telemetry.pipelines import ApplicationFigures
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.tracking import Tracker
 from overwinter.telemetry.underway import LivingWorker, OpenRun
@@ -35,23 +34,28 @@ SUMMED = (
 """What the total is the sum of."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one function, and of all together."""
+class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the requests of an application, or of a function, or of all functions together."""
 
     requests: int
     answered: int
     refused: dict[str, int]
-    """By the error's name."""
-    cancelled: int
-    """Whoever asked went away before the answer."""
+    """By the error's name; of an application, of the first stage that was refused."""
     lost: int
     """Neither answered nor refused nor cancelled."""
     attainment: float | None
-    """Share of the requests, of functions with an SLO, that were answered within it; None: no SLO."""
-    slo_ms: float | None = None
-    """Of one function."""
+    """Share of the requests, of what has an SLO, that were answered within it; None: nothing has one."""
     p50_ms: float | None
     p99_ms: float | None
+
+
+class Figures(RequestFigures, frozen=True, kw_only=True):
+    """The figures of one function, and of all together."""
+
+    cancelled: int
+    """Whoever asked went away before the answer."""
+    slo_ms: float | None = None
+    """Of one function."""
     started: dict[str, int]
     """Requests answered, by what their function was woken from when they came."""
     wakes: dict[str, int]
@@ -96,37 +100,43 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     total: Figures
     memory: Memory
     functions: dict[str, Figures]
-    applications: dict[str, ApplicationFigures] = {}
+    applications: dict[str, RequestFigures] = {}
     samples: list[Sample]
     latencies: list[tuple[float, float]]
     """(seconds, share of the answers up to them)."""
 
 
-class FunctionReport(Tally):
-    """Counts of one function, for its figures."""
+class Outcomes(Tally):
+    """Counts of one function or application, with the latencies of its answers."""
 
     def __init__(self, name: FunctionName) -> None:
         super().__init__(name)
         self.latencies = Latencies()
 
-    def add(self, other: "FunctionReport") -> None:
+    def add(self, other: "Outcomes") -> None:
         """Count also what another counted."""
         for field in SUMMED:
             setattr(self, field, getattr(self, field) + getattr(other, field))
         self.latencies.merge([other.latencies])
 
-    def figures(self) -> Figures:
-        """The counts as data."""
-        return Figures(
+    def request_figures(self) -> RequestFigures:
+        """The counts of requests as data."""
+        return RequestFigures(
             requests=self.requests,
             answered=self.answered,
             refused=dict(sorted(self.refused.items())),
-            cancelled=self.cancelled,
             lost=self.requests - self.answered - self.cancelled - self.refused.total(),
             attainment=self.within / self.requests if self.slo_s is not None and self.requests else None,
-            slo_ms=_ms(self.slo_s),
             p50_ms=_ms(self.latencies.quantile(0.5)),
             p99_ms=_ms(self.latencies.quantile(0.99)),
+        )
+
+    def figures(self) -> Figures:
+        """All counts as data."""
+        return Figures(
+            **msgspec.structs.asdict(self.request_figures()),
+            cancelled=self.cancelled,
+            slo_ms=_ms(self.slo_s),
             started=dict(sorted(self.started.items())),
             wakes=dict(sorted(self.wakes.items())),
             loaded_bytes=self.loaded_bytes,
@@ -137,53 +147,54 @@ class FunctionReport(Tally):
         )
 
 
-class StepReader(Tracker[FunctionReport]):
+Worker = LivingWorker[Outcomes]
+
+
+class StepReader(Tracker[Outcomes]):
     """Reads `(now, event, actions)` one after another. Memory of a worker is what its function's profile says of
     the largest batch it has run; if they do not share, each has its weights to itself and there is no host store.
     """
 
     def __init__(self, duration_s: float, shared: bool = True) -> None:
-        self._reports: dict[FunctionName, FunctionReport] = {}
+        self._reports: dict[FunctionName, Outcomes] = {}
         """Of all functions that were deployed; the nameless one is of requests and workers of none."""
         super().__init__(self._report_of)
         self._shared = shared
-        self._sizes: dict[LivingWorker[FunctionReport], deque[tuple[int, int]]] = {}
+        self._sizes: dict[Worker, deque[tuple[int, int]]] = {}
         """The largest batch that a worker has run, and the larger ones that were measured, each with its memory."""
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._memory = MemoryCurve(duration_s / SAMPLES)
         self._sees[Drop] = self._dropped
 
-    def _report_of(self, name: FunctionName) -> FunctionReport:
-        return self._reports.setdefault(name, FunctionReport(name))
+    def _report_of(self, name: FunctionName) -> Outcomes:
+        return self._reports.setdefault(name, Outcomes(name))
 
-    def _answered(self, tally: FunctionReport, action: Reply, seconds: float, now: Seconds) -> None:
+    def _answered(self, tally: Outcomes, action: Reply, seconds: float, now: Seconds) -> None:
         tally.latencies.add(seconds)
 
     # Memory
 
-    def _began(self, worker: LivingWorker[FunctionReport], now: Seconds) -> None:
+    def _began(self, worker: Worker, now: Seconds) -> None:
         sizes = self._sizes[worker] = _sizes(self.specs[worker.function].profile, worker, self._shared)
         self._memory.turn(now)
         self._memory.workers += 1
         self._memory.worker_cores += worker.cores
         self.weigh(worker, sizes[0][1], now)
 
-    def _run_began(
-        self, worker: LivingWorker[FunctionReport], run: OpenRun[FunctionReport], action: Run, now: Seconds
-    ) -> None:
+    def _run_began(self, worker: Worker, run: OpenRun[Outcomes], action: Run, now: Seconds) -> None:
         sizes = self._sizes[worker]
         if run.batch > sizes[0][0] and len(sizes) > 1:
             while run.batch > sizes[0][0] and len(sizes) > 1:
                 sizes.popleft()
             self.weigh(worker, sizes[0][1], now)
 
-    def weigh(self, worker: LivingWorker[FunctionReport], nbytes: float, now: Seconds) -> None:
+    def weigh(self, worker: Worker, nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
         self._memory.turn(now)
         self._memory.workers_bytes += nbytes - worker.nbytes
         super().weigh(worker, nbytes, now)
 
-    def _gone(self, worker: LivingWorker[FunctionReport], now: Seconds) -> None:
+    def _gone(self, worker: Worker, now: Seconds) -> None:
         del self._sizes[worker]
         self._memory.workers -= 1
         self._memory.worker_cores -= worker.cores
@@ -206,7 +217,7 @@ class StepReader(Tracker[FunctionReport]):
         self._memory.turn(now)
         for worker in self.workers.values():
             worker.pay(now)
-        total = FunctionReport(FunctionName(""))
+        total = Outcomes(FunctionName(""))
         for tally in self._reports.values():
             total.add(tally)
         with_slo = [tally for tally in self._reports.values() if tally.slo_s is not None]
@@ -262,7 +273,7 @@ class MemoryCurve:
         )
 
 
-def _sizes(profile: Profile | None, worker: LivingWorker[FunctionReport], shared: bool) -> deque[tuple[int, int]]:
+def _sizes(profile: Profile | None, worker: Worker, shared: bool) -> deque[tuple[int, int]]:
     """Memory of the worker by the batches that were measured in one so made, ascending."""
     if profile is None:
         return deque([(1, 0)])

@@ -80,6 +80,9 @@ class VersionStatistics:
         """By the error's name."""
 
 
+Worker = LivingWorker[FunctionStatistics]
+
+
 class ServiceObserver:
     """What compares service with profiles, and when requests arrive, hears of it here; by default nobody does."""
 
@@ -141,7 +144,7 @@ class Statistics(Tracker[FunctionStatistics]):
 
     # Told by the steps
 
-    def _began(self, worker: LivingWorker[FunctionStatistics], now: Seconds) -> None:
+    def _began(self, worker: Worker, now: Seconds) -> None:
         profile = self.specs[worker.function].profile
         sizes = () if profile is None else profile.worker_bytes(worker.cores, worker.concurrency).values()
         worker.nbytes = float(next(iter(sizes), WORKER_BYTES))
@@ -166,9 +169,7 @@ class Statistics(Tracker[FunctionStatistics]):
         if version is not None:
             version.refused[action.error] += 1
 
-    def _run_began(
-        self, worker: LivingWorker[FunctionStatistics], run: OpenRun[FunctionStatistics], action: Run, now: Seconds
-    ) -> None:
+    def _run_began(self, worker: Worker, run: OpenRun[FunctionStatistics], action: Run, now: Seconds) -> None:
         for id_ in action.requests:
             request = self._requests[id_]
             if request.ran:
@@ -179,13 +180,7 @@ class Statistics(Tracker[FunctionStatistics]):
             request.tally.wait_s += waited
             self.waits.add(waited)
 
-    def _ran(
-        self,
-        worker: LivingWorker[FunctionStatistics],
-        run: OpenRun[FunctionStatistics],
-        as_measured: bool,
-        now: Seconds,
-    ) -> None:
+    def _ran(self, worker: Worker, run: OpenRun[FunctionStatistics], as_measured: bool, now: Seconds) -> None:
         seconds = now - run.begun
         if as_measured:
             self._observer.ran(run.function, Shape(worker.cores, run.batch, worker.concurrency), seconds, now)
@@ -196,7 +191,7 @@ class Statistics(Tracker[FunctionStatistics]):
             if len(run.requests) > 1:
                 tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
 
-    def _woken(self, worker: LivingWorker[FunctionStatistics], seconds: float, now: Seconds) -> None:
+    def _woken(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)
         worker.tally.usual_wake_s = _smoothed(worker.tally.usual_wake_s, seconds)
         if not worker.tried:
