@@ -68,7 +68,7 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     worker_core_s: float
     """Cores of its workers by their time alive, shared likewise."""
     busy_core_s: float
-    """Of these, while they ran; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
+    """Of these, while they ran or bound something; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
