@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Bind, Drop, LoadBlocks, Refuse, Reply, Run, StartWorker
+from overwinter.core.actions import Bind, Drop, LoadBlocks, Refuse, Reply, Run, StartWorker, Unbind
 from overwinter.core.events import Arrived, BlocksLoaded, Bound, Cancelled, Deployed, RunEnded, WorkerExited
 from overwinter.core.journal import read_journal
 from overwinter.core.profile import Point, Profile
@@ -111,6 +111,21 @@ def test_functions_that_a_worker_has_share_its_time_and_pay_for_what_they_ran():
     }
     assert times == {"f": (4.5, 0.0, 9.0, 0.0), "g": (2.5, 4.0, 5.0, 9.0)}
     assert (report.total.worker_seconds, report.total.worker_core_s) == (7.0, 14.0)
+
+
+def test_a_function_pays_for_a_worker_while_it_is_bound_in_it():
+    report = read(
+        (0.0, Deployed(spec("f", family="one"), resident=True), StartWorker(1, "f@1")),
+        *((0.0, Deployed(spec(name, family="one"), resident=True)) for name in ("g", "h")),
+        (2.0, Arrived(1, "g", None, None), Bind(1, "g@1", 1), Bind(1, "h@1", 2)),
+        (2.0, Bound(1, "g@1", 1)),
+        (2.0, Bound(1, "h@1", 2)),
+        (5.0, Arrived(2, "g", None, None), Unbind(1, "g@1")),
+        (7.0, Arrived(3, "g", None, None), Bind(1, "g@1", 3)),
+        (7.0, Bound(1, "g@1", 3)),
+        until=10.0,
+    )
+    assert {name: each.worker_seconds for name, each in report.functions.items()} == {"f": 5.0, "g": 2.0, "h": 3.0}
 
 
 def test_a_journal_file_gives_the_same_report_as_the_world():

@@ -222,13 +222,13 @@ class Tracker(Hooks[T]):
                 self._let_go(function, now)
         del self.workers[event.worker]
         self.weigh(worker, 0.0, now)
+        worker.pay(now)
         worker.tally.workers -= 1
         self._gone(worker, now)
 
     def weigh(self, worker: LivingWorker[T], nbytes: float, now: Seconds) -> None:
         """Set the private memory of the worker."""
-        worker.pay(now)
-        worker.nbytes = nbytes
+        worker.weigh(nbytes, now)
 
     def _bind(self, action: Bind, now: Seconds) -> None:
         tally = self.tallies[self.specs[action.function].name]

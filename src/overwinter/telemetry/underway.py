@@ -45,11 +45,21 @@ class WorkerCost(NamedTuple):
     idle_core_s: float
     private_byte_s: float
 
+    def since(self, before: "WorkerCost") -> "WorkerCost":
+        """What came since."""
+        return WorkerCost(
+            self.worker_s - before.worker_s,
+            self.idle_core_s - before.idle_core_s,
+            self.private_byte_s - before.private_byte_s,
+        )
+
 
 class LivingWorker(Generic[T]):
     """A worker from the asking for it to its end."""
 
     __slots__ = (
+        "_paid",
+        "_paid_before",
         "asked",
         "binds",
         "bound",
@@ -96,6 +106,10 @@ class LivingWorker(Generic[T]):
         self.busy_s = self.busy_weighed = 0.0
         self.nbytes = 0.0
         """Private memory."""
+        self._paid = WorkerCost(0.0, 0.0, 0.0)
+        """What one of its functions would have paid that had been bound all the time, up to `weighed`."""
+        self._paid_before = {action.function: self._paid}
+        """Of that, what was before each function was bound: so a bind takes no longer with a hundred others bound."""
         self.stopping = self.warm = False
         """`warm`: it has run, so that what only the first run pays for is paid."""
 
@@ -109,13 +123,6 @@ class LivingWorker(Generic[T]):
         """Private memory, for each of the functions that it has."""
         return int(self.nbytes / len(self.bound))
 
-    @property
-    def payers(self) -> list[T]:
-        """The functions that pay equal parts of the worker's idle cost."""
-        # Other threads ask, too: what may change meanwhile is taken once.
-        trial, bound = self.trial, list(self.bound.values())
-        return bound if trial is None else [trial if tally is self.tally else tally for tally in bound]
-
     def serve(self, tallies: Container[T], now: Seconds) -> None:
         """The worker serves these functions: from now on the function that was tried in it pays."""
         if self.trial is not None and self.tally in tallies:
@@ -124,8 +131,9 @@ class LivingWorker(Generic[T]):
 
     def begin_bind(self, function: FunctionId, tally: T, now: Seconds) -> None:
         """The worker is told to bind a further function."""
-        self.pay(now)
+        self.weigh(self.nbytes, now)
         self.bound[function] = tally
+        self._paid_before[function] = self._paid
         if not self.is_busy:
             self.busy_since = now
         self.binds[function] = now
@@ -144,27 +152,50 @@ class LivingWorker(Generic[T]):
 
     def unbind(self, function: FunctionId, now: Seconds) -> None:
         """A function is no longer bound in the worker. The last one continues to pay."""
-        self.pay(now)
-        if len(self.bound) > 1:
-            self.bound.pop(function, None)
+        self.weigh(self.nbytes, now)
+        if len(self.bound) > 1 and function in self.bound:
+            tally = self.bound.pop(function)
+            self._charge(tally, self._paid.since(self._paid_before.pop(function)))
 
     def busy_until(self, now: Seconds) -> float:
         """Seconds in which it ran or bound something, those of what is under way included."""
         return self.busy_s + (now - self.busy_since if self.is_busy else 0.0)
 
-    def cost(self, now: Seconds, payers: int) -> WorkerCost:
-        """The part of each of so many payers of what it cost since it was last paid for."""
-        passed = now - self.weighed
-        idle = passed - (self.busy_until(now) - self.busy_weighed)
-        return WorkerCost(passed / payers, idle * self.cores / payers, passed * self.nbytes / payers)
+    def weigh(self, nbytes: float, now: Seconds) -> None:
+        """It takes so many bytes from now on."""
+        self._paid = self._paid_until(now)
+        self.weighed, self.busy_weighed, self.nbytes = now, self.busy_until(now), nbytes
+
+    def owed(self, now: Seconds) -> list[tuple[T, WorkerCost]]:
+        """What each of its functions has not paid yet: equal parts of its cost in the time in which it was bound."""
+        # Other threads ask, too: what may change meanwhile is taken once.
+        paid, before = self._paid_until(now), self._paid_before
+        return [
+            (self._payer(tally), paid.since(before.get(function, paid))) for function, tally in list(self.bound.items())
+        ]
 
     def pay(self, now: Seconds) -> None:
-        """Split what it cost since the last time among the payers."""
-        payers = self.payers
-        cost = self.cost(now, len(payers))
-        for tally in payers:
-            tally.worker_s += cost.worker_s
-            tally.worker_core_s += cost.worker_s * self.cores
-            tally.idle_core_s += cost.idle_core_s
-            tally.private_byte_s += cost.private_byte_s
-        self.weighed, self.busy_weighed = now, self.busy_until(now)
+        """Let all its functions pay."""
+        self.weigh(self.nbytes, now)
+        for function, tally in self.bound.items():
+            self._charge(tally, self._paid.since(self._paid_before[function]))
+        self._paid_before = dict.fromkeys(self.bound, self._paid)
+
+    def _charge(self, tally: T, cost: WorkerCost) -> None:
+        payer = self._payer(tally)
+        payer.worker_s += cost.worker_s
+        payer.worker_core_s += cost.worker_s * self.cores
+        payer.idle_core_s += cost.idle_core_s
+        payer.private_byte_s += cost.private_byte_s
+
+    def _payer(self, tally: T) -> T:
+        return self.trial if self.trial is not None and tally is self.tally else tally
+
+    def _paid_until(self, now: Seconds) -> WorkerCost:
+        passed, payers, paid = now - self.weighed, len(self.bound), self._paid
+        idle = passed - (self.busy_until(now) - self.busy_weighed)
+        return WorkerCost(
+            paid.worker_s + passed / payers,
+            paid.idle_core_s + idle * self.cores / payers,
+            paid.private_byte_s + passed * self.nbytes / payers,
+        )
