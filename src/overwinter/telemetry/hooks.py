@@ -5,7 +5,7 @@ nothing.
 from typing import Generic, TypeVar
 
 from overwinter.core.actions import Decision, Refuse, Reply, Run
-from overwinter.core.events import Event, Profiled
+from overwinter.core.events import Event, Profiled, RunEnded
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Seconds
 from overwinter.telemetry.tally import Tally
@@ -26,8 +26,8 @@ class Hooks(Generic[T]):
     def _run_began(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
         """A worker has one run more."""
 
-    def _ran(self, worker: LivingWorker[T], run: OpenRun[T], as_measured: bool, now: Seconds) -> None:
-        """A run ended; `as_measured`: it began and ended beside as many as its worker may have, as in a profile."""
+    def _ran(self, worker: LivingWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
+        """A run ended; None: with its worker."""
 
     def _began(self, worker: LivingWorker[T], now: Seconds) -> None:
         """A worker was started."""

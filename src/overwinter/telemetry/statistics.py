@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from overwinter.core.actions import Decision, Refuse, Reply, Run, Start
-from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, ZygoteLost
+from overwinter.core.events import Arrived, Event, MemoryMeasured, MemoryPressure, Profiled, RunEnded, ZygoteLost
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName
 from overwinter.core.profile import Shape
@@ -61,6 +61,14 @@ class FunctionStatistics(Tally):
         """What its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
         """When a profile of it came."""
+        self.runs = self.batched = 0
+        """Runs that ended, and its own requests in them."""
+        self.run_s = 0.0
+        """Their time."""
+        self.shared_runs = self.shared_batched = 0
+        """Of these, runs of several functions, and its own requests in them."""
+        self.shared_core_s = self.shared_whole_core_s = 0.0
+        """What it paid of those, and what all in them paid together."""
         self.retries = 0
         self.wait_s = 0.0
         """From arrivals until a worker had the request, the first time."""
@@ -170,6 +178,7 @@ class Statistics(Tracker[FunctionStatistics]):
             version.refused[action.error] += 1
 
     def _run_began(self, worker: Worker, run: OpenRun[FunctionStatistics], action: Run, now: Seconds) -> None:
+        run.full = len(worker.runs) == worker.concurrency and not action.functions
         for id_ in action.requests:
             request = self._requests[id_]
             if request.ran:
@@ -180,16 +189,27 @@ class Statistics(Tracker[FunctionStatistics]):
             request.tally.wait_s += waited
             self.waits.add(waited)
 
-    def _ran(self, worker: Worker, run: OpenRun[FunctionStatistics], as_measured: bool, now: Seconds) -> None:
+    def _ran(self, worker: Worker, run: OpenRun[FunctionStatistics], event: RunEnded | None, now: Seconds) -> None:
         seconds = now - run.begun
-        if as_measured:
-            self._observer.ran(run.function, Shape(worker.cores, run.batch, worker.concurrency), seconds, now)
         self.run_times.add(seconds)
         self.batches.add(run.batch)
-        for tally in run.requests:
+        for tally, count in run.requests.items():
+            tally.runs += 1
+            tally.batched += count
+            tally.run_s += seconds
             tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
             if len(run.requests) > 1:
+                tally.shared_runs += 1
+                tally.shared_batched += count
+                tally.shared_core_s += seconds * worker.run_cores * count / run.batch
+                tally.shared_whole_core_s += seconds * worker.run_cores
                 tally.beside.append(tuple(each.name for each in run.requests if each is not tally))
+        if event is not None:
+            # A profile is of runs with all others beside them, and without what a worker's first run pays for.
+            is_full = run.full and len(worker.runs) + 1 == worker.concurrency
+            if is_full and worker.warm and not event.failures:
+                self._observer.ran(run.function, Shape(worker.cores, run.batch, worker.concurrency), seconds, now)
+            worker.warm = True
 
     def _woken(self, worker: Worker, seconds: float, now: Seconds) -> None:
         self.wake_times[worker.start].add(seconds)

@@ -33,15 +33,8 @@ class Tally:
         self.bind_s = 0.0
         """Their time."""
         self.loaded_bytes = 0
-        self.runs = self.batched = 0
-        """Runs that ended, and its own requests in them."""
-        self.shared_runs = self.shared_batched = 0
-        """Of these, runs of several functions, and its own requests in them."""
-        self.shared_core_s = self.shared_whole_core_s = 0.0
-        """What it paid of those, and what all in them paid together."""
-        self.run_s = self.core_s = 0.0
-        """Of runs: their time, and their time on each of their cores, of which functions that share a run pay by their
-        requests."""
+        self.core_s = 0.0
+        """Of runs: their time on each of their cores, of which functions that share a run pay by their requests."""
         self.busy_s = self.worker_s = 0.0
         """Of workers: with something to run, and alive."""
         self.worker_core_s = 0.0
@@ -52,19 +45,6 @@ class Tally:
         """Private memory of workers over their time."""
         self.workers = 0
         """Alive now."""
-
-    def pay(self, count: int, share: float, seconds: float, busy_s: float, core_s: float) -> None:
-        """A run with so many of its requests ended; it pays this share, all of it unless the run was shared."""
-        self.runs += 1
-        self.batched += count
-        self.run_s += seconds
-        self.busy_s += busy_s * share
-        self.core_s += core_s * share
-        if share < 1:
-            self.shared_runs += 1
-            self.shared_batched += count
-            self.shared_core_s += core_s * share
-            self.shared_whole_core_s += core_s
 
     @property
     def ended(self) -> int:

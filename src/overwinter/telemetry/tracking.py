@@ -155,29 +155,25 @@ class Tracker(Hooks[T]):
             requests = {worker.bound[function] if action.function else worker.tally: batch}
         if worker.trial is not None:
             worker.serve(requests, now)
-        full = len(worker.runs) + 1 == worker.concurrency and not action.functions
-        run = worker.runs[action.run] = OpenRun(now, function, requests, batch, full)
+        run = worker.runs[action.run] = OpenRun(now, function, requests, batch)
         self._run_began(worker, run, action, now)
 
     def _run_ended(self, event: RunEnded, now: Seconds) -> None:
         worker = self.workers.get(event.worker)
-        run = None if worker is None else worker.runs.get(event.run)
-        if worker is None or run is None:
-            return
-        as_measured = run.full and worker.warm and len(worker.runs) == worker.concurrency and not event.failures
-        self._end_run(worker, event.run, as_measured, now)
-        worker.warm = True
+        if worker is not None and event.run in worker.runs:
+            self._end_run(worker, event.run, event, now)
 
-    def _end_run(self, worker: LivingWorker[T], id_: RunId, as_measured: bool, now: Seconds) -> None:
+    def _end_run(self, worker: LivingWorker[T], id_: RunId, event: RunEnded | None, now: Seconds) -> None:
         run = worker.runs.pop(id_)
-        seconds = now - run.begun
+        core_s = (now - run.begun) * worker.run_cores
         # Of runs at once the last pays for the time in which others ran, too.
         busy_s = 0.0 if worker.runs or worker.binds else now - worker.busy_since
         worker.busy_s += busy_s
-        core_s = seconds * worker.run_cores
         for tally, count in run.requests.items():
-            tally.pay(count, count / run.batch, seconds, busy_s, core_s)
-        self._ran(worker, run, as_measured, now)
+            share = count / run.batch
+            tally.busy_s += busy_s * share
+            tally.core_s += core_s * share
+        self._ran(worker, run, event, now)
 
     # Workers
 
@@ -212,7 +208,7 @@ class Tracker(Hooks[T]):
         if worker is None:
             return
         for run in list(worker.runs):
-            self._end_run(worker, run, False, now)
+            self._end_run(worker, run, None, now)
         for function in list(worker.binds):
             worker.end_bind(function, now)
         if not worker.stopping:

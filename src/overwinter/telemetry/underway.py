@@ -26,7 +26,7 @@ class OpenRun(Generic[T]):
 
     __slots__ = ("batch", "begun", "full", "function", "requests")
 
-    def __init__(self, begun: Seconds, function: FunctionId, requests: dict[T, int], batch: int, full: bool) -> None:
+    def __init__(self, begun: Seconds, function: FunctionId, requests: dict[T, int], batch: int) -> None:
         self.begun = begun
         self.function = function
         """The one that leads."""
@@ -34,8 +34,8 @@ class OpenRun(Generic[T]):
         """By function; the one that leads comes first."""
         self.batch = batch
         """All of them."""
-        self.full = full
-        """It began as the last that the worker may have at once, and is of one function."""
+        self.full = False
+        """Known to be of one function, and the last that the worker may have at once."""
 
 
 class WorkerCost(NamedTuple):
