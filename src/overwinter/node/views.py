@@ -7,7 +7,7 @@ import msgspec
 from overwinter.core.actions import Start
 from overwinter.core.agreement import Agreement
 from overwinter.core.function import Settings
-from overwinter.core.ids import Address, FunctionId, FunctionName, TenantId, WorkerId
+from overwinter.core.ids import Address, FunctionName, TenantId, WorkerId
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.core.versions import Versions
 from overwinter.node import clock
@@ -16,6 +16,7 @@ from overwinter.scheduler.lifecycles import function_state
 from overwinter.scheduler.snapshot import family_name
 from overwinter.scheduler.state import Function, State
 from overwinter.store.residency import Place, missing_bytes
+from overwinter.telemetry.explaining import FunctionFacts
 from overwinter.telemetry.families import FamilyFacts, family_facts
 
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
@@ -64,31 +65,21 @@ class DeployedVersion(msgspec.Struct, frozen=True):
     """What its author should know; empty: nothing."""
 
 
-class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     """A function for people and programs that ask about it."""
 
-    name: FunctionName
-    version: int
-    tenant: TenantId
-    traffic: int
-    """Per cent of the requests that name no version that it gets."""
-    promoted: bool
-    """Whether a promotion or a split says so; else the newest version gets all."""
     state: Availability
     reason: str
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    settings: Settings
     agreement: Agreement | None
     handler: bool
     life: str
     workers: tuple[WorkerId, ...]
     """Which ones: functions of a family share them."""
-    family: FunctionId
-    """The first of those with which it may share workers; itself if it shares with nobody."""
     members: int
-    """How many they are."""
+    """How many its family has."""
     waiting: int
     """Its requests in the queue."""
     blocks: int

@@ -127,8 +127,8 @@ class Happened(msgspec.Struct, frozen=True):
     why: str
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of why one version of a function is as it is."""
+class FunctionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What every description of one version of a function says."""
 
     name: FunctionName
     version: int
@@ -137,10 +137,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Per cent of the requests that name no version that it gets."""
     promoted: bool
     """Whether a promotion or a split says so; else the newest version gets all."""
+    settings: Settings
+    family: FunctionId
+    """The first of the functions with which it may share workers; itself if it shares with nobody."""
+
+
+class Explanation(FunctionFacts, frozen=True, kw_only=True):
+    """All that is known of why one version of a function is as it is."""
+
     state: str
     """asleep, waking, awake, backoff or unloaded; on trial is said of `on_trial`."""
     on_trial: bool
-    settings: Settings
     best_effort: bool
     """No configuration meets its SLO."""
     attainment: float | None
@@ -158,10 +165,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """For so long it is not woken, after a failure."""
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
-    family: FunctionId
-    """The first of the functions with which it may share workers; itself if it shares with nobody."""
     members: Sequence[FunctionId]
-    """All of them."""
+    """All of its family."""
     shared: SharedFacts
     workers: Sequence[WorkerFacts]
     """Workers of its family, also those that do not have it."""
