@@ -48,16 +48,7 @@ from overwinter.core.events import (
     WorkerReady,
     ZygoteLost,
 )
-from overwinter.core.ids import (
-    Address,
-    FunctionId,
-    FunctionName,
-    OperationId,
-    RequestId,
-    Seconds,
-    TenantId,
-    WorkerId,
-)
+from overwinter.core.ids import Address, FunctionId, FunctionName, OperationId, RequestId, Seconds, TenantId, WorkerId
 from overwinter.core.journal import Journal
 from overwinter.core.policies import policy_named
 from overwinter.scheduler.invariants import check

@@ -183,7 +183,7 @@ class StepReader(Tracker[Outcomes]):
 
     def _run_began(self, worker: Worker, run: OpenRun[Outcomes], action: Run, now: Seconds) -> None:
         sizes = self._sizes[worker]
-        if run.batch > sizes[0][0] and len(sizes) > 1:
+        if len(sizes) > 1 and run.batch > sizes[0][0]:
             while run.batch > sizes[0][0] and len(sizes) > 1:
                 sizes.popleft()
             self.weigh(worker, sizes[0][1], now)
