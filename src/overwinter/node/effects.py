@@ -132,7 +132,7 @@ class NodeEffects:
             case LoadFinished():
                 self._announce(action)
             case Evict():
-                # Of the readers of the journal; its blocks are dropped by Drop.
+                # For the readers of the journal; Drop removes its blocks.
                 pass
             case Explanation():
                 self._decided(action)
