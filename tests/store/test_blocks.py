@@ -14,9 +14,10 @@ from overwinter.store.blocks import (
     address_of,
     build_block,
     check_address,
+    layout_bytes,
     layout_text,
     name_block,
-    parse_block,
+    parse_layout,
 )
 from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, pack, plan_block, weight_bytes
 from tests.store.family import Shape, values
@@ -26,6 +27,13 @@ small_weights = st.lists(
     min_size=1,
     max_size=20,
 )
+
+
+def parse_block(data):
+    """The layout of a whole block file."""
+    stop = max(len(data) - LENGTH_BYTES, 0)
+    body_stop = stop - layout_bytes(data[stop:], len(data))
+    return parse_layout(data[body_stop:stop], body_stop)
 
 
 @given(small_weights, st.integers(0, 9))

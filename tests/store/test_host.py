@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from overwinter.core.errors import CallerError, NoSpaceError, StoreError
+from overwinter.store import host as host_module
 from overwinter.store.blocks import address_of
 from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
 from overwinter.store.manifest import Blob
@@ -68,7 +69,7 @@ def test_the_accounts_agree_with_the_disk(repository, host):
     assert host.resident() == {blob.address: blob.nbytes for blob in blobs}
     for freed in (blobs[1].nbytes, 0):
         states = [path.stat() for path in below(host.root)]
-        assert host.resident_bytes == sum(state.st_size for state in states)
+        assert sum(host.resident().values()) == sum(state.st_size for state in states)
         assert host.occupied_bytes == sum(state.st_blocks * 512 for state in states)
         assert host.drop([blobs[1].address, blobs[1].address]) == freed
 
@@ -237,17 +238,16 @@ def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, ho
     assert after.verify(BLOB.address)
 
 
-def test_a_budget_is_enforced_before_anything_is_written(repository, memory):
+def test_the_room_on_the_tmpfs_is_enforced_before_anything_is_written(repository, memory, monkeypatch):
     blobs = stored(repository, 4, nbytes=PAGE_BYTES + 1)
-    host = HostStore(memory / "host", repository, budget_bytes=6 * PAGE_BYTES)
-    with pytest.raises(
-        NoSpaceError, match=rf"needs {8 * PAGE_BYTES} bytes for 4 blocks, and {6 * PAGE_BYTES} .*budget"
-    ):
+    host = HostStore(memory / "host", repository)
+    monkeypatch.setattr(host_module, "free_bytes", lambda root: 6 * PAGE_BYTES - host.occupied_bytes)
+    with pytest.raises(NoSpaceError, match=rf"needs {8 * PAGE_BYTES} bytes for 4 blocks, and {6 * PAGE_BYTES} "):
         host.load(blobs)
     assert names(host) == set()
     host.load(blobs[:3])
     assert host.occupied_bytes == 6 * PAGE_BYTES
-    with pytest.raises(NoSpaceError, match="and 0 bytes of its budget"):
+    with pytest.raises(NoSpaceError, match="and 0 bytes on the tmpfs"):
         host.load(blobs)
     assert names(host) == {blob.address for blob in blobs[:3]}
     host.drop([blobs[0].address])
@@ -270,15 +270,16 @@ def test_two_threads_copy_a_block_once(memory):
     assert names(host) == {BLOB.address}
 
 
-def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory):
+def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypatch):
     source = Pipes()
-    host = HostStore(memory / "host", source, budget_bytes=page_bytes(len(DATA)))
+    host = HostStore(memory / "host", source)
+    monkeypatch.setattr(host_module, "free_bytes", lambda root: page_bytes(len(DATA)))
     writer = source.pipe(BLOB.address)
     thread = threading.Thread(target=host.load, args=([BLOB],), daemon=True)
     thread.start()
     with open(writer, "wb", buffering=0) as file:
         file.write(DATA[:200_000])
-        with pytest.raises(NoSpaceError, match="and 0 bytes of its budget"):
+        with pytest.raises(NoSpaceError, match="and 0 bytes on the tmpfs"):
             host.load([Blob(address_of(b"x"), 1)])
         file.write(DATA[200_000:])
     thread.join()

@@ -1,10 +1,9 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.ids import Address
 from overwinter.store.manifest import Blob
-from overwinter.store.residency import exclusive_bytes, missing_bytes, split_bytes
+from overwinter.store.residency import missing_bytes
 from tests.store.family import base, head_variant
 
 blobs = st.lists(st.integers(0, 9).map(lambda n: Blob(Address(f"{n:064x}"), 10 * n)), max_size=12)
@@ -29,22 +28,6 @@ def test_loading_what_is_missing_leaves_nothing_missing(needed, held):
     assert missing_bytes(needed, Held([*held, *needed])) == 0
 
 
-@given(st.dictionaries(st.integers(0, 5), blobs, max_size=5))
-def test_shares_add_up_to_what_all_hold_together(owners):
-    together = {blob.address: blob.nbytes for needed in owners.values() for blob in needed}
-    shares = split_bytes(owners)
-    assert shares.keys() == owners.keys()
-    assert sum(shares.values()) == pytest.approx(sum(together.values()))
-
-
-@given(blobs, st.lists(blobs, max_size=4))
-def test_exclusive_is_what_removal_would_free(mine, others):
-    def held(groups):
-        return sum({blob.address: blob.nbytes for group in groups for blob in group}.values())
-
-    assert exclusive_bytes(mine, others) == held([mine, *others]) - held(others)
-
-
 def test_repository_and_host_store_are_places_alike(repository, host):
     model, sibling = base(), head_variant("sibling", seed=1)
     needed, wanted = model.manifest.blobs(), sibling.manifest.blobs()
@@ -56,10 +39,10 @@ def test_repository_and_host_store_are_places_alike(repository, host):
     assert missing_bytes(needed, host) == everything
     assert host.load(needed) == everything
     assert missing_bytes(needed, host) == 0
-    delta = exclusive_bytes(wanted, [needed])
+    delta = sum({blob.address: blob.nbytes for blob in wanted if blob not in needed}.values())
     assert 0 < delta < everything / 4
     for place in (repository, host):
         assert missing_bytes(wanted, place) == delta
     assert sibling.deploy(repository) == delta
     assert host.load(wanted) == delta
-    assert host.resident_bytes == everything + delta
+    assert sum(host.resident().values()) == everything + delta

@@ -1,11 +1,11 @@
 """Debts are the integral of equal parts, whoever comes and goes; nothing is lost and nothing is paid twice."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.core.function import BlobSize
-from overwinter.store.residency import exclusive_bytes, split_bytes
 from overwinter.store.shares import Shares
 
 SIZES = {"a": 100, "b": 7, "c": 4096, "d": 1, "e": 333}
@@ -13,8 +13,10 @@ NEEDS = st.sets(st.sampled_from(sorted(SIZES))).map(lambda addresses: {a: SIZES[
 STEPS = st.lists(st.tuples(st.floats(0, 50), st.sampled_from("xyz"), st.none() | NEEDS), max_size=30)
 
 
-def blobs(sizes):
-    return [BlobSize(address, nbytes) for address, nbytes in sizes.items()]
+def parts(holding):
+    """Each holder's bytes when the holders of a block pay equal parts of it."""
+    holders = Counter(address for sizes in holding.values() for address in sizes)
+    return {key: sum(nbytes / holders[a] for a, nbytes in sizes.items()) for key, sizes in holding.items()}
 
 
 @given(STEPS)
@@ -23,7 +25,7 @@ def test_debts_are_the_integral_of_equal_parts(steps):
     paid = dict.fromkeys("xyz", 0.0)
     for seconds, holder, sizes in steps:
         now += seconds
-        for other, nbytes in split_bytes({key: blobs(value) for key, value in holding.items()}).items():
+        for other, nbytes in parts(holding).items():
             debts[other] += nbytes * seconds
         if holder in holding:
             paid[holder] += shares.release(holder, now)
@@ -32,8 +34,9 @@ def test_debts_are_the_integral_of_equal_parts(steps):
             shares.hold(holder, sizes, now)
             holding[holder] = sizes
         for key in "xyz":
-            others = [blobs(sizes) for other, sizes in holding.items() if other != key]
-            assert shares.exclusive(key) == exclusive_bytes(blobs(holding.get(key, {})), others)
+            others = set().union(*(sizes for other, sizes in holding.items() if other != key))
+            own = {a: nbytes for a, nbytes in holding.get(key, {}).items() if a not in others}
+            assert shares.exclusive(key) == sum(own.values())
             assert paid[key] + shares.owed(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
         assert shares.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
 

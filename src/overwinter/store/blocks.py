@@ -128,11 +128,3 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
     if lines[-1] or plan.nbytes != body_bytes:
         raise CallerError(f"a block's layout tells of {plan.nbytes} bytes, its body has {body_bytes}")
     return plan
-
-
-def parse_block(data: Buffer) -> BlockPlan:
-    """The layout of a whole block file, weights numbered from 0; CallerError when `data` is not one."""
-    view = memoryview(data)
-    text_stop = max(len(view) - LENGTH_BYTES, 0)
-    body_stop = text_stop - layout_bytes(view[text_stop:], len(view))
-    return parse_layout(view[body_stop:text_stop], body_stop)

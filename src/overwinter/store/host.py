@@ -76,15 +76,12 @@ def _at_once() -> None:
 
 
 class HostStore:
-    """Blocks in a directory of a tmpfs, with at most `budget_bytes` of whole pages (None: the size of the tmpfs)."""
+    """Blocks in a directory of a tmpfs, in whole pages."""
 
-    def __init__(
-        self, root: Path, repository: Source, budget_bytes: int | None = None, health: Health | None = None
-    ) -> None:
+    def __init__(self, root: Path, repository: Source, health: Health | None = None) -> None:
         """Start with nothing resident; `sweep` adds what an earlier owner left."""
         self.health = health or Health()
         self.root = private_directory(Path(root))
-        self.budget_bytes = budget_bytes
         self._repository = repository
         self._resident: dict[Address, int] = {}
         self._claimed: dict[Address, int] = {}
@@ -102,13 +99,8 @@ class HostStore:
             return dict(self._resident)
 
     @property
-    def resident_bytes(self) -> int:
-        """Bytes of the resident blocks: the unit of `missing_bytes`."""
-        return sum(self.resident().values())
-
-    @property
     def occupied_bytes(self) -> int:
-        """Memory of the resident blocks, in whole pages: the unit of the budget."""
+        """Memory of the resident blocks, in whole pages."""
         return sum(map(page_bytes, self.resident().values()))
 
     def load(self, blobs: Iterable[Sized]) -> int:
@@ -273,15 +265,10 @@ class HostStore:
         needed = sum(map(page_bytes, mine.values()))
         claimed = sum(map(page_bytes, self._claimed.values()))
         free = free_bytes(self.root) - claimed
-        bound = "on the tmpfs"
-        if self.budget_bytes is not None:
-            within = self.budget_bytes - claimed - sum(map(page_bytes, self._resident.values()))
-            if within < free:
-                free, bound = within, f"of its budget of {self.budget_bytes}"
         if needed > free:
             raise NoSpaceError(
                 f"the host store {self.root} needs {needed} bytes for {len(mine)} blocks, and {max(free, 0)} bytes "
-                f"{bound} are free: unload or remove functions, or give the host store more"
+                f"on the tmpfs are free: unload or remove functions, or give the host store more"
             )
 
     def _copy_claimed(self, mine: dict[Address, int]) -> int:

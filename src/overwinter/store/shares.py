@@ -1,9 +1,8 @@
 """Computes what each holder of shared blocks owes over time, when the holders of a block pay equal parts.
 
-`residency.split_bytes` answers for one moment; this is its integral. A block stores the byte-seconds that one holder of
-it has paid since the block was added. A holder owes, for each of its blocks, the increase since it joined. So joining
-and leaving cost time for the holder's own blocks only, however many share them, and the sum of all debts equals the
-total byte-seconds.
+A block stores the byte-seconds that one holder of it has paid since the block was added. A holder owes, for each of its
+blocks, the increase since it joined. So joining and leaving cost time for the holder's own blocks only, however many
+share them, and the sum of all debts equals the total byte-seconds.
 """
 
 from collections.abc import Mapping
