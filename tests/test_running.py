@@ -28,7 +28,7 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
             # What the first look found is told by then.
             await until(lambda: len(looks) > 1)
-            assert node._scheduler.resources.host.capacity == 20 * MIB
+            assert (await node.telemetry.activity()).host_budget == 20 * MIB
 
     asyncio.run(scene())
 
@@ -39,14 +39,14 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
-            resources = node._scheduler.resources
-            assert resources.memory.capacity is not None
-            assert resources.workers.capacity == given.get("workers_max", limits.workers_most([].append))
-            assert resources.runs.capacity == limits.workers_most([].append)
+            bounds = node.parts.config.scheduler
+            assert bounds.memory_bytes is not None
+            assert bounds.workers_max == given.get("workers_max", limits.workers_most([].append))
+            assert bounds.runs_max == limits.workers_most([].append)
             if given:
-                assert resources.memory.capacity == given["memory_bytes"]
+                assert bounds.memory_bytes == given["memory_bytes"]
             else:
-                assert resources.memory.capacity <= total_bytes() // 2
+                assert bounds.memory_bytes <= total_bytes() // 2
 
     asyncio.run(scene())
 
@@ -57,7 +57,7 @@ def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
-            await until(node.processes.zygote_smaps)
+            await until(node.parts.processes.zygote_smaps)
 
     asyncio.run(scene())
     assert not [line for line in said if "could not look after" in line]

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +21,7 @@ def test_a_node_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.
         came, failed = asyncio.Event(), asyncio.get_running_loop().create_future()
         door = Door(tmp_path)
         door.broken = lambda: failed
-        door.processes = SimpleNamespace(zygotes=SimpleNamespace())
+        door.until_ready = asyncio.Event().wait
 
         class Heard(Drain):
             def enter(self) -> None:

@@ -3,36 +3,45 @@
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.core.errors import ConflictError
+from overwinter.core.events import Event
+from overwinter.core.ids import FunctionName
 from overwinter.core.journal import Journal
 from overwinter.node import limits
+from overwinter.node.calls import Calls
+from overwinter.node.deploys import Deploys
 from overwinter.node.effects import NodeEffects
 from overwinter.node.faults import Faults
 from overwinter.node.footprints import Footprints
+from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.loop import Loop
 from overwinter.node.node import Node
+from overwinter.node.parts import Parts
+from overwinter.node.pipelines import Pipelines
 from overwinter.node.pressure import watch_memory
 from overwinter.node.processes import Processes
-from overwinter.node.quotas import Quotas
+from overwinter.node.quarantine import Quarantine
+from overwinter.node.registry import Registry
 from overwinter.node.shares import CoreShares
 from overwinter.node.telemetry import Telemetry
 from overwinter.node.threads import Threads, usual
+from overwinter.node.traffic import Traffic
 from overwinter.node.upkeep import TMPFS_SHARE, collect_unneeded, watch_room
-from overwinter.node.verifying import Verifier
+from overwinter.node.verifying import Lost, Verifier
 from overwinter.node.watching import Bounds
 from overwinter.profiling.profiler import Profiler
-from overwinter.scheduler.order import is_calm
+from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
@@ -58,51 +67,79 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
         host_bytes = config.scheduler.host_bytes
         config = msgspec.structs.replace(config, scheduler=_bounded(config, hosts, log))
         file = stack.enter_context(_journal_file(config.journal, log))
-        node = Node(config, repository, hosts, Scheduler(config.scheduler))
-        node.journal = Journal(config.scheduler, config.journal_ring, file, partial(_journal_lost, log))
-        faults = Faults(log)
-        async with asyncio.TaskGroup() as tasks:
-            node._effects = NodeEffects(hosts, tasks, log)
-            node._quotas = Quotas(config, node._effects.functions)
-            node.processes = node._effects.processes = Processes(node._effects, environment, log, _bounds(config))
-            profiler = node.profiler = Profiler(node, node._effects.functions, tasks, config.profile_share, log)
-            with repository.reserve.spent():
-                node.telemetry = Telemetry(node, node._scheduler, node._deployed, profiler.observer, faults, log)
-            reader = node.telemetry.statistics.observe
-            node._loop = Loop(node._scheduler, node.journal, node._effects, (reader,), node.fail)
-            node._effects.post = node.post
-            node.processes.start()
-            calm, lose = partial(is_calm, node._scheduler.cycle), node._effects.placing.lose
-            verifier = Verifier(hosts, config.verify_share, calm, lose, log)
-            assert config.scheduler.memory_bytes is not None
-            footprints = Footprints(
-                node._scheduler.state, lambda: node.processes, config.scheduler.memory_bytes, node.post
-            )
-            upkeep = [
-                footprints.run(faults),
-                CoreShares(lambda: node.processes, len(os.sched_getaffinity(0))).run(faults),
-                watch_memory(config.memory_free_min_bytes, node.post, faults),
-                watch_room(hosts, host_bytes, config.scheduler.host_bytes, node.post, faults),
-                collect_unneeded(repository, config.unneeded_keep_s, faults),
-                verifier.run(faults),
-            ]
-            watches = [tasks.create_task(watch) for watch in upkeep]
-            try:
-                node._restore(log)
-                node.telemetry.begin(tasks)
-                yield node
-            finally:
-                _cancel(watches)
-                node.telemetry.stop()
-                await profiler.close()
-                node._effects.close()
-                await node.processes.close()
-                await node.telemetry.close()
+        journal = Journal(config.scheduler, config.journal_ring, file, partial(_journal_lost, log))
+        async with _joined(config, host_bytes, environment, repository, hosts, journal, log) as node:
+            yield node
 
 
-def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
+@asynccontextmanager
+async def _joined(
+    config: NodeConfig,
+    host_bytes: int | None,
+    environment: Mapping[str, str],
+    repository: Repository,
+    hosts: HostStores,
+    journal: Journal,
+    log: Log,
+) -> AsyncIterator[Node]:
+    """All parts, each made of those before it. `host_bytes`: the bound on the host stores that was configured."""
+    quarantine, faults = Quarantine(repository.root / "quarantine.json"), Faults(log)
+    scheduler = Scheduler(config.scheduler)
+    published = Published(scheduler.cycle)
+
+    def post(event: Event) -> None:
+        # The one circle: the loop needs the effects, and they post what comes of the actions.
+        loop.post(event)
+
+    def find(name: FunctionName, version: int | None) -> DeployedFunction:
+        pipelines.check_function(name)
+        return registry.deployed(name, version)
+
+    async with asyncio.TaskGroup() as tasks:
+        registry = Registry(hosts, published, post, log)
+        processes = Processes(registry, environment, log, _bounds(config))
+        calls = Calls(post, published, quarantine)
+        effects = NodeEffects(registry, processes, calls, hosts, tasks, post, log)
+        parts = Parts(config, log, faults, repository, hosts, published, post, registry, processes, calls)
+        pipelines = Pipelines(registry, calls.infer, repository)
+        traffic = Traffic(registry, pipelines, repository.traffic, post)
+        profiler = Profiler(parts, tasks)
+        with repository.reserve.spent():
+            telemetry = Telemetry(parts, pipelines, find, profiler.observer)
+        loop = Loop(scheduler, published, journal, effects, telemetry.statistics.observe, quarantine)
+        deploys = Deploys(parts, pipelines, quarantine, profiler)
+        node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
+        processes.start()
+        watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.placing.lose)]
+        try:
+            deploys.restore()
+            traffic.restore()
+            telemetry.begin(tasks)
+            yield node
+        finally:
+            for watch in watches:
+                watch.cancel()
+            telemetry.stop()
+            await profiler.close()
+            effects.close()
+            await processes.close()
+            await telemetry.close()
+
+
+def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[Any, Any, None]]:
+    """What is looked after periodically."""
+    config, post, faults, published = parts.config, parts.post, parts.faults, parts.published
+    verifier = Verifier(parts.hosts, config.verify_share, lambda: published.calm, lose, parts.log)
+    assert config.scheduler.memory_bytes is not None
+    footprints = Footprints(published.expected, parts.processes, config.scheduler.memory_bytes, post)
+    return [
+        footprints.run(faults),
+        CoreShares(parts.processes, len(os.sched_getaffinity(0))).run(faults),
+        watch_memory(config.memory_free_min_bytes, post, faults),
+        watch_room(parts.hosts, host_bytes, config.scheduler.host_bytes, post, faults),
+        collect_unneeded(parts.repository, config.unneeded_keep_s, faults),
+        verifier.run(faults),
+    ]
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:

@@ -56,9 +56,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[Node], None]) -> None:
+async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
     """Run a node behind its front door until SIGTERM or SIGINT, and until the requests that it has then are answered; a
-    second signal ends that. `ready` is called once it can fork workers.
+    second signal ends that. `ready` is called once, when it can fork workers.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()
@@ -79,22 +79,26 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
             drain.hurry()
             raise
 
+    async def tell(node: Node) -> None:
+        await node.until_ready()
+        ready()
+
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, asked_to_stop)
     async with running(config, ZYGOTE_ENVIRONMENT, log) as node:
-        node.processes.zygotes.on_ready = lambda: ready(node)
         access = Access(node, TokenFile(Path(config.data)), Audit(Path(config.data), log))
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         async with asyncio.TaskGroup() as tasks:
             front = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))
+            told = tasks.create_task(tell(node))
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
-            for task in (front, asked, broken):
+            for task in (front, asked, broken, told):
                 task.cancel()
 
 
-def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[Node], None]) -> None:
+def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
     """Run a node in this process until it is told to stop."""
     # The loop shares the interpreter with threads that compute, such as those that check programs: what it waits for
     # each of them when it wakes.

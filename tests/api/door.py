@@ -17,6 +17,7 @@ from overwinter.api.app import create_app, serve
 from overwinter.api.audit import Audit
 from overwinter.api.budget import Budget, budget_of
 from overwinter.api.draining import Drain
+from overwinter.core.call import Call, Result
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import NotFoundError, OverloadedError
 from overwinter.core.function import Settings
@@ -57,13 +58,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def info(self, whole: bool = False, /) -> "View":
         return self
-
-
-class Reply(msgspec.Struct):
-    name: str
-    version: int
-    outputs: Outputs
-    start: str = "host"
 
 
 def spec(name: str, datatype: str, *shape: int | str) -> TensorSpec:
@@ -164,10 +158,9 @@ class Door:
             raise NotFoundError(f"unknown function {name!r}" + ("" if version is None else f" version {version}"))
         return self.views[name, wanted]
 
-    async def infer(
-        self, name: str, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int
-    ) -> Reply:
-        self.asked.append((name, version, timeout_s, priority))
+    async def infer(self, call: Call) -> Result:
+        name, version = call.name, call.version
+        self.asked.append((name, version, call.timeout_s, call.priority))
         if name == "slow":
             self.slow_started.set()
             try:
@@ -176,7 +169,8 @@ class Door:
                 self.slow_cancelled.set()
                 raise
         compute = FUNCTIONS[name][0] if name in FUNCTIONS else echo
-        return Reply(name, self.view(name, version).version, compute({tensor.name: tensor for tensor in inputs}))
+        outputs = compute({tensor.name: tensor for tensor in call.inputs})
+        return Result(name, self.view(name, version).version, outputs, "host")
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
         deployment = self.repository.register(manifest, time.time())

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from overwinter.api.tenancy import TenantFront, TenantNames
+from overwinter.core.call import Call
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.ids import NAME_MAX
 from overwinter.store.blocks import address_of
@@ -56,7 +57,7 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> No
             refused()
         assert "squatter" not in str(told.value)
     with pytest.raises(NotFoundError):
-        asyncio.run(acme.infer("f", None, [], None, 0))
+        asyncio.run(acme.infer(Call("f", None, [])))
     assert (list(acme.functions()), acme.versions("f")) == ([], ())
     assert list(acme.functions("squatter")) == []
     assert [view.name for view in TenantFront(door, "squatter", Quota()).functions()] == ["acme..f"]

@@ -13,11 +13,14 @@ from overwinter.core.events import Event, RunEnded, WorkerExited, WorkerReady
 from overwinter.core.function import Settings
 from overwinter.core.ids import Address, RequestId, RunId, WorkerId
 from overwinter.model.export import export
-from overwinter.node.effects import NodeEffects, Payload
+from overwinter.node.calls import Calls, Payload
+from overwinter.node.effects import NodeEffects
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
+from overwinter.node.registry import Registry
 from overwinter.node.watching import Bounds
 from overwinter.node.workers import WorkerProcess
+from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from overwinter.worker.channel import close_all
@@ -81,12 +84,15 @@ class Rig:
             raise
 
     async def _start(self) -> None:
-        self.effects = NodeEffects(None, asyncio.TaskGroup(), Said())
-        self.effects.post = self.events.append
-        self.processes = Processes(self.effects, ZYGOTE_ENVIRONMENT, self.said, self._bounds)
-        self.effects.processes = self.processes
+        self.registry = Registry(None, None, self.events.append, Said())
+        self.processes = Processes(self.registry, ZYGOTE_ENVIRONMENT, self.said, self._bounds)
+        self.calls = Calls(self.events.append, None, None)
+        self.effects = self.effects_over(None, asyncio.TaskGroup())
         self.processes.start()
         await until(self.processes.is_up)
+
+    def effects_over(self, hosts: HostStores | None, tasks: asyncio.TaskGroup) -> NodeEffects:
+        return NodeEffects(self.registry, self.processes, self.calls, hosts, tasks, self.events.append, Said())
 
     def run(self, coroutine):
         return self._runner.run(coroutine)
@@ -103,7 +109,7 @@ class Rig:
         for worker in list(self.processes.worker_pids()):
             self.processes.stop(worker, kill=True)
         await until(lambda: not self.processes.worker_pids())
-        self.effects.functions.clear()
+        self.registry.functions.clear()
         self.events.clear()
 
     def number(self) -> int:
@@ -112,9 +118,9 @@ class Rig:
 
     def deploy(self, *functions: Function) -> None:
         """Let the effects know them, as if their blocks lay in a host store."""
-        self.effects.functions |= {function.deployed.id: function.deployed for function in functions}
+        self.registry.functions |= {function.deployed.id: function.deployed for function in functions}
         known = {function.deployed.id: function for function in functions}
-        self.effects.warm_up_of = lambda id_: _warm_up(known[id_]) if known[id_].deployed.warm_ups else None
+        self.registry.warm_up_of = lambda id_: _warm_up(known[id_]) if known[id_].deployed.warm_ups else None
 
     async def start_worker(
         self,
@@ -131,7 +137,7 @@ class Rig:
         room = mapped_bytes([deployed, *(member.deployed for member in members)])
         order = ForkWorker(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
         load, bind = deployed.load(cores, concurrency), deployed.bind(on_trial)
-        self.processes.fork(deployed, order, load, bind, fds, ahead=ahead)
+        self.processes.fork(deployed, order, load, bind, fds, self.effects.runs, ahead)
         close_all(fds)
         await until(lambda: WorkerReady(worker) in self.events or self.exits(worker))
         assert not self.exits(worker), self.exits(worker)
@@ -163,7 +169,7 @@ class Rig:
         if of is None:
             self.effects.carry_out(Run(process.worker, run, (RequestId(run),)))
         else:
-            self.effects.run(process, (of.deployed.id,), run, (RequestId(run),))
+            self.effects.runs.run(process, (of.deployed.id,), run, (RequestId(run),))
         return run
 
     def begin_together(
@@ -179,7 +185,7 @@ class Rig:
 
     def _ask(self, request: RequestId, inputs: Mapping[str, torch.Tensor]) -> None:
         tensors = [to_tensor(name, value.contiguous(), None) for name, value in inputs.items()]
-        self.effects.payloads[request] = Payload(tensors, asyncio.get_running_loop().create_future())
+        self.calls.payloads[request] = Payload(tensors, asyncio.get_running_loop().create_future())
 
     async def ended(self, *runs: RunId) -> None:
         await until(lambda: set(runs) <= set(self.ends()))
@@ -196,7 +202,7 @@ class Rig:
         return [event for event in self.events if isinstance(event, WorkerExited) and event.worker == worker]
 
     def output(self, run: RunId, name: str = "y") -> torch.Tensor:
-        [tensor] = [t for t in self.effects.payloads[RequestId(run)].outputs if t.name == name]
+        [tensor] = [t for t in self.calls.payloads[RequestId(run)].outputs if t.name == name]
         return torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
 
 

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from overwinter.node.accounting import SLACK_BYTES, Accounting, Mismatch
+from overwinter.scheduler.published import Published
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
 from overwinter.telemetry.accounts import ProcessMemory, WeighedWorker
@@ -37,7 +38,9 @@ class Parts:
         self.world.arrive()
         self.store = self.hosts.store("")
         self.store.load(self.function.blobs)
-        self.accounting = Accounting(self.world.state, self.hosts, NoProcesses, Statistics(), self.said.append)
+        self.accounting = Accounting(
+            Published(self.world.scheduler.cycle), self.hosts, NoProcesses(), Statistics(), self.said.append
+        )
 
     def load(self) -> None:
         """Tell the scheduler what has come."""

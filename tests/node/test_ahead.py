@@ -10,6 +10,7 @@ import torch
 from benchmarks.nodes import parents_of_all
 from overwinter.api.deployer import package
 from overwinter.core.actions import ForkAhead, Prepare, StopWorker
+from overwinter.core.call import Call
 from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.core.events import WorkerReady
 from overwinter.core.function import Settings
@@ -24,7 +25,6 @@ from overwinter.node.proofs import wait_over
 from overwinter.node.shares import CoreShares
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.running import running
-from overwinter.scheduler.state import State
 from overwinter.store.repository import Repository
 from overwinter.telemetry.statistics import Statistics
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
@@ -124,9 +124,9 @@ def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_anothe
 
 @pytest.mark.parametrize("beyond", ["memory", "time"])
 def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond):
-    asked, state = function("f", tenant=beyond), State()
-    footprints = Footprints(state, lambda: rig.processes, 1 << 40, [].append)
-    background = Background(Statistics(), lambda: rig.processes, [].append, [].append)
+    asked = function("f", tenant=beyond)
+    footprints = Footprints(dict, rig.processes, 1 << 40, [].append)
+    background = Background(Statistics(), rig.processes, [].append, [].append)
 
     def look():
         footprints.look(0.0)
@@ -153,7 +153,7 @@ def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond
 
 
 def test_what_one_computes_is_its_tenants(rig):
-    asked, shares = function("f"), CoreShares(lambda: rig.processes, 2)
+    asked, shares = function("f"), CoreShares(rig.processes, 2)
 
     async def scene():
         await zygote_of(rig, asked)
@@ -239,15 +239,15 @@ def test_a_node_wakes_a_function_in_a_process_that_it_forked_ahead_and_says_so(t
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
-            state = node._scheduler.state
+            ahead = node.parts.processes.ahead.workers
             asked = [Tensor("x", "FP32", (1, 4), one.numpy().tobytes())]
             starts = []
             for _ in range(3):
-                reply = await node.infer("f", None, asked, None, 0)
+                reply = await node.infer(Call("f", None, asked))
                 assert reply.outputs[0].data == (one + 1).numpy().tobytes()
                 starts.append(reply.start)
-                await until(lambda: state.ahead and not state.workers)
-                await until(lambda: all(each.start is None for each in state.ahead.values()))
+                await until(lambda: ahead and not node.parts.published.expected())
+                await until(lambda: all(each.waits for each in ahead.values()))
             assert starts[1:] == ["host", "host"]
             explained = await node.telemetry.explain("f", None)
             assert "ahead" in [decision.what for decision in explained.decisions]

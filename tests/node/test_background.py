@@ -47,7 +47,7 @@ BEHIND_S = 240.0
 
 def test_threads_that_a_handler_leaves_behind_are_billed_and_end_their_worker(rig, tmp_path):
     statistics, said = Statistics(), []
-    background = Background(statistics, lambda: rig.processes, [].append, said.append, BOUND_S)
+    background = Background(statistics, rig.processes, [].append, said.append, BOUND_S)
 
     async def scene(handler):
         worker = await rig.start_worker(Function(Same(), X, handler))
@@ -96,7 +96,7 @@ class Scene:
     def __init__(self, rig):
         self.rig = rig
         self.statistics, self.posted = Statistics(), []
-        self.background = Background(self.statistics, lambda: rig.processes, self.posted.append, [].append)
+        self.background = Background(self.statistics, rig.processes, self.posted.append, [].append)
 
     async def start(self, handler, ready=True):
         worker = await self.rig.start_worker(Function(Same(), X, handler))

@@ -9,13 +9,22 @@ import pytest
 from overwinter.core.actions import Explanation, LoadBlocks, StartWorker, StopWorker
 from overwinter.core.errors import StoreError
 from overwinter.core.events import BlocksLoaded, Event, WorkerExited
+from overwinter.node.calls import Calls
 from overwinter.node.effects import NodeEffects
+from overwinter.node.registry import Registry
 
 from .rig import until
 from .said import Said
 
 POOL_MOST = 64
 """More threads than asyncio's own pool has."""
+
+
+def effects_over(tasks, functions, host=None, post=None, processes=None, log=None) -> NodeEffects:
+    hosts, log = SimpleNamespace(store=lambda name: host), log or Said()
+    registry = Registry(hosts, None, post, log)
+    registry.functions.update(functions)
+    return NodeEffects(registry, processes, Calls(post, None, None), hosts, tasks, post, log)
 
 
 def test_a_wake_does_not_wait_for_threads_that_others_hold():
@@ -26,9 +35,7 @@ def test_a_wake_does_not_wait_for_threads_that_others_hold():
 
     async def scene():
         async with asyncio.TaskGroup() as tasks:
-            effects = NodeEffects(SimpleNamespace(store=lambda name: host), tasks, heard.append)
-            effects.post = heard.append
-            effects.functions = {"f@1": function}
+            effects = effects_over(tasks, {"f@1": function}, host, heard.append)
             deploys = [tasks.create_task(asyncio.to_thread(held.wait)) for _ in range(POOL_MOST)]
             await asyncio.sleep(0.01)
             try:
@@ -47,9 +54,9 @@ def test_workers_of_a_tenant_that_are_stopped_again_and_again_take_a_line_of_the
 
     async def scene():
         async with asyncio.TaskGroup() as tasks:
-            effects = NodeEffects(SimpleNamespace(), tasks, heard.append)
             owners = {"f@1": "ada", "g@1": "ada", "h@1": "bob"}
-            effects.functions = {id_: SimpleNamespace(manifest=SimpleNamespace(tenant=owners[id_])) for id_ in owners}
+            functions = {id_: SimpleNamespace(manifest=SimpleNamespace(tenant=owners[id_])) for id_ in owners}
+            effects = effects_over(tasks, functions, log=heard.append)
             for number in range(1000):
                 for id_ in owners:
                     effects.carry_out(Explanation(id_, "stop", f"worker {number} of {id_} took too much"))
@@ -78,9 +85,8 @@ def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_s
 
     async def scene():
         async with asyncio.TaskGroup() as tasks:
-            effects = NodeEffects(SimpleNamespace(store=lambda name: host), tasks, Said())
-            effects.post, effects.functions = heard.append, {"f@1": function}
-            effects.processes = SimpleNamespace(stop=lambda worker, kill: ended.append((worker, kill)))
+            processes = SimpleNamespace(stop=lambda worker, kill: ended.append((worker, kill)))
+            effects = effects_over(tasks, {"f@1": function}, host, heard.append, processes)
             effects.carry_out(StartWorker(2, "f@1", False, ahead=1))
             if is_stopped:
                 effects.carry_out(StopWorker(2))

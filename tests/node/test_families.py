@@ -470,7 +470,7 @@ def test_requests_of_several_members_run_together_and_each_gets_what_its_own_wei
             *_, told = rig.failures(run)
             assert unbound.deployed.id in told
             for request, (member, x) in zip(requests[:-1], asked, strict=False):
-                [outcome] = rig.effects.payloads[request].outputs
+                [outcome] = rig.calls.payloads[request].outputs
                 given = torch.frombuffer(bytearray(outcome.data), dtype=torch.float32).view(outcome.shape)
                 assert torch.allclose(given, member.answer(x), atol=1e-5)
 

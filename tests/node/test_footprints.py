@@ -31,8 +31,14 @@ class Scene:
 
     def __init__(self, rig, most_bytes=BOUND) -> None:
         self.rig, self.state, self.told = rig, State(), []
-        self.footprints = Footprints(self.state, lambda: rig.processes, most_bytes, self.hear)
+        self.bound(most_bytes)
         self.now = 0.0
+
+    def bound(self, most_bytes: int) -> None:
+        self.footprints = Footprints(self.expected, self.rig.processes, most_bytes, self.hear)
+
+    def expected(self) -> dict[int, int]:
+        return {id_: worker.expected for id_, worker in self.state.workers.items()}
 
     def start(self, handler=None, known=True):
         worker = self.rig.run(self.rig.start_worker(Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler)))
@@ -104,7 +110,7 @@ def test_what_lies_in_buffers_counts_until_it_is_given_back(scene):
 
 def test_it_is_looked_at_more_often_while_the_sum_grows(scene):
     scene.start(GREEDY)
-    scene.footprints = Footprints(scene.state, lambda: scene.rig.processes, 2 * HEAP, scene.hear)
+    scene.bound(2 * HEAP)
     scene.look()
     assert scene.look() == CALM_S
     scene.now -= 0.99
@@ -114,7 +120,7 @@ def test_it_is_looked_at_more_often_while_the_sum_grows(scene):
 
 def test_a_worker_that_is_only_measured_makes_room(scene):
     serving, measured = scene.start(GREEDY), scene.start(GREEDY, known=False)
-    scene.footprints = Footprints(scene.state, lambda: scene.rig.processes, HEAP + HEAP // 2, scene.hear)
+    scene.bound(HEAP + HEAP // 2)
     scene.look()
     scene.rig.run(until(lambda: scene.rig.exits(measured.worker)))
     assert "--memory-bytes" in scene.rig.exits(measured.worker)[0].reason

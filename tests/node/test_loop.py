@@ -1,11 +1,14 @@
 """One step after another, in order, each recorded before it is carried out, and read soon after that."""
 
 import asyncio
+from pathlib import Path
 
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.events import Alarm, Arrived, Cancelled
 from overwinter.core.journal import Journal
 from overwinter.node.loop import Loop
+from overwinter.node.quarantine import Quarantine
+from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 
 
@@ -17,6 +20,9 @@ class Recorder:
         self.loop = None
         self.journal = None
 
+    def close(self):
+        pass
+
     def carry_out(self, action):
         self.done.append((action, len(self.journal.recent)))
         if len(self.done) == 1:
@@ -24,12 +30,22 @@ class Recorder:
             self.done.append(("still in the first step", len(self.journal.recent)))
 
 
+def loop_over(effects, read=lambda *step: None, journal=None) -> Loop:
+    """A loop of its own scheduler, with no function to be put out of service."""
+    scheduler = Scheduler(SchedulerConfig())
+    journal = journal or Journal(SchedulerConfig(), 10)
+    return Loop(scheduler, Published(scheduler.cycle), journal, effects, read, Quarantine(Path("nowhere")))
+
+
 def test_an_event_posted_during_a_step_waits_for_its_turn():
+    async def scene(recorder):
+        recorder.journal = Journal(SchedulerConfig(), 10)
+        recorder.loop = loop_over(recorder, journal=recorder.journal)
+        recorder.loop.post(Arrived(1, "nobody", None, None))
+        recorder.loop.post(Alarm())
+
     recorder = Recorder()
-    recorder.journal = Journal(SchedulerConfig(), 10)
-    recorder.loop = Loop(Scheduler(SchedulerConfig()), recorder.journal, recorder)
-    recorder.loop.post(Arrived(1, "nobody", None, None))
-    recorder.loop.post(Alarm())
+    asyncio.run(scene(recorder))
     assert [steps for _, steps in recorder.done] == [1, 1]
     assert recorder.done[0][0].error == "NotFoundError"
     assert [type(entry.event) for entry in recorder.journal.recent] == [Arrived, Cancelled, Alarm]
@@ -38,33 +54,37 @@ def test_an_event_posted_during_a_step_waits_for_its_turn():
 
 class Quiet:
     def __init__(self):
-        self.done = 0
+        self.done, self.closed = 0, False
 
     def carry_out(self, action):
         self.done += 1
 
+    def close(self):
+        self.closed = True
 
-async def read_by(*readers):
-    """The events and failures that these readers of three steps leave, and what was carried out before."""
-    effects, failures = Quiet(), []
-    loop = Loop(Scheduler(SchedulerConfig()), Journal(SchedulerConfig(), 10), effects, readers, failures.append)
+
+async def read_by(read):
+    """What was carried out before this reader of three steps, and why the loop broke then."""
+    effects = Quiet()
+    loop = loop_over(effects, read)
     for event in (Arrived(1, "nobody", None, None), Cancelled(1), Arrived(2, "nobody", None, None)):
         loop.post(event)
     before = effects.done
     await asyncio.sleep(0)
-    return before, failures
+    assert effects.closed == loop.broken.done()
+    return before, loop.broken.exception() if loop.broken.done() else None
 
 
 def test_readers_see_each_step_in_order_once_it_is_carried_out():
     seen = []
-    before, failures = asyncio.run(read_by(lambda now, event, actions: seen.append((event, len(actions)))))
-    assert (before, failures) == (2, [])
+    before, failure = asyncio.run(read_by(lambda now, event, actions: seen.append((event, len(actions)))))
+    assert (before, failure) == (2, None)
     assert seen == [(Arrived(1, "nobody", None, None), 1), (Cancelled(1), 0), (Arrived(2, "nobody", None, None), 1)]
 
 
-def test_a_reader_that_fails_is_told():
+def test_a_reader_that_fails_ends_the_node():
     def fail(now, event, actions):
         raise KeyError(event.request)
 
-    _, failures = asyncio.run(read_by(fail))
-    assert [error.args for error in failures] == [(1,)]
+    _, failure = asyncio.run(read_by(fail))
+    assert failure.args == (1,)

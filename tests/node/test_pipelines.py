@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from overwinter.core.call import Call, Result
 from overwinter.core.errors import (
     CallerError,
     ConflictError,
@@ -21,7 +22,6 @@ from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline, Signature, Stage
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.pipelines import Pipelines
-from overwinter.node.views import Reply
 from overwinter.store.repository import Repository
 
 
@@ -71,14 +71,14 @@ class Town:
             raise NotFoundError(f"no function {name!r} here")
         return self.views[name, asked]
 
-    async def infer(self, name, version, inputs, timeout_s, priority, due) -> Reply:
-        self.asked.append((name, version, timeout_s, priority))
+    async def infer(self, call: Call) -> Result:
+        self.asked.append((call.name, call.version, call.timeout_s, call.priority))
         try:
-            outputs = await self.work[name](inputs)
+            outputs = await self.work[call.name](call.inputs)
         except asyncio.CancelledError:
-            self.cancelled.append(name)
+            self.cancelled.append(call.name)
             raise
-        return Reply(name, 1, outputs, self.starts.get(name, "warm"))
+        return Result(call.name, 1, outputs, self.starts.get(call.name, "warm"))
 
     def names(self) -> list[str]:
         return [asked[0] for asked in self.asked]
@@ -95,7 +95,7 @@ def town() -> Town:
 @pytest.fixture
 def pipelines(town: Town, tmp_path):
     repository = Repository(tmp_path)
-    yield Pipelines(town, repository, lambda: town.time)
+    yield Pipelines(town, town.infer, repository, lambda: town.time)
     repository.close()
 
 
@@ -112,10 +112,12 @@ FORK = Pipeline(
 )
 
 
-def run(pipelines: Pipelines, *, timeout_s: float | None = None, priority: int = 0, pipeline: Pipeline = FORK) -> Reply:
-    async def deployed() -> Reply:
+def run(
+    pipelines: Pipelines, *, timeout_s: float | None = None, priority: int = 0, pipeline: Pipeline = FORK
+) -> Result:
+    async def deployed() -> Result:
         await pipelines.deploy(pipeline, "tests")
-        return await pipelines.infer(pipeline.name, None, [floats("x", 1.0, 5.0)], timeout_s, priority)
+        return await pipelines.infer(Call(pipeline.name, None, [floats("x", 1.0, 5.0)], timeout_s, priority))
 
     return asyncio.run(deployed())
 
@@ -211,7 +213,7 @@ def test_a_caller_that_goes_away_ends_all_stages(town, pipelines):
 
     async def main():
         await pipelines.deploy(FORK, "tests")
-        call = asyncio.ensure_future(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
+        call = asyncio.ensure_future(pipelines.infer(Call("fork", None, [floats("x", 1.0)])))
         await both.wait()
         call.cancel()
         await asyncio.wait([call])
@@ -265,7 +267,7 @@ def test_a_caller_that_goes_away_as_the_last_answer_comes_leaves_nothing_running
 
     async def main():
         await pipelines.deploy(FORK, "tests")
-        call = asyncio.ensure_future(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
+        call = asyncio.ensure_future(pipelines.infer(Call("fork", None, [floats("x", 1.0)])))
         await last.wait()
         call.cancel()
         await asyncio.wait([call])
@@ -316,7 +318,7 @@ def test_a_slo_is_counted(town, pipelines):
     run(pipelines, pipeline=msgspec.structs.replace(FORK, slo_ms=100.0))
     assert pipelines.view("fork", None).info().requests.in_slo == 1
     town.add("double", work=slow)
-    asyncio.run(pipelines.infer("fork", None, [floats("x", 1.0)], None, 0))
+    asyncio.run(pipelines.infer(Call("fork", None, [floats("x", 1.0)])))
     tally = pipelines.view("fork", None).info().requests
     assert (tally.answered, tally.in_slo) == (2, 1)
 
@@ -325,7 +327,7 @@ def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
     changed = msgspec.structs.replace(FORK, outputs={"l": "left:y", "r": "right:y"})
     for pipeline in (FORK, changed):
         asyncio.run(pipelines.deploy(pipeline, "tests"))
-    again = Pipelines(town, Repository(tmp_path))
+    again = Pipelines(town, town.infer, Repository(tmp_path))
     again.restore()
     for known in (pipelines, again):
         assert [view.version for view in known.views()] == [2]

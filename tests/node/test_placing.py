@@ -12,7 +12,6 @@ import torch
 from overwinter.core.actions import ForkAhead, Prepare, StartWorker, StopWorker
 from overwinter.core.events import WorkerReady
 from overwinter.core.ids import WorkerId
-from overwinter.node.placing import Placing
 from overwinter.store.hosts import HostStores
 from tests.store.source import Source
 
@@ -67,7 +66,7 @@ class Left:
             self.rig.deploy(self.function)
             async with asyncio.TaskGroup() as tasks:
                 try:
-                    self.rig.effects.placing = Placing(self.rig.effects, self.hosts, self.rig.effects._threads, tasks)
+                    self.rig.effects = self.rig.effects_over(self.hosts, tasks)
                     ahead = await self.forked_ahead() if is_ahead else None
                     self.rig.effects.carry_out(StartWorker(self.worker, self.deployed.id, False, ahead=ahead))
                     await until(lambda: self.worker in self.rig.processes.worker_pids())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from overwinter.api.deployer import package
+from overwinter.core.call import Call
 from overwinter.core.config import NodeConfig
 from overwinter.core.errors import OverwinterError, QuarantineError
 from overwinter.core.tensor import Tensor
@@ -53,21 +54,21 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path
     async def first() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
             with pytest.raises(OverwinterError):
-                await node.infer("bad", None, [INPUT], None, 0)
+                await node.infer(Call("bad", None, [INPUT]))
             with pytest.raises(LedgerError):
                 await node.broken()
 
     async def again() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
             with pytest.raises(QuarantineError, match="a failure that no border contains"):
-                await node.infer("bad", None, [INPUT], None, 0)
+                await node.infer(Call("bad", None, [INPUT]))
             assert node.live()
-            assert node.function("bad", None).state == "UNAVAILABLE"
-            assert "a failure that no border contains" in node.function("bad", None).reason
-            assert (await node.infer("good", None, [INPUT], None, 0)).outputs[0].data == (2 * ONE).numpy().tobytes()
+            assert node.view("bad", None).state == "UNAVAILABLE"
+            assert "a failure that no border contains" in node.view("bad", None).reason
+            assert (await node.infer(Call("good", None, [INPUT]))).outputs[0].data == (2 * ONE).numpy().tobytes()
             monkeypatch.setattr(queueing, "insert", insert)
             await node.load("bad", None)
-            assert (await node.infer("bad", None, [INPUT], None, 0)).outputs[0].data == (2 * ONE).numpy().tobytes()
+            assert (await node.infer(Call("bad", None, [INPUT]))).outputs[0].data == (2 * ONE).numpy().tobytes()
 
     with monkeypatch.context() as patch:
         patch.setattr(queueing, "insert", failing)

@@ -76,7 +76,7 @@ def test_a_tenant_that_computes_while_nothing_runs_has_less_weight_for_some_seco
     ada = Function(Same(), X, FOR_A_WHILE, name="ada", tenant="ada")
     rig.deploy(ada)
     # So many that what it uses of them is little.
-    shares = CoreShares(lambda: rig.processes, 64)
+    shares = CoreShares(rig.processes, 64)
 
     async def scene():
         works = await rig.start_worker(ada)
@@ -102,7 +102,7 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
     )
     rig.deploy(ada, bob)
     # Of a machine that may be busy with other things.
-    shares = CoreShares(lambda: rig.processes, 0.2)
+    shares = CoreShares(rig.processes, 0.2)
     groups = rig.processes.zygotes.groups
 
     async def scene():

@@ -30,7 +30,7 @@ import os, signal, sys, threading
 from overwinter.core.config import NodeConfig
 from overwinter.wiring import bind, run
 
-def end(node):
+def end():
     threading.stack_size(int(sys.argv[2]))
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -48,7 +48,7 @@ class Unfinished(ThreadPoolExecutor):
     def shutdown(self, *_, **__):
         raise RuntimeError("work was left")
 
-def end(node):
+def end():
     asyncio.get_running_loop().set_default_executor(Unfinished())
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -103,7 +103,7 @@ def test_a_node_serves_on_when_the_system_gives_no_more_threads(tmp_path):
             with no_more_threads():
                 waking = asyncio.create_task(node.load("f", None))
                 # Its blocks come by a thread.
-                await until(lambda: node._scheduler.state.functions["f@1"].loaded)
+                await until(lambda: node.view("f", None).info().missing_bytes == 0)
                 assert b"overwinter_" in await node.telemetry.metrics()
                 pipeline = Pipeline(
                     name="p",

@@ -15,7 +15,7 @@ import torch
 from overwinter.core.events import RunEnded
 from overwinter.node import clock
 from overwinter.node.copying import THREADS
-from overwinter.node.effects import BUFFERS_IDLE_S
+from overwinter.node.runs import BUFFERS_IDLE_S
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import KEPT_BYTES, LARGE_BYTES
 
@@ -410,7 +410,7 @@ def no_copies(rig):
     gate = threading.Event()
     try:
         for _ in range(THREADS):
-            rig.effects._copies._threads.submit(gate.wait)
+            rig.effects.runs._copies._threads.submit(gate.wait)
         yield
     finally:
         gate.set()
@@ -518,7 +518,7 @@ def test_no_descriptor_stays_of_a_worker_for_which_there_are_too_few(wide):
             for limit in range(3, soft):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
                 try:
-                    process = WorkerProcess(1, wide.deployed, load, Said())
+                    process = WorkerProcess(1, wide.deployed, load, None, Said())
                 except OSError:
                     failures += 1
                     continue

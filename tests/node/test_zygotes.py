@@ -265,7 +265,7 @@ def test_a_tenant_without_functions_has_no_zygote(rig):
     async def scene():
         rig.deploy(ada)
         zygote = await prepared(rig, ada)
-        rig.effects.functions.clear()
+        rig.registry.functions.clear()
         await until(lambda: not rig.processes.zygotes.tenants)
         await gone(zygote.pid)
 
@@ -363,7 +363,7 @@ def test_a_zygote_whose_socket_is_full_is_told_later_what_it_need_not_hold(calm)
         with suppress(BlockingIOError):
             while True:
                 double.zygote.channel.send(Forget("0" * 64))
-        calm.effects.functions = {eve.deployed.id: eve.deployed}
+        calm.registry.functions[eve.deployed.id] = eve.deployed
         calm.processes.prepare("eve", "unknown@1", "f" * 64)
         os.kill(double.process.pid, signal.SIGCONT)
         calm.processes.looked()
@@ -371,7 +371,7 @@ def test_a_zygote_whose_socket_is_full_is_told_later_what_it_need_not_hold(calm)
             calm.processes.looked()
             await asyncio.sleep(0.01)
         assert double.process.wait() == 7
-        calm.effects.functions = {}
+        calm.registry.functions.clear()
         await until(lambda: "eve" not in calm.processes.zygotes.tenants)
 
     calm.run(asyncio.wait_for(scene(), START_S))
@@ -419,7 +419,7 @@ async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None
     which = function("evil", "eve")
     worker, fds = WorkerId(rig.number()), which.open()
     order = ForkWorker(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
-    rig.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds)
+    rig.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds, rig.effects.runs)
     assert worker in double.zygote.workers
     for fd in fds:
         os.close(fd)
@@ -480,7 +480,7 @@ def test_a_worker_of_a_removed_function_goes_with_a_block_that_changed(rig):
     async def scene():
         rig.deploy(ada, handled)
         other, draining = await rig.start_worker(ada), await rig.start_worker(handled)
-        del rig.effects.functions[handled.deployed.id]
+        del rig.registry.functions[handled.deployed.id]
         source = handled.deployed.manifest.handler.source.address
         assert len(rig.effects.placing.lose(handled.deployed.store, source)) == 1
         await until(lambda: rig.exits(draining.worker))

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overwinter.core.call import Call, Result
 from overwinter.core.dues import dues
 from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
 from overwinter.core.events import Arrived
@@ -18,7 +19,6 @@ from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.stepper import Answered, Ask, Cancel, Dropped, Event, Fail, Failed, PipelineRequest, Started, step
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node.stages import Passage
-from overwinter.node.views import Reply
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.scenario import Application
 from overwinter.simulation.workloads import Poisson
@@ -64,7 +64,7 @@ class Functions:
 
     def __init__(self, pipeline: Pipeline, log: Log) -> None:
         self.now = BEGIN_S
-        self.running: dict[str, asyncio.Future[Reply]] = {}
+        self.running: dict[str, asyncio.Future[Result]] = {}
         self._known = {
             stage.function: Known(
                 tuple(TensorSpec(name, "INT8", (1,)) for name in stage.inputs), Settings(slo_ms=SLOS[stage.function])
@@ -77,17 +77,17 @@ class Functions:
         """What checks the tensors between stages."""
         return self._known[name]
 
-    async def infer(self, name, version, inputs, timeout_s, priority, due) -> Reply:
+    async def infer(self, call: Call) -> Result:
         """Wait to be told."""
-        self._log.append(("ask", name, version, self.now + timeout_s, due))
-        self.running[name] = asyncio.get_running_loop().create_future()
+        self._log.append(("ask", call.name, call.version, self.now + call.timeout_s, call.due))
+        self.running[call.name] = asyncio.get_running_loop().create_future()
         try:
-            return await self.running[name]
+            return await self.running[call.name]
         except asyncio.CancelledError:
-            self._log.append(("cancel", name))
+            self._log.append(("cancel", call.name))
             raise
         finally:
-            del self.running[name]
+            del self.running[call.name]
 
 
 async def settled() -> None:
@@ -102,7 +102,10 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     deadline = Seconds(BEGIN_S + TIMEOUT_S)
     x = Tensor("x", "INT8", (1,), b"\0")
     pipeline = msgspec.structs.replace(pipeline, slo_ms=SLO_MS)
-    call = asyncio.ensure_future(Passage(pipeline, functions, [x], deadline, 0, lambda: Seconds(functions.now)).run())
+    passage = Passage(
+        pipeline, functions, functions.infer, Call("p", None, [x]), deadline, lambda: Seconds(functions.now)
+    )
+    call = asyncio.ensure_future(passage.run())
     await settled()
     for after_s, which, error in happenings:
         if not functions.running:
@@ -112,7 +115,7 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
         if error:
             functions.running[name].set_exception(ERRORS[error]("said so"))
         else:
-            functions.running[name].set_result(Reply(name, 1, [Tensor("y", "INT8", (1,), b"\0")], "warm"))
+            functions.running[name].set_result(Result(name, 1, [Tensor("y", "INT8", (1,), b"\0")], "warm"))
         await settled()
     if drops:
         call.cancel()

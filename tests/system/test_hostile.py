@@ -11,7 +11,7 @@ from overwinter.api.client import Client
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, MachineError, OverwinterError, TooLargeError
 from overwinter.model.export import export
-from overwinter.node.node import PROGRAM_BYTES_MAX
+from overwinter.node.deploys import PROGRAM_BYTES_MAX
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Manifest
 from overwinter.worker.channel import PACKET_BYTES_MAX

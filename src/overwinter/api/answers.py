@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from overwinter.api.front import State
+from overwinter.core.function import Availability
 from overwinter.core.ids import Address, FunctionName
 
 
@@ -110,7 +110,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
     name: FunctionName
     version: str
-    state: State
+    state: Availability
     reason: str
 
 

@@ -4,22 +4,21 @@ The node is one implementation; the tests have another. Attributes are read-only
 any package implement them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 import msgspec
 
+from overwinter.core.call import Call, Result
+from overwinter.core.function import Availability
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Progress, Wanted
-from overwinter.core.tensor import Buffer, Tensor, TensorSpec
+from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.core.versions import Shares
 from overwinter.store.manifest import Manifest
-
-State = Literal["READY", "UNAVAILABLE", "LOADING"]
-Start = Literal["warm", "bound", "host", "disk"]
 
 
 class FunctionView(Protocol):
@@ -44,7 +43,7 @@ class FunctionView(Protocol):
         ...
 
     @property
-    def state(self) -> State:
+    def state(self) -> Availability:
         """READY: a request would be answered, even if the function is asleep."""
         ...
 
@@ -77,30 +76,6 @@ class FunctionView(Protocol):
         """Its full description, as data for JSON; `whole`: with the details that only a query for one function returns.
         Expensive.
         """
-        ...
-
-
-class Reply(Protocol):
-    """A function's answer."""
-
-    @property
-    def name(self) -> FunctionName:
-        """The function."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """Which version of it; from 1."""
-        ...
-
-    @property
-    def outputs(self) -> Sequence[Tensor]:
-        """All outputs of the function, in the order of its specs."""
-        ...
-
-    @property
-    def start(self) -> Start:
-        """Where the weights were when the request arrived: in a live worker, in the host store, on disk."""
         ...
 
 
@@ -222,16 +197,8 @@ class Front(Protocol):
         """
         ...
 
-    async def infer(
-        self,
-        name: FunctionName,
-        version: int | None,
-        inputs: list[Tensor],
-        timeout_s: float | None,
-        priority: int,
-        /,
-    ) -> Reply:
-        """Run a function or a pipeline; the inputs match its specs. The outputs must not change after it returns."""
+    def infer(self, call: Call, /) -> Awaitable[Result]:
+        """Run a function or a pipeline. The outputs must not change after it returns."""
         ...
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> Tried:

@@ -22,12 +22,13 @@ from overwinter.api.answers import (
 from overwinter.api.contract import check_outputs, raw_input
 from overwinter.api.draining import Drain
 from overwinter.api.exchange import JSON_TYPE, Request, Response, decode_json, json_response
-from overwinter.api.front import FunctionView, Reply
+from overwinter.api.front import FunctionView
 from overwinter.api.listing import listed
 from overwinter.api.oip import Inference, InferRequest, InferResponse, decode_request, encode_reply
 from overwinter.api.operations import Body, Operation, json_body
 from overwinter.api.reading import Bounds
 from overwinter.api.tenants import check_owner
+from overwinter.core.call import Call, Result
 from overwinter.core.config import RequestLimits
 from overwinter.core.errors import CallerError, NotFoundError, TooLargeError
 from overwinter.core.function import Settings
@@ -142,12 +143,11 @@ class InferenceApi:
             inference = await request.turns.run(decode_request(body, head_bytes, self._limits.elements_max))
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
-        reply = await request.unless_gone(
-            request.caller.front.infer(name, version, inference.inputs, inference.timeout_s, inference.priority)
-        )
+        call = Call(name, version, inference.inputs, inference.timeout_s, inference.priority)
+        reply = await request.unless_gone(request.caller.front.infer(call))
         return await self._answer(request, reply, inference)
 
-    async def _answer(self, request: Request, reply: Reply, inference: Inference) -> Response:
+    async def _answer(self, request: Request, reply: Result, inference: Inference) -> Response:
         """The reply in the requested format; its memory is reserved until it is read."""
         inference.inputs.clear()
         nbytes = sum(len(tensor.data) for tensor in reply.outputs)

@@ -13,13 +13,15 @@ from typing import NoReturn
 import msgspec
 
 from overwinter.api.exposure import TenantTelemetry
-from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Reply, Start, State, Telemetry, Tried, Upload
+from overwinter.api.front import Blocks, Deployed, Front, FunctionView, Telemetry, Tried, Upload
+from overwinter.core.call import Call, Result
 from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
+from overwinter.core.function import Availability
 from overwinter.core.ids import NAME_MAX, Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Progress, Wanted
-from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares
 from overwinter.store.manifest import Manifest
 from overwinter.store.tokens import SEPARATOR, Quota
@@ -74,7 +76,7 @@ class _View:
         return self._view.version
 
     @property
-    def state(self) -> State:
+    def state(self) -> Availability:
         """READY: a request would be answered."""
         return self._view.state
 
@@ -106,15 +108,6 @@ class _View:
     def info(self, whole: bool = False, /) -> object:
         """Its full description."""
         return self._names.told_json(self._view.info(whole))
-
-
-class _Answer(msgspec.Struct):
-    """An answer of a function of the tenant."""
-
-    name: FunctionName
-    version: int
-    outputs: Sequence[Tensor]
-    start: Start
 
 
 class _QuotaBlocks:
@@ -189,18 +182,11 @@ class TenantFront:
 
     # What is done
 
-    async def infer(
-        self,
-        name: FunctionName,
-        version: int | None,
-        inputs: list[Tensor],
-        timeout_s: float | None,
-        priority: int,
-    ) -> Reply:
+    async def infer(self, call: Call) -> Result:
         """Run a function or a pipeline of the tenant."""
-        inner = self._find(name, version).name
-        reply = await self._node.infer(inner, version, inputs, timeout_s, priority)
-        return _Answer(name, reply.version, reply.outputs, reply.start)
+        inner = self._find(call.name, call.version).name
+        result = await self._node.infer(Call(inner, call.version, call.inputs, call.timeout_s, call.priority))
+        return Result(call.name, result.version, result.outputs, result.start)
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> Tried:
         """Register a new version of a function of the tenant."""

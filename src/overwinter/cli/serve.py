@@ -1,6 +1,7 @@
 """The command that starts a node. Its options are generated from the fields of NodeConfig, so the two cannot differ."""
 
 import os
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
@@ -165,18 +166,9 @@ def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json
                 f"{config.data}), or say --insecure"
             )
         click.echo(f"warning: listening on {config.host} without tokens: {anybody}", err=True)
-    told = False
     with bind(config.host, config.port) as listener, logging_to_stderr(log_format):
         port: int = listener.getsockname()[1]
-
-        def ready(_node: object) -> None:
-            # Called again when processes had to be replaced.
-            nonlocal told
-            if not told:
-                told = True
-                _tell(config, port, port_file, "answer" if as_json else log_format)
-
-        run(config, listener, log, ready)
+        run(config, listener, log, partial(_tell, config, port, port_file, "answer" if as_json else log_format))
 
 
 def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> None:

@@ -26,6 +26,10 @@ BOUNDS = TIMES | {
 """Of every number in a function's settings."""
 
 
+Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
+"""Whether a version of a function, or a pipeline, answers requests; LOADING: it is on trial."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a function, chosen by its owner; every bound has a unit."""
 

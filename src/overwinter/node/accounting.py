@@ -16,7 +16,7 @@ from overwinter.node.faults import Faults
 from overwinter.node.memory import anonymous_bytes, directory_memory, process_memory
 from overwinter.node.processes import Processes
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
-from overwinter.scheduler.state import State
+from overwinter.scheduler.published import NO_BLOCKS, Published, StoreBlocks
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.telemetry.accounts import KINDS, Accounts, FileMemory, Kind, ProcessMemory, StoreView, WeighedWorker
@@ -39,13 +39,13 @@ class Accounting:
 
     def __init__(
         self,
-        state: State,
+        published: Published,
         hosts: HostStores,
-        processes: Callable[[], Processes],
+        processes: Processes,
         statistics: Statistics,
         log: Callable[[str], None],
     ) -> None:
-        self._state = state
+        self._published = published
         self._hosts = hosts
         self._processes = processes
         self._statistics = statistics
@@ -65,24 +65,20 @@ class Accounting:
         """One pass."""
         due = self._due()
         # The node closes its own when a worker ends, and the thread may still read then.
-        files = [_own(smaps) for smaps in (*due.values(), *self._processes().zygote_smaps())]
-        held, settled = self._held(), self._settled()
+        files = [_own(smaps) for smaps in (*due.values(), *self._processes.zygote_smaps())]
+        blocks = self._published.stores()
         # Meanwhile the stores change: what is seen twice is true.
-        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(held, settled), _weigh(files)))
-        now, accounts = clock.now(), self.accounts
+        stores, weighed = await asyncio.to_thread(lambda: (self._see_stores(blocks), _weigh(files)))
+        now, needs, accounts = clock.now(), self._published.needs(), self.accounts
         for worker, memory in zip(due, weighed, strict=False):
-            process = self._state.workers.get(worker)
-            if process is None or memory is None:
+            need = needs.get(worker)
+            if need is None or memory is None:
                 continue
-            function = self._state.functions.get(process.function)
-            profiled = function is not None and process.point in function.latency.points
             self._weighed(worker, memory)
-            expected = process.point.memory_bytes if profiled else None
-            accounts.workers[worker] = WeighedWorker(process.function, memory, expected, now)
+            accounts.workers[worker] = WeighedWorker(need.function, memory, need.profiled_bytes, now)
             if worker in self._statistics.workers:
                 self._statistics.weigh(self._statistics.workers[worker], float(memory.private), now)
-        living = self._state.workers.keys()
-        accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in living}
+        accounts.workers = {worker: process for worker, process in accounts.workers.items() if worker in needs}
         accounts.zygotes = sum(memory.pss for memory in weighed[len(due) :] if memory is not None)
         accounts.stores = stores
         accounts.passes += 1
@@ -90,35 +86,22 @@ class Accounting:
 
     def _weighed(self, worker: WorkerId, memory: ProcessMemory) -> None:
         """The memory that the worker still shares with its zygote; it never grows."""
-        process = self._processes().process(worker)
+        process = self._processes.process(worker)
         held = None if process is None or process.pid is None else anonymous_bytes(process.pid)
         if process is not None and held is not None:
             process.inherited_bytes = min(process.inherited_bytes, max(0, held - memory.private))
 
     def _due(self) -> dict[WorkerId, int]:
         """Workers to weigh in this pass, each with its smaps."""
-        smaps = {worker: fd for worker, fd in self._processes().worker_smaps().items() if worker in self._state.workers}
+        needs = self._published.needs()
+        smaps = {worker: fd for worker, fd in self._processes.worker_smaps().items() if worker in needs}
         last = {worker: process.at for worker, process in self.accounts.workers.items()}
         due = sorted(smaps, key=lambda worker: last.get(worker, Seconds(0.0)))[:WEIGHED]
         return {worker: smaps[worker] for worker in due}
 
-    def _held(self) -> dict[StoreName, dict[Address, int]]:
-        """The blocks that the scheduler expects in each store."""
-        return {name: dict(residents.sizes) for name, residents in self._state.stores.items()}
-
-    def _settled(self) -> dict[StoreName, bool]:
-        """For each store, whether no load is under way."""
-        settled: dict[StoreName, bool] = {}
-        for function in self._state.functions.values():
-            store = function.spec.store
-            settled[store] = settled.get(store, True) and function.loading is None
-        return settled
-
-    def _see_stores(
-        self, held: Mapping[StoreName, dict[Address, int]], settled: Mapping[StoreName, bool]
-    ) -> dict[StoreName, StoreView]:
+    def _see_stores(self, blocks: Mapping[StoreName, StoreBlocks]) -> dict[StoreName, StoreView]:
         return {
-            name: StoreView(host.resident(), directory_memory(host.root), held.get(name, {}), settled.get(name, True))
+            name: StoreView(host.resident(), directory_memory(host.root), *blocks.get(name, NO_BLOCKS))
             for name, host in self._hosts.every().items()
         }
 

@@ -65,7 +65,7 @@ class Background:
     def __init__(
         self,
         statistics: Statistics,
-        processes: Callable[[], Processes],
+        processes: Processes,
         post: Callable[[Event], None],
         log: Callable[[str], None],
         bound_s: float = BOUND_S,
@@ -104,7 +104,7 @@ class Background:
             if last is not None and worker % TURNS != self._turn and _rests(last, living):
                 self._seen[worker] = last
                 continue
-            process = self._processes().process(worker)
+            process = self._processes.process(worker)
             if process is None or process.pid is None:
                 continue
             computed_s = clock.computed_s(process.pid)
@@ -123,7 +123,7 @@ class Background:
 
     def _look_ahead(self) -> None:
         """A process forked ahead only waits, and must not compute."""
-        ahead = self._processes().ahead
+        ahead = self._processes.ahead
         for process in list(ahead.workers.values()):
             computed_s = None if process.pid is None else clock.computed_s(process.pid)
             if computed_s is not None and computed_s > AHEAD_S:
@@ -131,7 +131,7 @@ class Background:
 
     async def put_behind(self, process: WorkerProcess) -> None:
         """Demote a worker, so that it gets only idle cores. This takes a while, so a thread does it."""
-        processes = self._processes()
+        processes = self._processes
         if process.pid is None or process.pidfd is None or processes.process(process.worker) is not process:
             return
         # Its end closes the node's own, also while the thread looks.
@@ -162,7 +162,7 @@ class Background:
             ("stop", process.family.tenant), f"worker {process.worker} of {living.function} is stopped: {reason}"
         )
         living.tally.decisions.append(Told(now, "stop", reason))
-        self._processes().give_up(process, reason)
+        self._processes.give_up(process, reason)
 
 
 def _seen(

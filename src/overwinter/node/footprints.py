@@ -12,7 +12,7 @@ their size is that of the zygote; later it is what the full accounting (accounti
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from overwinter.node.processes import Processes
 from overwinter.node.workers import WorkerProcess
 from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
-from overwinter.scheduler.state import State
 
 CALM_S = 0.1
 """Between two looks."""
@@ -58,10 +57,16 @@ class Footprints:
     """Belongs to the loop's thread."""
 
     def __init__(
-        self, state: State, processes: Callable[[], Processes], most_bytes: int, post: Callable[[Event], None]
+        self,
+        expected: Callable[[], Mapping[WorkerId, int]],
+        processes: Processes,
+        most_bytes: int,
+        post: Callable[[Event], None],
     ) -> None:
-        """`most_bytes`: the bound on the memory of all workers."""
-        self._state = state
+        """`expected`: the memory of each worker, as the scheduler estimates it. `most_bytes`: the bound on the memory
+        of all workers.
+        """
+        self._expected = expected
         self._processes = processes
         self._most_bytes = most_bytes
         self._post = post
@@ -79,7 +84,7 @@ class Footprints:
 
     def look(self, now: Seconds) -> float:
         """Measure all workers, and report changes; returns the seconds until the next measurement."""
-        processes = self._processes()
+        processes = self._processes
         every = [*processes.workers(), *processes.ahead.workers.values()]
         workers = [process for process in every if process.pid is not None]
         self._seen = {process.worker: self._seen.get(process.worker, UNSEEN) for process in workers}
@@ -88,13 +93,13 @@ class Footprints:
             if nbytes is not None:
                 self._seen[process.worker] = _Seen(computed_s, nbytes)
         total = sum(seen.nbytes for seen in self._seen.values())
+        expected = self._expected()
         if total > self._most_bytes:
-            served = self._state.workers
             self._end_measuring(
-                [process for process in workers if process.worker not in served and not process.is_ahead]
+                [process for process in workers if process.worker not in expected and not process.is_ahead]
             )
         self._end_ahead([process for process in workers if process.is_ahead])
-        self._tell()
+        self._tell(expected)
         return self._pause(total, now)
 
     def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
@@ -110,14 +115,13 @@ class Footprints:
             return found
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].computed_s)
 
-    def _tell(self) -> None:
-        workers = self._state.workers
+    def _tell(self, expected: Mapping[WorkerId, int]) -> None:
         changed = {
             worker: seen.nbytes
             for worker, seen in self._seen.items()
-            if worker in workers and abs(seen.nbytes - workers[worker].expected) > NOISE_BYTES
+            if worker in expected and abs(seen.nbytes - expected[worker]) > NOISE_BYTES
         }
-        news = sum(abs(nbytes - workers[worker].expected) for worker, nbytes in changed.items())
+        news = sum(abs(nbytes - expected[worker]) for worker, nbytes in changed.items())
         if news > NEWS * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 
@@ -125,14 +129,14 @@ class Footprints:
         """Stop workers that only measure profiles, in favour of those that serve."""
         for process in beside:
             mib = self._seen[process.worker].nbytes >> 20
-            self._processes().give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
+            self._processes.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
     def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
         """Stop processes forked ahead that take far more than their claim."""
         for process in ahead:
             nbytes = self._seen[process.worker].nbytes
             if nbytes > AHEAD_MOST:
-                self._processes().ahead.give_up(process, f"it took {nbytes >> 20} MiB")
+                self._processes.ahead.give_up(process, f"it took {nbytes >> 20} MiB")
 
     def _pause(self, total: int, now: Seconds) -> float:
         grown, passed_s = total - self._last_bytes, now - self._last_at

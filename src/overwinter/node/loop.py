@@ -2,19 +2,23 @@
 and its readers.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
-while another is handled waits, so steps are never nested.
+while another is handled waits, so steps are never nested. A scheduler that fails ends the node rather than going on
+wrong.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from overwinter.core.actions import Action
+from overwinter.core.errors import OverwinterError
 from overwinter.core.events import Event
 from overwinter.core.ids import Seconds
 from overwinter.core.journal import Journal
 from overwinter.node import clock
+from overwinter.node.quarantine import Quarantine
+from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 
 Observe = Callable[[Seconds, Event, list[Action]], None]
@@ -28,32 +32,43 @@ class Effects(Protocol):
         """Begin an action."""
         ...
 
+    def close(self) -> None:
+        """Fail what callers wait for: nothing is carried out any more."""
+        ...
+
 
 class Loop:
-    """Passes events to the scheduler, one after another, and its actions to `effects`. Readers see each step soon
+    """Passes events to the scheduler, one after another, and its actions to the effects. Its reader sees each step soon
     afterwards, in order, so that answers do not wait for them.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
+        published: Published,
         journal: Journal,
         effects: Effects,
-        readers: Sequence[Observe] = (),
-        failed: Callable[[Exception], None] | None = None,
+        read: Observe,
+        quarantine: Quarantine,
     ) -> None:
-        """`failed` hears why a reader could not read on."""
+        """`quarantine` gets the function on which the scheduler failed."""
         self._scheduler = scheduler
+        self._published = published
         self._journal = journal
         self._effects = effects
-        self._readers = readers
-        self._failed = failed
+        self._read_step = read
+        self._quarantine = quarantine
+        self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._unread: list[tuple[Seconds, Event, list[Action]]] = []
         self._turning = False
+        self.broken: asyncio.Future[None] = self._loop.create_future()
+        """Why the node cannot go on, once it cannot."""
 
     def post(self, event: Event) -> None:
         """Pass an event to the scheduler."""
+        if self.broken.done():
+            raise OverwinterError("the node has failed and is stopping")
         self._events.append(event)
         if self._turning:
             return
@@ -61,6 +76,10 @@ class Loop:
         try:
             while self._events:
                 self._turn(self._events.popleft())
+        except Exception as error:  # noqa: BLE001 - the border to the scheduler: nothing may go on after it failed
+            if self._scheduler.in_hand is not None:
+                self._quarantine.add(self._scheduler.in_hand, error)
+            self._fail(error)
         finally:
             self._turning = False
 
@@ -68,20 +87,23 @@ class Loop:
         now = clock.now()
         actions = self._scheduler.handle(event, now)
         self._journal.record(now, event, actions)
-        if self._readers:
-            if not self._unread:
-                asyncio.get_running_loop().call_soon(self._read)
-            self._unread.append((now, event, actions))
+        if not self._unread:
+            self._loop.call_soon(self._read)
+        self._unread.append((now, event, actions))
         for action in actions:
             self._effects.carry_out(action)
 
     def _read(self) -> None:
         unread, self._unread = self._unread, []
+        self._published.publish()
         try:
             for step in unread:
-                for read in self._readers:
-                    read(*step)
-        except Exception as error:
-            if self._failed is None:
-                raise
-            self._failed(error)
+                self._read_step(*step)
+        except Exception as error:  # noqa: BLE001 - a reader that missed a step is wrong from then on
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing may go on after this: the node ends."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+            self._effects.close()

@@ -11,13 +11,14 @@ from typing import Protocol
 
 import msgspec
 
+from overwinter.core.call import Call, Result
 from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError
+from overwinter.core.function import Availability
 from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
-from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
-from overwinter.node.stages import Functions, Passage
-from overwinter.node.views import Availability, Reply
+from overwinter.node.stages import Functions, Infer, Passage
 from overwinter.store.repository import KeptPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
@@ -140,8 +141,10 @@ class PipelineView:
 class Pipelines:
     """All pipelines of a node, by name."""
 
-    def __init__(self, functions: Functions, kept: Kept, now: Callable[[], Seconds] = clock.now) -> None:
+    def __init__(self, functions: Functions, infer: Infer, kept: Kept, now: Callable[[], Seconds] = clock.now) -> None:
+        """`infer` runs a stage."""
         self._functions = functions
+        self._infer = infer
         self._kept = kept
         self._now = now
         self._known: dict[FunctionName, tuple[KeptPipeline, PipelineStatistics]] = {}
@@ -174,6 +177,12 @@ class Pipelines:
     def tenants(self) -> Mapping[FunctionName, TenantId]:
         """The names of pipelines, and their tenants."""
         return {name: kept.tenant for name, (kept, _) in self._known.items()}
+
+    def check_function(self, name: FunctionName) -> None:
+        """NotFoundError if a pipeline has the name, where a function is asked for."""
+        if name in self._known:
+            its = ", ".join(sorted({stage.function for stage in self.stages(name, None).values()}))
+            raise NotFoundError(f"{name!r} is a pipeline and no function; ask about its functions: {its}")
 
     def __contains__(self, name: FunctionName) -> bool:
         return name in self._known
@@ -217,18 +226,14 @@ class Pipelines:
 
     # Running
 
-    async def infer(
-        self, name: FunctionName, version: int | None, inputs: list[Tensor], timeout_s: float | None, priority: int
-    ) -> Reply:
-        """Run a pipeline on inputs that fit its specs; raises the error of the first stage that fails.
-
-        `timeout_s` bounds all stages together, at most to the pipeline's own.
-        """
-        kept, seen = self._found(name, version)
+    async def infer(self, call: Call) -> Result:
+        """Run a pipeline; raises the error of the first stage that fails. `timeout_s` bounds all stages together."""
+        kept, seen = self._found(call.name, call.version)
         requests = seen.requests
         begun = self._now()
-        most_s = kept.pipeline.timeout_s if timeout_s is None else min(timeout_s, kept.pipeline.timeout_s)
-        passage = Passage(kept.pipeline, self._functions, inputs, Seconds(begun + most_s), priority, self._now)
+        own_s = kept.pipeline.timeout_s
+        deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
+        passage = Passage(kept.pipeline, self._functions, self._infer, call, deadline, self._now)
         requests.running += 1
         try:
             outputs = await passage.run()
@@ -242,7 +247,7 @@ class Pipelines:
         seconds = self._now() - begun
         requests.in_slo += slo_ms is None or seconds * 1000 <= slo_ms
         seen.durations.add(seconds)
-        return Reply(name, kept.version, outputs, passage.start)
+        return Result(call.name, kept.version, outputs, passage.start)
 
     def _found(self, name: FunctionName, version: int | None) -> tuple[KeptPipeline, PipelineStatistics]:
         known = self._known.get(name)

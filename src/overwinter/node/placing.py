@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
 
 from overwinter.core.actions import Bind, StartWorker
 from overwinter.core.errors import StoreError, WorkerError
@@ -14,7 +13,8 @@ from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
-from overwinter.node.workers import laid
+from overwinter.node.registry import Registry
+from overwinter.node.workers import WorkerHearer, laid
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import close_all
@@ -25,36 +25,36 @@ HASHED_AT_ONCE = 2
 """Blocks of one function: others stage theirs meanwhile."""
 
 
-class Hearer(Protocol):
-    """The interface of the effects that placing needs."""
-
-    functions: dict[FunctionId, DeployedFunction]
-    post: Callable[[Event], None]
-    processes: Processes
-    log: Log
-
-    def told(self, function: DeployedFunction, error: Exception) -> str:
-        """What callers hear of an error of the store."""
-        ...
-
-
 class Placing:
     """Forks workers, and binds functions in them."""
 
     def __init__(
-        self, hearer: Hearer, hosts: HostStores, threads: ThreadPoolExecutor, tasks: asyncio.TaskGroup
+        self,
+        registry: Registry,
+        processes: Processes,
+        hearer: WorkerHearer,
+        hosts: HostStores,
+        threads: ThreadPoolExecutor,
+        tasks: asyncio.TaskGroup,
+        post: Callable[[Event], None],
+        log: Log,
     ) -> None:
+        """`hearer` hears of the workers that are forked."""
+        self._registry = registry
+        self._processes = processes
         self._hearer = hearer
         self._hosts = hosts
         self._threads = threads
         self._tasks = tasks
+        self._post = post
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._verified_for: dict[WorkerId, StartWorker] = {}
         """Starts of workers that are forked as soon as their code is verified."""
 
     def start_worker(self, action: StartWorker) -> None:
         """Fork a worker for a function's family, and bind the function in it first."""
-        function = self._hearer.functions[action.function]
+        function = self._registry.functions[action.function]
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
             self._verified_for[action.worker] = action
@@ -67,9 +67,9 @@ class Placing:
         try:
             if function is None:
                 raise WorkerError("the function that it was forked for is gone")
-            self._hearer.processes.ahead.fork(function, worker)
+            self._processes.ahead.fork(function, worker, self._hearer)
         except WorkerError as error:
-            self._hearer.post(WorkerExited(worker, "WorkerError", str(error)))
+            self._post(WorkerExited(worker, "WorkerError", str(error)))
 
     async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> None:
         """An earlier node left some of these in memory: they are hashed before they are used, the largest first."""
@@ -82,7 +82,7 @@ class Placing:
             try:
                 if not await self._loop.run_in_executor(self._threads, host.verify, address):
                     told = f"block {address} of {function.id} changed in memory, and is read from disk again"
-                    self._hearer.log(told, function=function.id)
+                    self._log(told, function=function.id)
             except MACHINE:
                 # It left meanwhile, or cannot be read; whoever opens it will see.
                 continue
@@ -102,22 +102,22 @@ class Placing:
         if action is not None:
             self._give_up(action, "WorkerError", "it was stopped before it was forked")
         else:
-            self._hearer.processes.stop(worker, kill)
+            self._processes.stop(worker, kill)
 
     def _give_up(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
         """The worker will not start; the process forked ahead that it would have used is stopped too."""
         if action.ahead is not None:
-            self._hearer.processes.stop(action.ahead, kill=True)
-        self._hearer.post(WorkerExited(action.worker, error, reason, lost_blocks))
+            self._processes.stop(action.ahead, kill=True)
+        self._post(WorkerExited(action.worker, error, reason, lost_blocks))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
         """A changed block was dropped from a host store: kill the workers that may have mapped it."""
         lost = []
-        for process in self._hearer.processes.workers():
+        for process in self._processes.workers():
             functions = process.bindings.functions()
             if process.family.store == store and any(address in function.files() for function in functions):
                 process.lost_blocks = True
-                self._hearer.processes.give_up(process, "a block of it had changed in memory")
+                self._processes.give_up(process, "a block of it had changed in memory")
                 lost.append(f"worker {process.worker} of {process.function}")
         return lost
 
@@ -127,17 +127,17 @@ class Placing:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
             # A block that is not there was taken out of the store's tables by `open`; anything else is no loss.
-            self._give_up(action, "StoreError", self._hearer.told(function, error), _has_lost(function, host))
+            self._give_up(action, "StoreError", self._registry.told(function, error), _has_lost(function, host))
             return
         try:
-            room = mapped_bytes(self._family(function))
+            room = mapped_bytes(self._registry.family(function))
             order = ForkWorker(action.worker, uid_of(action.worker), function.memory_bytes, room)
             load = function.load(action.cores, action.concurrency)
             bind = None
             if whole:
                 bind = function.bind(action.on_trial)
                 fds += _samples(function)
-            self._hearer.processes.fork(function, order, load, bind, fds, None, action.ahead)
+            self._processes.fork(function, order, load, bind, fds, self._hearer, action.ahead)
         except (WorkerError, OSError) as error:
             self._give_up(action, "WorkerError", str(error))
         finally:
@@ -145,7 +145,7 @@ class Placing:
 
     def _hand(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
         """Send a worker the descriptors that it was forked without."""
-        process = self._hearer.processes.process(action.worker)
+        process = self._processes.process(action.worker)
         if process is None or process.over:
             # Its end was told, or the node stops.
             return
@@ -153,26 +153,22 @@ class Placing:
             fds = host.open(function.files())
         except StoreError as error:
             process.lost_blocks = _has_lost(function, host)
-            process.failure = Failure("StoreError", self._hearer.told(function, error))
-            self._hearer.processes.kill(process)
+            process.failure = Failure("StoreError", self._registry.told(function, error))
+            self._processes.kill(process)
             return
         try:
             fds += _samples(function)
             bind = function.bind(action.on_trial)
             process.bindings.begin_first(function, bind)
-            self._hearer.processes.send(process, bind, fds[len(function.code()) :])
+            self._processes.send(process, bind, fds[len(function.code()) :])
         except OSError as error:
-            self._hearer.processes.give_up(process, f"what it is to bind could not be handed over: {error}")
+            self._processes.give_up(process, f"what it is to bind could not be handed over: {error}")
         finally:
             close_all(fds)
 
-    def _family(self, function: DeployedFunction) -> list[DeployedFunction]:
-        """All functions that a worker forked for this one may bind."""
-        return [each for each in self._hearer.functions.values() if each.family == function.family] or [function]
-
     def bind(self, action: Bind) -> None:
         """Bind a further function in a worker."""
-        function = self._hearer.functions[action.function]
+        function = self._registry.functions[action.function]
         host = self._hosts.store(function.store)
         if host.unverified(function.files()):
             self._tasks.create_task(self._verify_and_bind(action, function, host))
@@ -184,7 +180,7 @@ class Placing:
         self._bind_now(action, function, host)
 
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
-        process = self._hearer.processes.process(action.worker)
+        process = self._processes.process(action.worker)
         if process is None:
             # Its end is on the way to the scheduler.
             return
@@ -194,28 +190,28 @@ class Placing:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:
             lost = _has_lost(function, host)
-            told = self._hearer.told(function, error)
-            self._hearer.post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
+            told = self._registry.told(function, error)
+            self._post(BindFailed(action.worker, action.function, action.operation, "StoreError", told, lost))
             return
         try:
-            self._hearer.processes.bind(process, function, fds, partial(self._bind_ended, action))
+            self._processes.bind(process, function, fds, partial(self._bind_ended, action))
         finally:
             close_all(fds)
 
     def _bind_ended(self, action: Bind, failure: Failure | None) -> None:
         worker, function, operation = action.worker, action.function, action.operation
         if failure is None:
-            self._hearer.post(Bound(worker, function, operation))
+            self._post(Bound(worker, function, operation))
         else:
             told = f"function {function} could not be bound in worker {worker}: {failure.message}"
-            self._hearer.log(told, function=function)
-            self._hearer.post(BindFailed(worker, function, operation, failure.error, failure.message))
+            self._log(told, function=function)
+            self._post(BindFailed(worker, function, operation, failure.error, failure.message))
 
     def unbind(self, worker: WorkerId, function: FunctionId) -> None:
         """Let a worker unbind a function; one that has ended needs no message."""
-        process = self._hearer.processes.process(worker)
+        process = self._processes.process(worker)
         if process is not None:
-            self._hearer.processes.unbind(process, function)
+            self._processes.unbind(process, function)
 
 
 def _has_lost(function: DeployedFunction, host: HostStore) -> bool:

@@ -18,14 +18,14 @@ from overwinter.node.ahead import UNASKABLE, Ahead
 from overwinter.node.answers import failed
 from overwinter.node.bindings import Told
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.hearers import Hearer, WorkerHearer
+from overwinter.node.hearers import Hearer
 from overwinter.node.log import Log
 from overwinter.node.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
 from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
-from overwinter.node.workers import WorkerProcess, ending
+from overwinter.node.workers import WorkerHearer, WorkerProcess, ending
 from overwinter.node.zygotes import ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
@@ -61,8 +61,6 @@ class Processes:
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._workers: dict[WorkerId, WorkerProcess] = {}
-        self._measurers: dict[WorkerId, WorkerHearer] = {}
-        """Who hears of a worker in place of the node."""
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
         """Workers that wait for the base zygote, in their order."""
@@ -158,29 +156,33 @@ class Processes:
         load: Load,
         bind: Bind | None,
         fds: Sequence[int],
-        measurer: WorkerHearer | None = None,
+        hearer: WorkerHearer,
         ahead: WorkerId | None = None,
     ) -> None:
         """Fork a worker for a function's family, as soon as a zygote can, or go on in the one forked `ahead`, and hand
         it what to load, and the function to bind first, with their descriptors; WorkerError when the system has no
-        room. The bind may follow later. A measurer hears of the worker in place of the node.
+        room. The bind may follow later. `hearer` hears of the worker.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
-            process = self._forked(function, order, load, bind, fds)
+            process = self._forked(function, order, load, bind, fds, hearer)
         process.printed = function.printed = function.printed or self._records.of(function.family.id)
         if bind is not None:
             process.bindings.begin_first(function, bind)
         self._workers[order.worker] = process
-        if measurer is not None:
-            self._measurers[order.worker] = measurer
         self.hear(process)
 
     def _forked(
-        self, function: DeployedFunction, order: ForkWorker, load: Load, bind: Bind | None, fds: Sequence[int]
+        self,
+        function: DeployedFunction,
+        order: ForkWorker,
+        load: Load,
+        bind: Bind | None,
+        fds: Sequence[int],
+        hearer: WorkerHearer,
     ) -> WorkerProcess:
         try:
-            process = WorkerProcess(order.worker, function, load, self._log)
+            process = WorkerProcess(order.worker, function, load, hearer, self._log)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         shared = 1 if load.source_bytes is None else 2
@@ -283,9 +285,6 @@ class Processes:
         elif not process.over:
             process.kill()
 
-    def _hearer_of(self, worker: WorkerId) -> WorkerHearer:
-        return self._measurers.get(worker, self._hearer)
-
     def _hear_worker(self, process: WorkerProcess) -> None:
         try:
             message, _ = process.channel.receive()
@@ -303,7 +302,7 @@ class Processes:
         """ValueError for what cannot be true: the code of its functions may say anything in its name."""
         match message:
             case Answer():
-                self._hearer_of(process.worker).worker_answered(process, message)
+                process.hearer.worker_answered(process, message)
             case Trying():
                 _require(not (process.ready or process.tried), "it was tried before")
                 process.tried = True
@@ -315,7 +314,7 @@ class Processes:
                 _require(not process.ready, "it was ready before")
                 process.bindings.answered(process.function)
                 process.ready = True
-                self._hearer_of(process.worker).worker_ready(process, message)
+                process.hearer.worker_ready(process, message)
             case Bound(function):
                 process.bindings.answered(function)(None)
             case BindFailed(function):
@@ -323,7 +322,7 @@ class Processes:
                 self.unbind(process, FunctionId(function))
                 told(failed(message))
             case Measured():
-                self._hearer_of(process.worker).worker_measured(process, message)
+                process.hearer.worker_measured(process, message)
             case LoadFailed():
                 _require(not process.ready and process.failure is None, "it was loaded before")
                 process.failure = failed(message)
@@ -360,8 +359,7 @@ class Processes:
             self._loop.remove_reader(process.pidfd)
         process.close()
         failure = process.failure or process.ended(ending_)
-        self._hearer_of(worker).worker_exited(process, failure.error, failure.message)
-        self._measurers.pop(worker, None)
+        process.hearer.worker_exited(process, failure.error, failure.message)
 
     def _take_last_words(self, process: WorkerProcess) -> None:
         """Read the last message of a worker that could not load: it may exit before the message is read."""
@@ -373,7 +371,7 @@ class Processes:
                 elif isinstance(message, Trying):
                     process.tried = True
                 elif isinstance(message, Answer):
-                    self._hearer_of(process.worker).worker_answered(process, message)
+                    process.hearer.worker_answered(process, message)
         except (BlockingIOError, ChannelClosedError, OSError, *UNREADABLE):
             return
 

@@ -9,7 +9,6 @@ some seconds, independent of its use. Without control groups nothing is done.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from math import exp
 
 from overwinter.core.ids import Seconds, TenantId, WorkerId
@@ -35,7 +34,7 @@ ALONE_S = 10.0
 class CoreShares:
     """Used on the loop's thread only: a pass costs some microseconds per process."""
 
-    def __init__(self, processes: Callable[[], Processes], cores: float) -> None:
+    def __init__(self, processes: Processes, cores: float) -> None:
         self._processes = processes
         self._cores = cores
         self._seen: dict[int, float] = {}
@@ -59,7 +58,7 @@ class CoreShares:
 
     def look(self, now: Seconds) -> None:
         """Weigh the tenants by what they have used."""
-        processes = self._processes()
+        processes = self._processes
         if not processes.zygotes.groups.shares_cores:
             return
         passed_s, self._last = now - self._last, now

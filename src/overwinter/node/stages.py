@@ -5,13 +5,14 @@ its function, with the remaining time of the pipeline's deadline. Tensors betwee
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol, assert_never
 
 from overwinter.core.actions import Start
+from overwinter.core.call import Call, Result
 from overwinter.core.dues import dues
 from overwinter.core.errors import NotFoundError, OverwinterError, WorkerError, error_named
-from overwinter.core.function import Settings
+from overwinter.core.function import Availability, Settings
 from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, Typed
 from overwinter.core.stepper import (
@@ -28,7 +29,6 @@ from overwinter.core.stepper import (
     step,
 )
 from overwinter.core.tensor import Tensor, check_inputs
-from overwinter.node.views import Availability, Reply
 
 WARMEST_FIRST: tuple[Start, ...] = ("warm", "bound", "host", "disk")
 
@@ -58,24 +58,15 @@ class StageFunction(Typed, Protocol):
 
 
 class Functions(Protocol):
-    """The functions that stages run: a node's."""
+    """The functions of a node."""
 
     def function(self, name: FunctionName, version: int | None, /) -> StageFunction:
         """One version, or the one that answers for the name; NotFoundError."""
         ...
 
-    async def infer(
-        self,
-        name: FunctionName,
-        version: int | None,
-        inputs: list[Tensor],
-        timeout_s: float | None,
-        priority: int,
-        due: Seconds | None,
-        /,
-    ) -> Reply:
-        """Run a function on inputs that match its specs; `due`: its due time."""
-        ...
+
+Infer = Callable[[Call], Awaitable[Result]]
+"""Runs a function."""
 
 
 class Passage:
@@ -85,17 +76,18 @@ class Passage:
         self,
         pipeline: Pipeline,
         functions: Functions,
-        inputs: Sequence[Tensor],
+        infer: Infer,
+        call: Call,
         deadline: Seconds,
-        priority: int,
         now: Callable[[], Seconds],
     ) -> None:
         self._pipeline = pipeline
         self._functions = functions
+        self._infer = infer
         self._request = PipelineRequest(pipeline.stages, deadline, _dues(pipeline, functions, now()))
-        self._priority = priority
+        self._priority = call.priority
         self._now = now
-        self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in inputs}
+        self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in call.inputs}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._over = asyncio.Event()
         self._failed: Fail | None = None
@@ -144,13 +136,13 @@ class Passage:
             event = Answered(ask.name)
         self._step(event, group)
 
-    async def _answer(self, ask: Ask) -> Reply:
+    async def _answer(self, ask: Ask) -> Result:
         stage = ask.stage
         inputs = [self._taken(name, source) for name, source in stage.inputs.items()]
         # Sizes that vary are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
         left_s = ask.deadline - self._now()
-        return await self._functions.infer(stage.function, stage.version, inputs, left_s, self._priority, ask.due)
+        return await self._infer(Call(stage.function, stage.version, inputs, left_s, self._priority, ask.due))
 
     def _taken(self, name: str, source: str) -> Tensor:
         tensor = self._tensors.get(source)

@@ -1,37 +1,29 @@
 """Joins the telemetry of a node: its reader of steps, the meter, the accounting, and the answers made from them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from overwinter.core.config import NodeConfig
 from overwinter.core.errors import NotFoundError
-from overwinter.core.events import Event
 from overwinter.core.ids import Address, FunctionName, TenantId
-from overwinter.core.versions import Versions
 from overwinter.node import clock
 from overwinter.node.accounting import Accounting
 from overwinter.node.background import Background
-from overwinter.node.faults import Faults
 from overwinter.node.functions import DeployedFunction
+from overwinter.node.parts import Parts
+from overwinter.node.pipelines import Pipelines
 from overwinter.node.printed import Line
-from overwinter.node.processes import Processes
 from overwinter.node.sharing import Shared
 from overwinter.node.views import TenantBlocks
-from overwinter.scheduler.scheduler import Scheduler
-from overwinter.scheduler.snapshot import Snapshot, snapshot
-from overwinter.store.hosts import HostStores
+from overwinter.scheduler.snapshot import Snapshot
 from overwinter.store.ledger import Ledger
 from overwinter.store.repository import Repository
 from overwinter.telemetry.activity import NodeActivity, activity
-from overwinter.telemetry.explaining import Explanation, Times, explanation, siblings, tiers_of
-from overwinter.telemetry.families import family_names
+from overwinter.telemetry.explaining import Explanation, Times, explanation, tiers_of
 from overwinter.telemetry.metering import Meter, Usage
 from overwinter.telemetry.metrics import render
-from overwinter.telemetry.pipelines import PipelineStatistics
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import ServiceObserver, Statistics
 
@@ -40,38 +32,6 @@ Find = Callable[[FunctionName, int | None], DeployedFunction]
 LEDGER_FILE = "usage.sqlite"
 FLUSH_S = 60.0
 """What was used in the last of these is lost in a crash."""
-
-
-class Parts(Protocol):
-    """The parts of the node that telemetry uses."""
-
-    @property
-    def config(self) -> NodeConfig:
-        """The node's configuration, with its bounds filled in."""
-        ...
-
-    @property
-    def repository(self) -> Repository:
-        """Blocks on disk."""
-        ...
-
-    @property
-    def hosts(self) -> HostStores:
-        """Blocks in memory."""
-        ...
-
-    @property
-    def processes(self) -> Processes:
-        """Zygotes and workers."""
-        ...
-
-    def post(self, event: Event) -> None:
-        """Pass an event to the scheduler."""
-        ...
-
-    def pipelines_seen(self) -> Sequence[PipelineStatistics]:
-        """The statistics of each pipeline."""
-        ...
 
 
 class _Disk:
@@ -87,46 +47,37 @@ class _Disk:
 class Telemetry:
     """Used on the loop's thread only; slow work runs in other threads."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        scheduler: Scheduler,
-        find: Find,
-        observer: ServiceObserver,
-        faults: Faults,
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, parts: Parts, pipelines: Pipelines, find: Find, observer: ServiceObserver) -> None:
         """`find` returns a version of a function, or the one that answers for the name; NotFoundError."""
-        self._faults = faults
         self._parts = parts
+        self._pipelines = pipelines
         self._find = find
         self.statistics = Statistics(observer)
-        self._scheduler = scheduler
-        self._accounting = Accounting(scheduler.state, parts.hosts, lambda: parts.processes, self.statistics, log)
+        self._accounting = Accounting(parts.published, parts.hosts, parts.processes, self.statistics, parts.log)
         self._sources = Sources(
             parts.config.scheduler,
             self.statistics,
             self._accounting.accounts,
             parts.hosts.health,
-            faults.counts,
+            parts.faults.counts,
         )
-        self._background = Background(self.statistics, lambda: parts.processes, parts.post, log)
+        self._background = Background(self.statistics, parts.processes, parts.post, parts.log)
         self._ledger = Ledger(Path(parts.config.data) / LEDGER_FILE)
-        self._meter = Meter(self.statistics, self._ledger, log)
+        self._meter = Meter(self.statistics, self._ledger, parts.log)
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics = Shared(self._render)
         self._activity = Shared(self._look)
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Periodically write usage, compare bytes, and check for excess computing, until closed."""
-        accounting = self._accounting.run(self._parts.config.accounting_s, self._faults)
+        accounting = self._accounting.run(self._parts.config.accounting_s, self._parts.faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
-        self._tasks.append(tasks.create_task(self._background.run(self._faults)))
+        self._tasks.append(tasks.create_task(self._background.run(self._parts.faults)))
 
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            with self._faults.contained("ledger"):
+            with self._parts.faults.contained("ledger"):
                 await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
     def stop(self) -> None:
@@ -146,11 +97,11 @@ class Telemetry:
 
     async def _render(self) -> bytes:
         known = await self._known()
-        return await asyncio.to_thread(render, self._sources, known, self._parts.pipelines_seen(), clock.now())
+        return await asyncio.to_thread(render, self._sources, known, self._pipelines.seen(), clock.now())
 
     async def usage(self, tenant: TenantId | None) -> list[Usage]:
         """What each function used, of all tenants or of one."""
-        families = family_names(self._scheduler.state.functions.values())
+        families = self._parts.published.families()
         used = await asyncio.to_thread(self._meter.usage, tenant, clock.now(), clock.wall())
         return [msgspec.structs.replace(each, family=families.get((each.tenant, each.function))) for each in used]
 
@@ -163,8 +114,8 @@ class Telemetry:
         return await asyncio.to_thread(activity, self._sources, known, clock.now())
 
     async def _known(self) -> Snapshot:
-        """The scheduler's data: its tables are read on the loop only."""
-        steps = snapshot(self._scheduler.state, self._scheduler.resources, clock.now())
+        """The scheduler's data."""
+        steps = self._parts.published.snapshot(clock.now())
         while True:
             try:
                 next(steps)
@@ -184,16 +135,12 @@ class Telemetry:
         # What counts steps reads them soon after the scheduler: of a function deployed in this turn of the loop, in the
         # next.
         await asyncio.sleep(0)
-        host = self._parts.hosts.store(function.store)
-        own = TenantBlocks(host, self._scheduler.state, function.manifest.tenant)
-        places = _Disk(self._parts.repository), own
-        times = Times(clock.now(), clock.wall())
-        pids, state = self._parts.processes.worker_pids(), self._scheduler.state
-        known = state.functions.get(function.id)
+        parts, times = self._parts, Times(clock.now(), clock.wall())
+        places = _Disk(parts.repository), TenantBlocks(function, parts.published, parts.hosts)
+        known = parts.published.detail(function.id, times.now)
         if known is None:
             raise NotFoundError(f"function {function.id!r} is gone")
-        told = explanation(self._sources, known, state.versions.get(known.spec.name, Versions()), pids, times)
-        own.own()
-        others = siblings(state.functions.values(), known)
+        told = explanation(self._sources, known, parts.processes.worker_pids(), times)
+        others = parts.published.siblings(function.id)
         tiers = await asyncio.to_thread(tiers_of, self._sources, known.spec, others, places)
         return msgspec.structs.replace(told, tiers=tiers)

@@ -5,7 +5,7 @@ the scheduler.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from overwinter.core.errors import ConflictError
@@ -19,7 +19,7 @@ from overwinter.store.traffic import KeptTraffic
 
 
 class Functions(Protocol):
-    """The deployed functions: a node."""
+    """The deployed functions."""
 
     def function(self, name: FunctionName, version: int | None, /) -> Typed:
         """One version; NotFoundError."""
@@ -29,16 +29,15 @@ class Functions(Protocol):
         """The versions that answer, ascending."""
         ...
 
-    def post(self, event: Event, /) -> None:
-        """Pass an event to the scheduler."""
-        ...
-
 
 class Traffic:
     """Promotions and splits. Belongs to the loop's thread."""
 
-    def __init__(self, functions: Functions, pipelines: Pipelines, kept: KeptTraffic) -> None:
+    def __init__(
+        self, functions: Functions, pipelines: Pipelines, kept: KeptTraffic, post: Callable[[Event], None]
+    ) -> None:
         self._functions = functions
+        self._post = post
         self._pipelines = pipelines
         self._kept = kept
         # What is kept and what the scheduler knows change in the same order.
@@ -66,12 +65,12 @@ class Traffic:
             default = default_of(self._functions.versions(name), shares)
             self._pipelines.protect(name, self._functions.function(name, default))
             await asyncio.to_thread(self._kept.put, name, shares)
-            self._functions.post(TrafficSet(name, shares))
+            self._post(TrafficSet(name, shares))
 
     def restore(self) -> None:
         """Post the stored choice to the scheduler, after its functions."""
         for name, shares in self._kept.all().items():
-            self._functions.post(TrafficSet(name, shares))
+            self._post(TrafficSet(name, shares))
 
 
 def who_stays(shares: Shares) -> str:

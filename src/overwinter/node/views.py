@@ -1,59 +1,33 @@
-"""The node's descriptions of a function and of an answer."""
-
-from typing import Literal
+"""The node's descriptions of a function."""
 
 import msgspec
 
-from overwinter.core.actions import Start
 from overwinter.core.agreement import Agreement
-from overwinter.core.function import Settings
+from overwinter.core.function import Availability, Settings
 from overwinter.core.ids import Address, FunctionName, TenantId, WorkerId
-from overwinter.core.tensor import Tensor, TensorSpec
-from overwinter.core.versions import Versions
+from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.functions import DeployedFunction
-from overwinter.scheduler.lifecycles import function_state
-from overwinter.scheduler.snapshot import family_name
-from overwinter.scheduler.state import Function, State
-from overwinter.store.residency import Place, missing_bytes
+from overwinter.scheduler.published import Published
+from overwinter.scheduler.snapshot import FamilySnapshot, FunctionSnapshot
+from overwinter.store.hosts import HostStores
+from overwinter.store.residency import missing_bytes
 from overwinter.telemetry.explaining import FunctionFacts
-from overwinter.telemetry.families import FamilyFacts, family_facts
-
-Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
 
 
 class TenantBlocks:
-    """What a tenant may know of a host store: the blocks that its own functions keep there."""
+    """What a tenant may know of a host store: the blocks of its own functions that are there or being loaded, as of
+    now. Made on the loop.
+    """
 
-    def __init__(self, host: Place, state: State, tenant: TenantId) -> None:
-        self._host = host
-        self._state = state
-        self._tenant = tenant
-        self._own: set[Address] | None = None
+    def __init__(self, function: DeployedFunction, published: Published, hosts: HostStores) -> None:
+        """`function`: one of the tenant's, of that store."""
+        self._host = hosts.store(function.store)
+        self._own = published.blocks(function.manifest.tenant)
 
     def holds(self, address: Address) -> bool:
         """Whether the block is here for the tenant."""
-        # Only now: most views are made to run a request.
-        return address in self.own() and self._host.holds(address)
-
-    def own(self) -> set[Address]:
-        """The blocks of its functions that are here or being loaded. The first call must be on the loop, whose tables
-        it reads.
-        """
-        if self._own is None:
-            tenant = self._state.tenants.get(self._tenant)
-            own = () if tenant is None else (self._state.functions[id_] for id_ in tenant.functions)
-            self._own = set().union(*(each.sizes for each in own if each.loaded or each.loading is not None))
-        return self._own
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """A function's answer to one request."""
-
-    name: FunctionName
-    version: int
-    outputs: list[Tensor]
-    start: Start
+        return address in self._own and self._host.holds(address)
 
 
 class DeployedVersion(msgspec.Struct, frozen=True):
@@ -89,7 +63,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     """Of these, what the host store lacks."""
     created: float
     """Seconds since 1970."""
-    sharing: FamilyFacts | None = None
+    sharing: FamilySnapshot | None = None
     """Its family as a whole; only told of one function at a time."""
 
 
@@ -98,11 +72,13 @@ class FunctionView:
 
     platform = "overwinter_program"
 
-    def __init__(self, function: DeployedFunction, state: Function | None, versions: Versions, host: Place) -> None:
+    def __init__(
+        self, function: DeployedFunction, published: Published, hosts: HostStores, blocks: TenantBlocks | None = None
+    ) -> None:
         self._function = function
-        self._state = state
-        self._host = host
-        self._versions = versions
+        self._published = published
+        self._hosts = hosts
+        self._blocks = blocks
         self.name: FunctionName = function.deployment.name
         self.version: int = function.deployment.version
         self.tenant: TenantId = function.manifest.tenant
@@ -110,49 +86,63 @@ class FunctionView:
         self.outputs: tuple[TensorSpec, ...] = function.manifest.outputs
         self.settings: Settings = function.manifest.settings
 
+    def _known(self) -> FunctionSnapshot | None:
+        return self._published.function(self._function.id, clock.now())
+
     @property
     def life(self) -> str:
         """Its state in the scheduler: asleep, waking, awake, backoff or unloaded."""
-        return "unloaded" if self._state is None else function_state(self._state, clock.now())
+        known = self._known()
+        return "unloaded" if known is None else known.state
 
     @property
     def state(self) -> Availability:
         """READY: a request would be answered, even if the function sleeps now."""
-        if self._state is not None and self._state.on_trial:
-            return "LOADING"
-        return "UNAVAILABLE" if self.life == "unloaded" else "READY"
+        return _availability(self._known())
 
     @property
     def reason(self) -> str:
         """Why it is not READY; empty otherwise."""
-        fault = "" if self._state is None else self._state.fault
-        return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[self.state]
+        return _reason(self._known())
 
     def info(self, whole: bool = False, /) -> FunctionInfo:
         """Its full description; `whole`: with its family, which may be large."""
-        deployment, state = self._function.deployment, self._state
+        deployment, known = self._function.deployment, self._known()
+        versions = self._published.versions(self.name)
+        blocks = self._blocks or TenantBlocks(self._function, self._published, self._hosts)
         return FunctionInfo(
             name=self.name,
             version=self.version,
             tenant=self.tenant,
-            traffic=self._versions.percent(self.version),
-            promoted=bool(self._versions.shares),
-            state=self.state,
-            reason=self.reason,
+            traffic=versions.percent(self.version),
+            promoted=bool(versions.shares),
+            state=_availability(known),
+            reason=_reason(known),
             platform=self.platform,
             inputs=self.inputs,
             outputs=self.outputs,
             settings=self.settings,
             agreement=deployment.manifest.agreement,
             handler=deployment.manifest.handler is not None,
-            life=self.life,
-            workers=() if state is None else tuple(state.workers),
-            family=self._function.id if state is None else family_name(state.family),
-            members=1 if state is None else len(state.family.members),
-            waiting=0 if state is None else len(state.queue),
+            life="unloaded" if known is None else known.state,
+            workers=() if known is None else known.workers,
+            family=self._function.id if known is None else known.family,
+            members=1 if known is None else known.members,
+            waiting=0 if known is None else known.queued,
             blocks=len(deployment.manifest.blocks),
             nbytes=self._function.nbytes,
-            missing_bytes=missing_bytes(self._function.blobs, self._host),
+            missing_bytes=missing_bytes(self._function.blobs, blocks),
             created=deployment.created,
-            sharing=family_facts(state) if whole and state is not None else None,
+            sharing=self._published.family(self._function.id) if whole else None,
         )
+
+
+def _availability(known: FunctionSnapshot | None) -> Availability:
+    if known is not None and known.on_trial:
+        return "LOADING"
+    return "UNAVAILABLE" if known is None or known.state == "unloaded" else "READY"
+
+
+def _reason(known: FunctionSnapshot | None) -> str:
+    fault = "" if known is None else known.fault
+    return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[_availability(known)]

@@ -9,7 +9,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -101,7 +101,8 @@ class Zygotes:
         self.base: ZygoteProcess | None = None
         self.tenants: dict[TenantId, ZygoteProcess] = {}
         """The one used longest ago first."""
-        self.on_ready: Callable[[], None] | None = None
+        self.up = asyncio.Event()
+        """Set once workers can be forked for the first time."""
 
     def every(self) -> list[ZygoteProcess]:
         """The base and the tenants'."""
@@ -304,9 +305,8 @@ class Zygotes:
         if zygote.tenant is None:
             self._tell_lacks(message.uncontained)
             self._failures = 0
+            self.up.set()
         self._keeper.zygote_idle(zygote)
-        if zygote.tenant is None and self.on_ready is not None:
-            self.on_ready()
 
     def _tell_lacks(self, lacks: Iterable[str]) -> None:
         for lack in set(lacks) - self._told:

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.core.tensor import Tensor
@@ -20,7 +20,7 @@ from overwinter.node.printed import Line, Printed
 from overwinter.node.proofs import kill
 from overwinter.worker.buffer import KEPT_BYTES, SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, pair
-from overwinter.worker.messages import Answer, Failure, FromWorker, Load
+from overwinter.worker.messages import Answer, Failure, FromWorker, Load, Measured, Ready
 
 AFTER_RUN_S = 0.002
 """Of a core, after a run: what a worker needs to tidy up."""
@@ -33,14 +33,36 @@ class Flight(NamedTuple):
     requests: tuple[RequestId, ...]
 
 
+class WorkerHearer(Protocol):
+    """A listener for events of one worker: the runs of the node, or a measurement."""
+
+    def worker_ready(self, process: "WorkerProcess", ready: Ready, /) -> None:
+        """The worker is loaded."""
+        ...
+
+    def worker_answered(self, process: "WorkerProcess", answer: Answer, /) -> None:
+        """The worker ran something; ValueError if the answer cannot be true."""
+        ...
+
+    def worker_measured(self, process: "WorkerProcess", measured: Measured, /) -> None:
+        """The worker sent its measurements; ValueError if they were not requested."""
+        ...
+
+    def worker_exited(self, process: "WorkerProcess", error: str, reason: str, /) -> None:
+        """The worker ended."""
+        ...
+
+
 class WorkerProcess:
     """One worker: its channel, a slot for each concurrent run, and what is known of its end."""
 
-    def __init__(self, worker: WorkerId, function: DeployedFunction, load: Load, log: Log) -> None:
+    def __init__(
+        self, worker: WorkerId, function: DeployedFunction, load: Load, hearer: WorkerHearer, log: Log
+    ) -> None:
         """`function` is the one for which it is forked; `log` gets its output. OSError when the system has no
         descriptors left.
         """
-        self.worker = worker
+        self.worker, self.hearer = worker, hearer
         self.forked_as = worker
         """By which name its zygote knows it."""
         self.is_ahead = False

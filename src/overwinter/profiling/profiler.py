@@ -5,11 +5,11 @@ Profiles are measured in workers that the scheduler does not know, and corrected
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any
 
 from overwinter.core.errors import OverwinterError, WorkerError
-from overwinter.core.events import Event, Profiled
+from overwinter.core.events import Profiled
 from overwinter.core.ids import FunctionId
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import Limits, Progress, Tell, Wanted, wanted_batches, wanted_shapes, with_points
@@ -17,7 +17,7 @@ from overwinter.model.program import Program, decode_program
 from overwinter.node import clock
 from overwinter.node.faults import MACHINE
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.processes import Processes
+from overwinter.node.parts import Parts
 from overwinter.profiling.bench import Bench
 from overwinter.profiling.machine import core_count, fingerprint
 from overwinter.profiling.measuring import batch_limit
@@ -25,62 +25,22 @@ from overwinter.profiling.observer import Correction, Observer
 from overwinter.profiling.quiet import Quiet
 from overwinter.profiling.rounds import Rounds
 from overwinter.profiling.survey import BEGINS, Survey
-from overwinter.store.hosts import HostStores
-from overwinter.store.repository import Repository
 
 BACKGROUND_S = 600.0
 """Longest that one function is measured which nobody asked to have measured."""
 
 
-class Parts(Protocol):
-    """The parts of the node that profiling uses."""
-
-    @property
-    def processes(self) -> Processes:
-        """The processes, which fork workers."""
-        ...
-
-    @property
-    def hosts(self) -> HostStores:
-        """Where the blocks are."""
-        ...
-
-    @property
-    def repository(self) -> Repository:
-        """Where profiles outlive the node."""
-        ...
-
-    def busy(self) -> bool:
-        """Whether requests or workers are under way."""
-        ...
-
-    def post(self, event: Event, /) -> None:
-        """Pass an event to the scheduler."""
-        ...
-
-    async def wake(self, function: DeployedFunction, /) -> None:
-        """Bring a function's blocks into memory; raises why not."""
-        ...
-
-
 class Profiler:
     """One measurement at a time; the others wait for it."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        functions: Mapping[FunctionId, DeployedFunction],
-        tasks: asyncio.TaskGroup,
-        share: float,
-        log: Callable[[str], None],
-    ) -> None:
-        """While the node serves, `share` of the time may be spent on measuring."""
+    def __init__(self, parts: Parts, tasks: asyncio.TaskGroup) -> None:
         self.observer = Observer(self._known, self._corrects)
-        self._bench = Bench(parts.processes, parts.hosts, Quiet(self.observer, parts.busy, share, clock.now), clock.now)
+        quiet = Quiet(self.observer, parts.calls.busy, parts.config.profile_share, clock.now)
+        self._bench = Bench(parts.processes, parts.hosts, quiet, clock.now)
         self._parts = parts
-        self._functions = functions
+        self._functions = parts.registry.functions
         self._tasks = tasks
-        self._log = log
+        self._log = parts.log
         self._machine = fingerprint()
         self._rounds = Rounds()
         self._background: set[asyncio.Task[object]] = set()
@@ -112,7 +72,7 @@ class Profiler:
         async with self._rounds.turn(function.manifest.tenant):
             # Read again: many may wait, and a decoded program is large.
             program = await asyncio.to_thread(self._program, function)
-            survey = Survey(self._bench, self._parts.wake, function, program, tell)
+            survey = Survey(self._bench, self._parts.calls.wake, function, program, tell)
             if function.profile is not None and not wanted.again:
                 survey.known(function.profile)
             try:

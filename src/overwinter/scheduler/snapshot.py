@@ -42,6 +42,17 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Of its family."""
     workers: tuple[WorkerId, ...]
     queued: int
+    fault: str
+    """Why it is out of service, though nobody unloaded it."""
+
+
+class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions that share workers."""
+
+    name: FunctionId
+    members: tuple[FunctionId, ...]
+    """The first one first."""
+    workers: tuple[FamilyWorker, ...]
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -65,7 +76,7 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
     functions: list[FunctionSnapshot] = []
     for number, function in enumerate(list(state.functions.values()), 1):
         if not function.removed:
-            functions.append(_function(function, now))
+            functions.append(function_snapshot(function, now))
         if number % PART == 0:
             yield
     workers: list[FamilyWorker] = []
@@ -106,7 +117,20 @@ def family_worker(worker: Worker) -> FamilyWorker:
     )
 
 
-def _function(function: Function, now: Seconds) -> FunctionSnapshot:
+def family_snapshot(function: Function) -> FamilySnapshot:
+    """The function's family."""
+    family = function.family
+    workers = tuple(family_worker(worker) for worker in workers_of(function))
+    return FamilySnapshot(name=family_name(family), members=tuple(family.members), workers=workers)
+
+
+def workers_of(function: Function) -> list[Worker]:
+    """The workers of a function's family, and those of a former family that it is leaving."""
+    return list((function.family.workers | function.workers).values())
+
+
+def function_snapshot(function: Function, now: Seconds) -> FunctionSnapshot:
+    """One version of a function."""
     family = function.family
     return FunctionSnapshot(
         function.spec,
@@ -117,4 +141,5 @@ def _function(function: Function, now: Seconds) -> FunctionSnapshot:
         len(family.members),
         tuple(function.workers),
         len(function.queue),
+        function.fault,
     )

@@ -3,29 +3,20 @@ reasons.
 """
 
 from collections import Counter
-from collections.abc import Iterable, KeysView, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from overwinter.core.function import FunctionSpec, Settings
-from overwinter.core.ids import Address, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
-from overwinter.core.policies import policy_named
+from overwinter.core.ids import FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.core.profile import Point
-from overwinter.core.versions import Versions
-from overwinter.scheduler.lifecycles import function_state, worker_state
-from overwinter.scheduler.policies.scaling.predictors import PREDICTORS
-from overwinter.scheduler.snapshot import family_name
-from overwinter.scheduler.state import Binding, Function, Worker
+from overwinter.scheduler.details import BindingDetail, FunctionDetail, WorkerDetail
+from overwinter.scheduler.published import Sibling
 from overwinter.store.residency import Place, distinct, missing_bytes
 from overwinter.store.shares import Shares
-from overwinter.telemetry.families import workers_of
 from overwinter.telemetry.sources import Sources
 from overwinter.telemetry.statistics import FunctionStatistics, Told
 from overwinter.telemetry.underway import LivingWorker
-
-Sibling = tuple[FunctionId, KeysView[Address]]
-"""Another function of the same tenant, and its blocks."""
 
 
 class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,42 +72,22 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last ones, how many it shared with whom; the most often first."""
 
 
-class BoundFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that a worker has."""
+class BoundFacts(BindingDetail, frozen=True, kw_only=True):
+    """A function that a worker has, and what it takes."""
 
-    function: FunctionId
-    doing: Literal["binding", "running", "idle", "leaving"]
-    runs: int
-    """Under way, those that it shares with others included."""
-    requests: int
-    """Its own in them."""
     private_bytes: int | None
     """Its part of the worker's private memory; None: it has none of it yet."""
 
 
-class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the workers of its family."""
+class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
+    """One of the workers of its family, and what it takes."""
 
-    worker: WorkerId
     pid: int | None
-    state: str
-    since_s: float
-    """Since it is in that state."""
-    cores: int
-    batch: int
-    """Most requests of one run."""
-    concurrency: int
-    """Most runs at once."""
-    runs: int
-    """Under way."""
-    requests: int
-    """In them."""
     private_bytes: int | None
     """As weighed; None: not yet."""
     pss_bytes: int | None
     """The same with its part of what it shares."""
     bound: Sequence[BoundFacts]
-    """What it has, in the order in which it was bound."""
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -178,37 +149,33 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     refusals: Sequence[Happened]
 
 
-def explanation(
-    sources: Sources, state: Function, versions: Versions, pids: Mapping[WorkerId, int], times: "Times"
-) -> Explanation:
-    """What there is to say but for its bytes (`tiers_of`). On the loop alone: it reads the scheduler's tables."""
-    spec, tally = state.spec, sources.statistics.tallies[state.spec.name]
-    own, rates = sources.statistics.versions[spec.id], state.family.rates
-    predict = PREDICTORS.get(policy_named(sources.config.policy).rate)
-    expected = state.forecast if predict is None else predict(rates)
+def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId, int], times: "Times") -> Explanation:
+    """What there is to say but for its bytes (`tiers_of`)."""
+    spec, function, versions = known.spec, known.function, known.versions
+    tally, own = sources.statistics.tallies[spec.name], sources.statistics.versions[spec.id]
     return Explanation(
         name=spec.name,
         version=spec.version,
         tenant=spec.tenant,
         traffic=versions.percent(spec.version),
         promoted=bool(versions.shares),
-        state=function_state(state, times.now),
-        on_trial=state.on_trial,
+        state=function.state,
+        on_trial=function.on_trial,
         settings=spec.settings,
-        best_effort=state.family.best_effort,
+        best_effort=function.best_effort,
         attainment=tally.attainment,
-        queued=len(state.queue),
-        rate=rates[-1] if rates else 0.0,
-        expected_rate=expected or 0.0,
-        run_s=state.latency.run_s,
-        failures=state.failures,
-        rests_s=max(0.0, state.backoff_until - times.now),
+        queued=function.queued,
+        rate=known.rate,
+        expected_rate=known.expected_rate,
+        run_s=known.run_s,
+        failures=known.failures,
+        rests_s=known.rests_s,
         tiers=(),
-        profile=_profile(state, tally, times.now),
-        family=family_name(state.family),
-        members=list(state.family.members),
-        shared=_shared(state, tally),
-        workers=[_worker(sources, worker, pids.get(worker.id), times.now) for worker in workers_of(state)],
+        profile=_profile(known, tally, times.now),
+        family=function.family,
+        members=known.members,
+        shared=_shared(known, tally),
+        workers=[_worker(sources, worker, pids.get(worker.worker)) for worker in known.workers],
         answered=sum(own.durations.counts),
         refused=own.refused.total(),
         decisions=times.happened(list(tally.decisions)),
@@ -225,12 +192,6 @@ class Times(msgspec.Struct, frozen=True):
     def happened(self, told: Iterable[Told]) -> list[Happened]:
         """What was said, for people's calendars."""
         return [Happened(self.wall - (self.now - each.at), each.what, each.why) for each in told]
-
-
-def siblings(functions: Iterable[Function], function: Function) -> list[Sibling]:
-    """The other functions of its tenant with their blocks. On the loop alone."""
-    others = (each for each in functions if each.spec.tenant == function.spec.tenant and each is not function)
-    return [(each.spec.id, each.sizes.keys()) for each in others]
 
 
 def tiers_of(
@@ -264,21 +225,21 @@ def tiers_of(
     return [*tiers, TierBytes(tier="private", resident=private, missing=0, exclusive=private, shared=0, sharers=0)]
 
 
-def _profile(state: Function, tally: FunctionStatistics, now: Seconds) -> ProfileFacts | None:
-    profile = state.spec.profile
+def _profile(known: FunctionDetail, tally: FunctionStatistics, now: Seconds) -> ProfileFacts | None:
+    profile = known.spec.profile
     if profile is None:
         return None
     return ProfileFacts(
-        points=state.latency.points,
+        points=known.points,
         weight_bytes=profile.weight_bytes,
         macs=profile.macs,
         wake_s=profile.wake_s,
-        pace=state.latency.pace,
+        pace=known.pace,
         age_s=None if tally.profiled is None else now - tally.profiled,
     )
 
 
-def _shared(state: Function, tally: FunctionStatistics) -> SharedFacts:
+def _shared(known: FunctionDetail, tally: FunctionStatistics) -> SharedFacts:
     return SharedFacts(
         runs=tally.shared_runs,
         all_runs=tally.runs,
@@ -286,43 +247,24 @@ def _shared(state: Function, tally: FunctionStatistics) -> SharedFacts:
         all_requests=tally.batched,
         core_s=tally.shared_core_s,
         whole_core_s=tally.shared_whole_core_s,
-        own=state.own,
-        cost=state.family.trunks[state.trunk].sharing.cost,
+        own=known.own,
+        cost=known.cost,
         beside=dict(Counter(name for names in tally.beside for name in names).most_common()),
     )
 
 
-def _worker(sources: Sources, worker: Worker, pid: int | None, now: Seconds) -> WorkerFacts:
-    weighed = sources.accounts.workers.get(worker.id)
-    runs = worker.runs.values()
+def _worker(sources: Sources, worker: WorkerDetail, pid: int | None) -> WorkerFacts:
+    weighed = sources.accounts.workers.get(worker.worker)
+    living = sources.statistics.workers.get(worker.worker)
+    known = msgspec.structs.asdict(worker) | {"bound": [_bound(binding, living) for binding in worker.bound]}
     return WorkerFacts(
-        worker=worker.id,
+        **known,
         pid=pid,
-        state=worker_state(worker),
-        since_s=now - worker.since,
-        cores=worker.point.cores,
-        batch=worker.point.batch,
-        concurrency=worker.point.concurrency,
-        runs=len(runs),
-        requests=sum(len(run.requests) for run in runs),
         private_bytes=None if weighed is None else weighed.memory.private,
         pss_bytes=None if weighed is None else weighed.memory.pss,
-        bound=_bound(worker, sources.statistics.workers.get(worker.id)),
     )
 
 
-def _bound(worker: Worker, living: LivingWorker[FunctionStatistics] | None) -> list[BoundFacts]:
-    return [
-        BoundFacts(
-            function=id_,
-            doing="binding" if worker.start is not None or id_ in worker.binds else _doing(binding),
-            runs=binding.runs,
-            requests=sum(len(run.of(binding.function)) for run in worker.runs.values()),
-            private_bytes=living.part_bytes if living is not None and id_ in living.bound else None,
-        )
-        for id_, binding in worker.bound.items()
-    ]
-
-
-def _doing(binding: Binding) -> Literal["running", "idle", "leaving"]:
-    return "leaving" if binding.leaving else "running" if binding.runs else "idle"
+def _bound(binding: BindingDetail, living: LivingWorker[FunctionStatistics] | None) -> BoundFacts:
+    private_bytes = living.part_bytes if living is not None and binding.function in living.bound else None
+    return BoundFacts(**msgspec.structs.asdict(binding), private_bytes=private_bytes)

@@ -1,0 +1,113 @@
+"""The requests and loads under way, and who waits for them: each becomes an event, and an action answers it."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from overwinter.core.actions import LoadFinished, Refuse, Reply
+from overwinter.core.call import Call, Result
+from overwinter.core.errors import ConflictError, OverwinterError, WorkerError, error_named
+from overwinter.core.events import Arrived, Cancelled, Event, LoadAsked
+from overwinter.core.ids import FunctionId, RequestId, Seconds, split_id
+from overwinter.core.tensor import Tensor
+from overwinter.node import clock
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.quarantine import Quarantine
+from overwinter.scheduler.published import Published
+
+
+class Payload:
+    """A request's tensors while the scheduler thinks about its name."""
+
+    def __init__(self, inputs: list[Tensor], result: asyncio.Future[Result]) -> None:
+        self.inputs = inputs
+        self.result = result
+        self.outputs: list[Tensor] = []
+
+
+class Calls:
+    """What callers ask of functions. Belongs to the loop's thread."""
+
+    def __init__(self, post: Callable[[Event], None], published: Published, quarantine: Quarantine) -> None:
+        self._post = post
+        self._published = published
+        self._quarantine = quarantine
+        self._loop = asyncio.get_running_loop()
+        self._last = 0
+        self.payloads: dict[RequestId, Payload] = {}
+        self._loads: dict[FunctionId, list[asyncio.Future[None]]] = {}
+
+    async def infer(self, call: Call) -> Result:
+        """Run a function; wakes it if needed. Raises core errors."""
+        self._last += 1
+        request = RequestId(self._last)
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self.payloads[request] = Payload(call.inputs, future)
+        deadline = None if call.timeout_s is None else Seconds(clock.now() + call.timeout_s)
+        self._post(Arrived(request, call.name, call.version, deadline, call.priority, call.due))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.payloads.pop(request, None)
+            self._post(Cancelled(request))
+            raise
+
+    async def load(self, id_: FunctionId) -> None:
+        """Wake a function, also one out of service; raises why it does not wake."""
+        await self.ask(id_, LoadAsked(id_))
+        self._quarantine.forget(id_)
+
+    async def wake(self, function: DeployedFunction) -> None:
+        """Wake a function; raises why not, also if it was unloaded: that is not to be undone."""
+        known = self._published.function(function.id, clock.now())
+        if known is None or known.state == "unloaded":
+            raise ConflictError(f"{function.id} was unloaded meanwhile: load it first")
+        await self.load(function.id)
+
+    async def ask(self, id_: FunctionId, event: Event) -> None:
+        """Post an event, and wait for the load that it leads to; raises why the load failed."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._loads.setdefault(id_, []).append(future)
+        self._post(event)
+        await future
+
+    def busy(self) -> bool:
+        """Whether any request is under way, or any worker does something."""
+        return bool(self.payloads) or self._published.busy()
+
+    def reply(self, action: Reply) -> None:
+        """A request was answered."""
+        payload = self.payloads.pop(action.request, None)
+        if payload is not None and not payload.result.done():
+            name, version = split_id(action.function)
+            payload.result.set_result(Result(name, version, payload.outputs, action.start))
+
+    def refuse(self, action: Refuse) -> None:
+        """A request failed."""
+        payload = self.payloads.pop(action.request, None)
+        if payload is not None and not payload.result.done():
+            payload.result.set_exception(error_named(action.error)(action.message, action.retry_after_s))
+
+    def load_finished(self, action: LoadFinished) -> None:
+        """A load succeeded or failed."""
+        error: OverwinterError | None = None
+        if action.error is not None:
+            error = error_named(action.error)(action.reason)
+        for future in self._loads.pop(action.function, []):
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Fail all of them, because the node stops."""
+        waiting: list[asyncio.Future[Any]] = [payload.result for payload in self.payloads.values()]
+        waiting += itertools.chain.from_iterable(self._loads.values())
+        for future in waiting:
+            if not future.done():
+                future.set_exception(WorkerError("the node is stopping"))
+        self.payloads.clear()
+        self._loads.clear()

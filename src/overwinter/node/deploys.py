@@ -1,0 +1,182 @@
+"""Deploys and removes functions, and restores those of an earlier node."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from overwinter.core.errors import (
+    AuthorError,
+    CallerError,
+    ConflictError,
+    HandlerError,
+    NotFoundError,
+    OverwinterError,
+    TooLargeError,
+)
+from overwinter.core.events import Deployed, Removed
+from overwinter.core.ids import FunctionName, TenantId, function_id
+from overwinter.core.pipeline import Pipeline
+from overwinter.core.versions import default_of
+from overwinter.model.program import decode_program, validate
+from overwinter.node import clock
+from overwinter.node.functions import DeployedFunction, blobs_by_store
+from overwinter.node.parts import Parts
+from overwinter.node.pipelines import Pipelines, PipelineView
+from overwinter.node.profiles import Profiles
+from overwinter.node.quarantine import Quarantine
+from overwinter.node.quotas import Quotas
+from overwinter.node.threads import Threads
+from overwinter.node.traffic import who_stays
+from overwinter.node.views import DeployedVersion
+from overwinter.store.manifest import Deployment, Manifest, encode_manifest
+
+PROGRAM_BYTES_MAX = 4 << 20
+"""A program is read as a whole, and its hundred thousands of calls are checked."""
+
+
+class Deploys:
+    """What comes and goes. Belongs to the loop's thread; what is slow runs in others."""
+
+    def __init__(self, parts: Parts, pipelines: Pipelines, quarantine: Quarantine, profiler: Profiles) -> None:
+        self._config = parts.config
+        self._repository = parts.repository
+        self._hosts = parts.hosts
+        self._registry = parts.registry
+        self._calls = parts.calls
+        self._post = parts.post
+        self._log = parts.log
+        self._versions_of = parts.published.versions
+        self._pipelines = pipelines
+        self._quotas = Quotas(parts.config, parts.registry.functions)
+        self._quarantine = quarantine
+        self._profiler = profiler
+        # One at a time: threads that decode hold the interpreter's lock, each for itself.
+        self._reader = Threads(1, "programs")
+
+    async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:
+        """Register a version whose blocks are in the repository, and try it; raises the error of its trial. It then
+        answers for its name. `functions_max`: its tenant's limit, if lower than the node's.
+        """
+        nbytes = len(encode_manifest(manifest))
+        with self._quotas.deploying(manifest.tenant, nbytes, functions_max) as counted:
+            return await self._deploy(manifest, counted)
+
+    async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
+        """Register functions to be called as one, in place of a pipeline of that name; raises why it cannot be."""
+        with self._quotas.deploying_pipeline(self._pipelines.tenants(), pipeline.name, tenant):
+            return await self._pipelines.deploy(pipeline, tenant)
+
+    async def _deploy(self, manifest: Manifest, counted: Callable[[], None]) -> DeployedVersion:
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
+        await in_thread(self._check, manifest)
+        if not self._versions_of(manifest.name).shares:
+            self._pipelines.protect(manifest.name, manifest)
+        deployment = await self._register(manifest)
+        try:
+            function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
+            function.profile = await asyncio.to_thread(self._profiler.stored, function)
+            self._registry.functions[function.id] = function
+            counted()
+            function.on_trial = True
+            await self._calls.ask(function.id, Deployed(function.spec(), on_trial=True))
+            function.on_trial = False
+            await asyncio.to_thread(self._repository.prove, deployment.name, deployment.version)
+        except BaseException as error:
+            id_ = function_id(deployment.name, deployment.version)
+            if self._registry.functions.pop(id_, None) is not None:
+                # A node that has failed removes it at its next start.
+                with suppress(OverwinterError):
+                    self._post(Removed(id_))
+            await asyncio.shield(asyncio.to_thread(self._forget, deployment))
+            if isinstance(error, HandlerError):
+                # In a deploy, what the author sent is what the caller got wrong.
+                raise AuthorError(str(error)) from error
+            raise
+        if self._config.profile_on_deploy:
+            self._profiler.measure_soon(function)
+        told = filter(None, (function.warning(), who_stays(self._versions_of(deployment.name).shares)))
+        return DeployedVersion(deployment.name, deployment.version, "\n".join(told))
+
+    async def _register(self, manifest: Manifest) -> Deployment:
+        """A new version, before its trial. If its caller was cancelled it is removed again, because the thread
+        continues.
+        """
+        register = partial(self._repository.register, manifest, clock.wall(), proven=False)
+        registering = asyncio.get_running_loop().run_in_executor(self._reader, register)
+        try:
+            return await asyncio.shield(registering)
+        except asyncio.CancelledError:
+            with suppress(OverwinterError):
+                await asyncio.to_thread(self._forget, await registering)
+            raise
+
+    def _check(self, manifest: Manifest) -> None:
+        """Whether program, weights and specs agree; CallerError or ProgramError. Runs in a thread."""
+        blobs = [blob.address for blob in manifest.blobs()]
+        absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
+        address = manifest.program.address
+        if address in absent:
+            raise ConflictError(f"the program of {manifest.name!r}, blob {address}, is not in the repository: put it")
+        nbytes = self._repository.path(address).stat().st_size
+        if nbytes > PROGRAM_BYTES_MAX:
+            raise TooLargeError(f"the program of {manifest.name!r} has {nbytes} bytes; at most {PROGRAM_BYTES_MAX}")
+        program = decode_program(self._repository.read(address))
+        validate(program)
+        if not absent:
+            self._repository.check_weights(manifest, program.weights)
+        if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
+            raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
+        unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
+        unnumbered.on_trial = True
+        unnumbered.check_messages()
+
+    def _forget(self, deployment: Deployment) -> None:
+        with suppress(NotFoundError):
+            # Its owner may have removed it meanwhile.
+            self._repository.remove(deployment.name, deployment.version)
+
+    async def remove(self, name: FunctionName, version: int | None) -> None:
+        """Remove one version, or all with None; its runs end. NotFoundError; ConflictError if a pipeline needs it."""
+        self._protect(name, version)
+        versions = await asyncio.to_thread(self._repository.remove, name, version)
+        for gone in versions:
+            id_ = function_id(name, gone)
+            self._post(Removed(id_))
+            self._registry.functions.pop(id_, None)
+            self._quarantine.forget(id_)
+        await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
+
+    def _protect(self, name: FunctionName, gone: int | None) -> None:
+        """ConflictError if a pipeline needs a version, or with None any, of the function that is to go."""
+        versions = self._versions_of(name)
+        left = [version for version in versions.numbers if gone not in (None, version)]
+        # One that has a share cannot go alone.
+        default = self._registry.function(name, default_of(left, versions.shares)) if left else None
+        self._pipelines.protect(name, default, set(versions.numbers) - set(left))
+
+    def restore(self) -> None:
+        """Tell the scheduler of every function that the repository knows; keep of the host store what they need.
+        Restore the pipelines.
+        """
+        self._repository.forget_unproven()
+        deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
+        functions = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
+        self._hosts.sweep(blobs_by_store(functions))
+        # A function that is there in part must be loaded as a whole: what no whole one shares of it goes.
+        whole = [function for function in functions if self._registry.is_resident(function)]
+        self._hosts.sweep(blobs_by_store(whole))
+        for function in functions:
+            function.profile = self._profiler.stored(function)
+            self._registry.functions[function.id] = function
+            quarantined = self._quarantine.reason(function.id)
+            if quarantined:
+                told = f"function {function.id} is out of service until it is loaded: {quarantined}"
+                self._log(told, function=function.id)
+            resident = self._registry.is_resident(function)
+            self._post(Deployed(function.spec(), resident=resident, quarantined=quarantined))
+        limited = {f"function {function.id}": function.deployment.limited for function in functions}
+        limited |= {f"pipeline {name!r}": told for name, told in self._pipelines.restore().items()}
+        for what, every in limited.items():
+            for told in every:
+                self._log(f"{what}: {told}")

@@ -1,0 +1,32 @@
+"""The parts on which the rest of a node is built."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from overwinter.core.config import NodeConfig
+from overwinter.core.events import Event
+from overwinter.node.calls import Calls
+from overwinter.node.faults import Faults
+from overwinter.node.log import Log
+from overwinter.node.processes import Processes
+from overwinter.node.registry import Registry
+from overwinter.scheduler.published import Published
+from overwinter.store.hosts import HostStores
+from overwinter.store.repository import Repository
+
+
+class Parts(NamedTuple):
+    """Made at the start of a node, each from those before it."""
+
+    config: NodeConfig
+    """With its bounds filled in."""
+    log: Log
+    faults: Faults
+    repository: Repository
+    hosts: HostStores
+    published: Published
+    post: Callable[[Event], None]
+    """Passes an event to the scheduler."""
+    registry: Registry
+    processes: Processes
+    calls: Calls

@@ -1,0 +1,125 @@
+"""The deployed functions of a node, and what its zygotes need of them."""
+
+from collections.abc import Callable, Iterator
+
+from overwinter.core.errors import NotFoundError, StoreError
+from overwinter.core.events import Event, WorkerReady, ZygoteLost
+from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id
+from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
+from overwinter.node.log import Log
+from overwinter.node.views import FunctionView, TenantBlocks
+from overwinter.node.workers import WorkerProcess
+from overwinter.node.zygotes import Room
+from overwinter.scheduler.published import Published
+from overwinter.store.blocks import without_addresses
+from overwinter.store.hosts import HostStores
+from overwinter.worker.messages import Bind, Load
+
+
+class Registry:
+    """All versions of all functions, those on trial included, by id."""
+
+    def __init__(self, hosts: HostStores, published: Published, post: Callable[[Event], None], log: Log) -> None:
+        self._hosts = hosts
+        self._published = published
+        self._post = post
+        self._log = log
+        self.functions: dict[FunctionId, DeployedFunction] = {}
+
+    # What callers ask
+
+    def deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
+        """One version, or the one that answers for the name; NotFoundError."""
+        asked = self._published.default(name) if version is None else version
+        function = None if asked is None else self.functions.get(function_id(name, asked))
+        if function is None:
+            known = self.versions(name)
+            others = f"; its versions: {known}" if known else ""
+            raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
+        return function
+
+    def function(self, name: FunctionName, version: int | None) -> FunctionView:
+        """One version, or the one that answers for the name, as callers see it; NotFoundError."""
+        return FunctionView(self.deployed(name, version), self._published, self._hosts)
+
+    def versions(self, name: FunctionName) -> list[int]:
+        """The versions of a function that answer, ascending."""
+        return self._published.versions(name).numbers
+
+    def views(self, tenant: TenantId | None) -> Iterator[FunctionView]:
+        """Every version of every function, or of one tenant's, by name and number, each as it is at its turn."""
+        wanted = [each for each in self.functions.values() if tenant in (None, each.manifest.tenant)]
+        ordered = sorted(wanted, key=lambda f: (f.deployment.name, f.deployment.version))
+        blocks: dict[tuple[StoreName, TenantId], TenantBlocks] = {}
+        for function in ordered:
+            # It may have been removed since.
+            if function.id in self.functions:
+                whose = (function.store, function.manifest.tenant)
+                if whose not in blocks:
+                    blocks[whose] = TenantBlocks(function, self._published, self._hosts)
+                yield FunctionView(function, self._published, self._hosts, blocks[whose])
+
+    def owner(self, name: FunctionName) -> TenantId:
+        """The tenant of a function, also of one on trial; NotFoundError."""
+        for function in self.functions.values():
+            if function.deployment.name == name:
+                return function.manifest.tenant
+        raise NotFoundError(f"no function {name!r} here")
+
+    def is_resident(self, function: DeployedFunction) -> bool:
+        """Whether all blocks of a function are in its host store."""
+        host = self._hosts.store(function.store)
+        return all(host.holds(blob.address) for blob in function.blobs)
+
+    def told(self, function: DeployedFunction, error: Exception) -> str:
+        """What callers hear of an error of the store; the log hears all of it."""
+        self._log(f"function {function.id}: {error}", level="error", function=function.id)
+        return f"function {function.id}: {without_addresses(str(error))}"
+
+    def family(self, function: DeployedFunction) -> list[DeployedFunction]:
+        """All functions that a worker forked for this one may bind."""
+        return [each for each in self.functions.values() if each.family == function.family] or [function]
+
+    # What zygotes need
+
+    def tenants(self) -> set[TenantId]:
+        """The tenants that have functions."""
+        return {function.manifest.tenant for function in self.functions.values()}
+
+    def room_of(self, tenant: TenantId) -> Room:
+        """The limits of the tenant's largest worker."""
+        families: dict[Family, list[DeployedFunction]] = {}
+        for function in self.functions.values():
+            if function.manifest.tenant == tenant:
+                families.setdefault(function.family, []).append(function)
+        memory_bytes = [function.memory_bytes for its in families.values() for function in its]
+        mapped = [mapped_bytes(its) for its in families.values()]
+        return Room(max(Room().memory_bytes, *memory_bytes), max(Room().mapped_bytes, *mapped))
+
+    def warm_up_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
+        """A function's program and weights, and their descriptors; None when it is not to be prepared."""
+        function = self.functions.get(id_)
+        if function is None or not function.warm_ups:
+            return None
+        try:
+            fds = self._hosts.store(function.store).open(function.files(bare=True))
+            return function.load(bare=True), function.bind(bare=True), fds
+        except StoreError:
+            # Its blocks left again; the next worker of this program asks anew after a restart of the zygote.
+            return None
+
+    def worker_waits(self, process: WorkerProcess) -> None:
+        """A worker that was forked ahead can be taken over."""
+        self._post(WorkerReady(process.worker))
+
+    def zygote_lost(self, tenant: TenantId | None, culprit: FunctionId | None, overran: bool) -> None:
+        """The prepared programs of a tenant are lost, with None of all; `culprit` was being warmed up, for too long if
+        it overran.
+        """
+        warmed_up = None if culprit is None else self.functions.get(culprit)
+        if warmed_up is not None:
+            left = 0 if overran else max(0, warmed_up.warm_ups - 1)
+            for function in self.functions.values():
+                if function.program_subject == warmed_up.program_subject:
+                    function.warm_ups = min(function.warm_ups, left)
+        self._post(ZygoteLost(tenant))

@@ -1,0 +1,130 @@
+"""Runs of requests in workers: lays their inputs into buffers, and takes their outputs from there."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from overwinter.core.actions import Run
+from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
+from overwinter.core.ids import FunctionId, RequestId, RunId
+from overwinter.core.tensor import Tensor
+from overwinter.node.answers import TOLD_MOST, said_bytes
+from overwinter.node.calls import Payload
+from overwinter.node.copying import Copies
+from overwinter.node.functions import DeployedFunction
+from overwinter.node.processes import Processes
+from overwinter.node.workers import Flight, WorkerProcess
+from overwinter.worker.messages import Answer, Failure, Measured, Ready, RunBatch
+from overwinter.worker.shortage import lacks_memory
+
+BUFFERS_IDLE_S = 1.0
+"""A worker that had nothing to do for so long gives back the memory of large buffers."""
+
+
+class Runs:
+    """Sends runs to the workers that serve, and hears these workers."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        functions: Mapping[FunctionId, DeployedFunction],
+        payloads: Mapping[RequestId, Payload],
+        post: Callable[[Event], None],
+    ) -> None:
+        self._processes = processes
+        self._functions = functions
+        self._payloads = payloads
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._copies = Copies()
+
+    def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
+        """A worker is loaded."""
+        function = self._functions.get(process.function)
+        if function is not None and function.on_trial:
+            function.doubts = ready.doubts[:TOLD_MOST]
+        self._post(WorkerReady(process.worker))
+
+    def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:
+        """Workers that serve are not measured this way."""
+        raise ValueError(f"worker {process.worker} was not asked to measure itself")
+
+    def worker_exited(self, process: WorkerProcess, error: str, reason: str) -> None:
+        """A worker ended."""
+        self._post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
+
+    def begin(self, action: Run) -> None:
+        """Begin a run that the scheduler ordered."""
+        process = self._processes.process(action.worker)
+        if process is None:
+            # Its end is on the way to the scheduler.
+            return
+        functions = action.functions or (action.function or process.function,) * len(action.requests)
+        self.run(process, functions, action.run, action.requests)
+
+    def run(
+        self, process: WorkerProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
+    ) -> None:
+        """Send a worker a run of requests, each of a function that it has bound."""
+        inputs = [self._payloads[request].inputs for request in requests]
+        tensors = [tensor for request in inputs for tensor in request]
+        metas = tuple(tuple(tensor.meta for tensor in request) for request in inputs)
+        slot = process.begin(run, requests)
+
+        def failed(error: Exception) -> None:
+            if lacks_memory(error):
+                self._end_run(process, run, process.take_back(run), error)
+            else:
+                self._processes.give_up(process, f"its buffer cannot be made to hold what it is to run: {error}")
+
+        def begun(buffer_bytes: int) -> None:
+            self._processes.send(process, RunBatch(run, functions, slot, metas, buffer_bytes))
+
+        nbytes = sum(len(tensor.data) for tensor in tensors)
+        self._copies.make(process, nbytes, partial(process.lay, slot, tensors), begun, failed)
+
+    def worker_answered(self, process: WorkerProcess, answer: Answer) -> None:
+        """Copy the outputs from the run's buffer; ValueError for an impossible answer."""
+        flight = process.end(answer)
+
+        def failed(error: Exception) -> None:
+            if lacks_memory(error):
+                self._end_run(process, answer.run, flight, error)
+            elif process.over:
+                raise error
+            else:
+                self._processes.give_up(process, f"it answered nonsense: {error}")
+
+        take = partial(process.answer_check.outputs_of, answer, process.slots[flight.slot].outputs)
+        self._copies.make(process, said_bytes(answer), take, partial(self._taken, process, answer, flight), failed)
+
+    def _taken(
+        self, process: WorkerProcess, answer: Answer, flight: Flight, outcomes: Sequence[list[Tensor] | Failure]
+    ) -> None:
+        process.free(flight)
+        failures: list[RunFailure] = []
+        for request, outcome in zip(flight.requests, outcomes, strict=True):
+            payload = self._payloads.get(request)
+            if isinstance(outcome, Failure):
+                failures.append(RunFailure(request, outcome.error, outcome.message))
+            elif payload is not None:
+                payload.outputs = outcome
+        if process.is_idle_since(answer.run) and process.is_large():
+            self._loop.call_later(BUFFERS_IDLE_S, self._give_back, process, answer.run, process.give_back())
+        self._post(RunEnded(process.worker, answer.run, tuple(failures)))
+
+    def _end_run(self, process: WorkerProcess, run: RunId, flight: Flight, error: Exception) -> None:
+        """The node has no memory to copy the inputs or outputs of a run: its requests fail, and its worker
+        continues.
+        """
+        process.free(flight)
+        told = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
+        failures = tuple(RunFailure(request, "OverloadedError", told) for request in flight.requests)
+        self._post(RunEnded(process.worker, run, failures))
+
+    def _give_back(self, process: WorkerProcess, run: RunId, pieces: Iterator[None]) -> None:
+        """As long as nothing runs; others have their turn between two pieces."""
+        if process.is_idle_since(run):
+            for _ in pieces:
+                self._loop.call_soon(self._give_back, process, run, pieces)
+                return
