@@ -22,9 +22,9 @@ import torch
 from benchmarks.guard_pages import GuardedMemory
 from benchmarks.operator_calls import Asked, changed, valid_calls
 from benchmarks.operator_programs import program_of
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
 from overwinter.model.compile import compile_program
-from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.model.operators import TENSOR_OPERATORS
 from overwinter.model.program import validate
 
@@ -147,7 +147,7 @@ def _content(result: object) -> tuple[object, ...]:
     """What is compared of a result."""
     if not isinstance(result, torch.Tensor) or result.layout != torch.strided or result.device.type != "cpu":
         raise _EndedError("strange")
-    if str(result.dtype).removeprefix("torch.") not in ITEM_BYTES and result.dtype != torch.complex32:
+    if str(result.dtype).removeprefix("torch.") not in DTYPE_BYTES and result.dtype != torch.complex32:
         raise _EndedError("strange")
     span = 1 + sum((size - 1) * step for size, step in zip(result.shape, result.stride(), strict=True))
     inside = (result.storage_offset() + span) * result.element_size() <= result.untyped_storage().nbytes()

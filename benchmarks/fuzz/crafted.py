@@ -19,8 +19,8 @@ from benchmarks.hostile.exchange import ask, exchange
 from benchmarks.hostile.functions import DEPLOY_S, register, stage
 from benchmarks.hostile.verdicts import Harm
 from overwinter.api.deployer import package, settings_of
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.tensor import TensorSpec
-from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.model.program import Call, Layer, Program, Slot, Value, Weight
 
 try:
@@ -114,7 +114,7 @@ def one_call(
     operator: str, args: tuple[Any, ...], weights: list[torch.Tensor], outputs: list[TensorSpec], **kwargs: Any
 ) -> tuple[Program, list[torch.Tensor]]:
     """A program of one call over some weights, which have the first slots; its first results are its outputs."""
-    kinds = {dtype: name for name in ITEM_BYTES if (dtype := getattr(torch, name, None)) is not None}
+    kinds = {dtype: name for name in DTYPE_BYTES if (dtype := getattr(torch, name, None)) is not None}
     first = len(weights)
     made = tuple(range(first, first + max(1, len(outputs))))
     program = Program(

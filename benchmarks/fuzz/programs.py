@@ -22,7 +22,7 @@ from overwinter.model.export import export
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Manifest, encode_manifest
-from overwinter.worker.values import DTYPES
+from overwinter.worker.values import TORCH_DTYPES
 
 MODELS = ("mlp", "textcnn")
 """Of the zoo, small; beside the little one that all attacks use."""
@@ -99,7 +99,7 @@ def zeros_request(name: str, specs: tuple[TensorSpec, ...], dimensions: dict[str
         shape = [size if isinstance(size, int) else dimensions.get(size, (1, 1))[0] for size in spec.shape]
         if torch.Size([min(size, ELEMENTS_MAX) for size in shape]).numel() > ELEMENTS_MAX:
             shape = [1] * len(shape)
-        inputs[spec.name] = torch.zeros([min(size, ELEMENTS_MAX) for size in shape], dtype=DTYPES[spec.datatype])
+        inputs[spec.name] = torch.zeros([min(size, ELEMENTS_MAX) for size in shape], dtype=TORCH_DTYPES[spec.datatype])
     return binary_request(name, as_tensors(inputs))
 
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.api.arrays import DATATYPES, from_tensor, to_tensor
+from overwinter.api.arrays import from_tensor, to_tensor
+from overwinter.core.datatypes import DATATYPES
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import BYTES, Tensor, TensorSpec, check_size, pack_bytes
 

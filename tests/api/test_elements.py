@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.api import elements
-from overwinter.api.elements import FORMATS
 from overwinter.api.steps import STEP_BYTES, Steps, finish
+from overwinter.core.datatypes import FORMATS
 from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Tensor, pack_bytes
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.tensor import (
     BYTES,
     ELEMENTS_MAX,
-    ITEM_BYTES,
     NAME_MAX,
     RANK_MAX,
     Tensor,
@@ -36,7 +36,7 @@ def test_any_bytes_are_elements_or_a_callers_error(data, count):
     assert pack_bytes(elements) == data
 
 
-@pytest.mark.parametrize(("datatype", "nbytes"), ITEM_BYTES.items())
+@pytest.mark.parametrize(("datatype", "nbytes"), DATATYPE_BYTES.items())
 def test_every_datatype_has_its_size(datatype, nbytes):
     check_size(Tensor("t", datatype, (2, 3), bytes(6 * nbytes)))
     with pytest.raises(CallerError, match=f"needs {6 * nbytes} bytes"):

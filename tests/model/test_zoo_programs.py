@@ -6,12 +6,11 @@ import torch
 from benchmarks import zoo
 from benchmarks.programs import cases, flatten, sized_inputs
 from overwinter.model.compile import compile_program, resolve
-from overwinter.model.dtypes import SYMBOLIC_KINDS
 from overwinter.model.export import export
 from overwinter.model.liveness import dimension_sizes, live_in, peak_activation_bytes
 from overwinter.model.operators import FRESH, SIZE_OPERATORS, SYMBOLIC
 from overwinter.model.program import Device, Dtype, MemoryFormat, Slot, decode_program, encode_program, validate
-from overwinter.model.structure import evaluate
+from overwinter.model.structure import SYMBOLIC_KINDS, evaluate
 
 pytestmark = pytest.mark.slow
 

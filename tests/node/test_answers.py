@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, ITEM_BYTES, TensorMeta, TensorSpec, pack_bytes
+from overwinter.core.datatypes import DATATYPE_BYTES
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, TensorSpec, pack_bytes
 from overwinter.node.answers import ERRORS, TOLD_MOST, AnswerCheck
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, FromWorker, Outputs
@@ -112,7 +113,7 @@ SIZES = st.one_of(st.integers(-4, 8), st.integers(-(1 << 63), (1 << 63) - 1))
 METAS = st.builds(
     TensorMeta,
     st.sampled_from(["y", "said", "", "\x00"]),
-    st.sampled_from([*ITEM_BYTES, BYTES, "", "FP31"]),
+    st.sampled_from([*DATATYPE_BYTES, BYTES, "", "FP31"]),
     st.lists(SIZES, max_size=70).map(tuple),
     SIZES,
 )

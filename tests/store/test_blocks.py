@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import CallerError
 from overwinter.core.tensor import RANK_MAX
-from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.blocks import (
     LENGTH_BYTES,
     MAX_LAYOUT_BYTES,
@@ -23,7 +23,7 @@ from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, pack, plan_blo
 from tests.store.family import Shape, values
 
 small_weights = st.lists(
-    st.builds(Shape, st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 9), max_size=3).map(tuple)),
+    st.builds(Shape, st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 9), max_size=3).map(tuple)),
     min_size=1,
     max_size=20,
 )

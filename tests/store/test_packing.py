@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
-from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.packing import (
     ALIGNMENT_BYTES,
     LARGE_BYTES,
@@ -25,7 +25,7 @@ sizes = st.one_of(
 )
 weights_of_bytes = st.lists(sizes, max_size=120).map(lambda many: [Shape("uint8", (size,)) for size in many])
 any_weights = st.lists(
-    st.builds(Shape, st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 40), max_size=4).map(tuple)),
+    st.builds(Shape, st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 40), max_size=4).map(tuple)),
     max_size=60,
 )
 

@@ -10,14 +10,13 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from overwinter.api.elements import FORMATS
+from overwinter.core.datatypes import DATATYPES, DTYPES, FORMATS
 from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, DATATYPES, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from overwinter.core.tensor import BYTES, Tensor, TensorSpec, pack_bytes, unpack_bytes
 
 ArrayLike = Any
 """A PyTorch tensor, a NumPy array or scalar, a number, a str, bytes, or (nested) lists of these."""
 
-_NAMES = {datatype: name for name, datatype in DATATYPES.items()}
 _STRUCT_FORMATS = {**FORMATS, "FP16": "e"}
 
 
@@ -42,7 +41,7 @@ def from_tensor(tensor: Tensor) -> Any:
         return elements.reshape(tensor.shape)
     if tensor.datatype == "BF16":
         return (numpy.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4").reshape(tensor.shape)
-    dtype = numpy.dtype(_NAMES[tensor.datatype]).newbyteorder("<")
+    dtype = numpy.dtype(DTYPES[tensor.datatype]).newbyteorder("<")
     return numpy.frombuffer(tensor.data, dtype).reshape(tensor.shape)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from overwinter.api.elements import FORMATS
+from overwinter.core.datatypes import DATATYPE_BYTES, FORMATS
 from overwinter.core.errors import CallerError
-from overwinter.core.tensor import BYTES, ITEM_BYTES, Buffer, Tensor, TensorSpec, check_size, pack_bytes
+from overwinter.core.tensor import BYTES, Buffer, Tensor, TensorSpec, check_size, pack_bytes
 
 
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
@@ -42,7 +42,7 @@ def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
     if shape.count(-1) > 1:
         raise CallerError(f"a raw body does not say the sizes {list(spec.shape)} of input {spec.name!r}: send JSON")
     if -1 in shape:
-        item = ITEM_BYTES[spec.datatype] * prod(size for size in shape if size != -1)
+        item = DATATYPE_BYTES[spec.datatype] * prod(size for size in shape if size != -1)
         shape[shape.index(-1)] = len(body) // item if item else 0
     tensor = Tensor(spec.name, spec.datatype, tuple(shape), body)
     check_size(tensor)

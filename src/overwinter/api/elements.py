@@ -12,32 +12,9 @@ from typing import Any
 import msgspec
 
 from overwinter.api.steps import STEP_BYTES, Steps
+from overwinter.core.datatypes import DATATYPE_BYTES, FORMATS
 from overwinter.core.errors import CallerError, TooLargeError
-from overwinter.core.tensor import (
-    BYTES,
-    ELEMENTS_MAX,
-    ITEM_BYTES,
-    Buffer,
-    Tensor,
-    check_elements,
-    pack_bytes,
-    unpack_bytes,
-)
-
-FORMATS = {
-    "BOOL": "?",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "FP32": "f",
-    "FP64": "d",
-}
-"""The struct character of each datatype that has a JSON form. FP16 and BF16 have none: they travel as binary."""
+from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Buffer, Tensor, check_elements, pack_bytes, unpack_bytes
 
 DEPTH_MAX = 8
 """Levels of nested lists; a flat list serves any rank."""
@@ -166,7 +143,7 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
         packed += _pack(datatype, decode(b"[%s]" % piece[:stop].translate(_FLAT)))
         at += stop + 1
         yield
-    if len(packed) != prod(shape) * ITEM_BYTES[datatype]:
+    if len(packed) != prod(shape) * DATATYPE_BYTES[datatype]:
         raise CallerError(f"data of input {name!r} lacks elements: shape {list(shape)} needs {prod(shape)}")
     return packed
 
@@ -234,9 +211,9 @@ def _pack(datatype: str, values: list[Any]) -> bytes:
 
 
 def _no_json(side: str, name: str, datatype: str) -> str:
-    if datatype in ITEM_BYTES:
+    if datatype in DATATYPE_BYTES:
         return f"{side} {name!r} is {datatype}, which has no JSON form: use the binary tensor extension"
-    return f"{side} {name!r} has unknown datatype {datatype!r}; known: {', '.join([*ITEM_BYTES, BYTES])}"
+    return f"{side} {name!r} has unknown datatype {datatype!r}; known: {', '.join([*DATATYPE_BYTES, BYTES])}"
 
 
 def _ask_binary(name: str, why: str) -> str:

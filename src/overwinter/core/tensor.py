@@ -8,43 +8,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import CallerError, TooLargeError
 
 Buffer = bytes | bytearray | memoryview
-
-ITEM_BYTES: dict[str, int] = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-}
-"""Bytes of one element of each Open Inference Protocol datatype of fixed size."""
-
-DATATYPES: dict[str, str] = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
-"""What PyTorch and NumPy call an element type, and its datatype in the protocol."""
 
 BYTES = "BYTES"
 """The datatype whose elements are each a 4-byte little-endian length and that many bytes."""
@@ -142,9 +109,9 @@ def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
         check_elements(tensor.name, count, elements_max)
         _stops(memoryview(tensor.data).cast("B"), count)
         return
-    item = ITEM_BYTES.get(tensor.datatype)
+    item = DATATYPE_BYTES.get(tensor.datatype)
     if item is None:
-        known = ", ".join([*ITEM_BYTES, BYTES])
+        known = ", ".join([*DATATYPE_BYTES, BYTES])
         raise CallerError(f"tensor {tensor.name!r} has unknown datatype {tensor.datatype!r}; known: {known}")
     if len(tensor.data) != count * item:
         raise CallerError(

@@ -5,10 +5,9 @@ operator is assumed to share memory with every argument.
 """
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.dtypes import SYMBOLIC_KINDS
 from overwinter.model.liveness import alive_across
 from overwinter.model.operators import MUTATING, VIEWS
-from overwinter.model.structure import Call, Program, Slot, slots_of
+from overwinter.model.structure import SYMBOLIC_KINDS, Call, Program, Slot, slots_of
 
 
 def written_slot(call: Call) -> int | None:

@@ -12,10 +12,10 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from overwinter.core.datatypes import DATATYPES, DTYPE_BYTES
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.checks import Condition, kind_of, number
-from overwinter.model.dtypes import DATATYPES
 from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, simplify, source_line
 from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
@@ -347,11 +347,11 @@ def _message(text: str) -> str:
 
 
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[int | str, ...]) -> TensorSpec:
-    datatype = DATATYPES.get(dtype_name(tensor.dtype))
-    if datatype is None:
+    dtype = dtype_name(tensor.dtype)
+    if dtype not in DATATYPES or dtype not in DTYPE_BYTES:
         way = "; pass it as pairs, with torch.view_as_real and torch.view_as_complex" if tensor.is_complex() else ""
         raise ProgramError(f"{name!r} is of {tensor.dtype}, for which the Open Inference Protocol has no datatype{way}")
-    return TensorSpec(name, datatype, shape)
+    return TensorSpec(name, DATATYPES[dtype], shape)
 
 
 def _output_names(exported: ExportedProgram, count: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from overwinter.model.dtypes import DTYPES
+from overwinter.core.datatypes import DTYPES
 from overwinter.model.structure import Program
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from overwinter.model.dtypes import DTYPES
+from overwinter.core.datatypes import DTYPES
 from overwinter.model.operators import VIEWS
 from overwinter.model.structure import Program, Slot
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import ProgramError
-from overwinter.core.tensor import ITEM_BYTES, TensorSpec
+from overwinter.core.tensor import TensorSpec
 from overwinter.model.structure import Call, Program, evaluate, slots_of
 
 
@@ -118,4 +119,4 @@ def input_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
     count = 1
     for size in spec.shape:
         count *= sizes[size] if isinstance(size, str) else size
-    return count * ITEM_BYTES[spec.datatype]
+    return count * DATATYPE_BYTES[spec.datatype]

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overwinter.model.dtypes import SYMBOLIC_KINDS
 from overwinter.model.guards import ON_TENSORS
 from overwinter.model.operators import CHECKS
-from overwinter.model.structure import Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
+from overwinter.model.structure import SYMBOLIC_KINDS, Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
 
 MOST = (1 << 31) - 1
 """Largest whole number, up or down from zero, of most parameters."""

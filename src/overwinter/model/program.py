@@ -12,11 +12,10 @@ from typing import Annotated
 
 import msgspec
 
+from overwinter.core.datatypes import DATATYPE_BYTES, DTYPE_BYTES
 from overwinter.core.errors import ProgramError
-from overwinter.core.tensor import ITEM_BYTES as DATATYPE_BYTES
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.aliasing import check_writes
-from overwinter.model.dtypes import ITEM_BYTES, MEMORY_FORMATS, SYMBOLIC_KINDS
 from overwinter.model.operators import (
     CHECKS,
     ITEM_OPERATORS,
@@ -28,6 +27,8 @@ from overwinter.model.operators import (
 )
 from overwinter.model.structure import (
     FORMAT_VERSION,
+    MEMORY_FORMATS,
+    SYMBOLIC_KINDS,
     Argument,
     Call,
     Device,
@@ -183,7 +184,7 @@ def _check_weights(weights: tuple[Weight, ...]) -> None:
     _require(len(weights) <= MAX_WEIGHTS, f"{len(weights)} weights, the limit is {MAX_WEIGHTS}")
     _check_unique("weight", (weight.name for weight in weights))
     for weight in weights:
-        _require(weight.dtype in ITEM_BYTES, f"weight {weight.name!r} has unknown type {weight.dtype[:80]!r}")
+        _require(weight.dtype in DTYPE_BYTES, f"weight {weight.name!r} has unknown type {weight.dtype[:80]!r}")
         sized = len(weight.shape) <= MAX_RANK and all(0 <= size <= MAX_SIZE for size in weight.shape)
         _require(sized and weight.nbytes <= MAX_SIZE, f"weight {weight.name!r} has an impossible shape")
         ordered = not weight.order or sorted(weight.order) == list(range(len(weight.shape)))
@@ -195,7 +196,7 @@ def _check_values(program: Program) -> None:
     _require(len(program.values) == made, f"{len(program.values)} values are described, the calls make {made}")
     for at, value in enumerate(program.values):
         slot = program.first_value + at
-        if value.dtype not in ITEM_BYTES and value.dtype not in SYMBOLIC_KINDS:
+        if value.dtype not in DTYPE_BYTES and value.dtype not in SYMBOLIC_KINDS:
             raise ProgramError(f"value {slot} has unknown type {value.dtype[:80]!r}")
         if not -1 <= value.base < slot:
             raise ProgramError(f"value {slot} cannot share memory with slot {value.base}")
@@ -262,7 +263,7 @@ class _Walk:
                 if number not in self.alive:
                     raise ProgramError(f"{where}: reads slot {number}, which holds nothing")
             case Dtype(name):
-                _require(name in ITEM_BYTES, f"{where}: unknown type {name[:80]!r}")
+                _require(name in DTYPE_BYTES, f"{where}: unknown type {name[:80]!r}")
             case MemoryFormat(name):
                 _require(name in MEMORY_FORMATS, f"{where}: unknown memory format {name[:80]!r}")
             case str():

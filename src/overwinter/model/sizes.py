@@ -12,8 +12,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.functions import CeilDiv, CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
-from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.model.structure import Term
 
 _LARGE = 4096
@@ -88,9 +88,9 @@ def sizes_of(tensor: torch.Tensor) -> list[int | torch.SymInt]:
 def item_bytes(dtype: torch.dtype) -> int:
     """Bytes of one element; ProgramError for a type that programs do not have."""
     name = str(dtype).removeprefix("torch.")
-    if name not in ITEM_BYTES:
+    if name not in DTYPE_BYTES:
         raise ProgramError(f"tensors of type {name} are not supported")
-    return ITEM_BYTES[name]
+    return DTYPE_BYTES[name]
 
 
 def _without_rounding(expression: sympy.Expr) -> sympy.Expr:

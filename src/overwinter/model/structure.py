@@ -11,8 +11,8 @@ from math import prod
 
 import msgspec
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.tensor import TensorSpec
-from overwinter.model.dtypes import ITEM_BYTES
 
 FORMAT_VERSION = 1
 
@@ -20,6 +20,11 @@ BATCH = "batch"
 """The dynamic size that counts the rows of a request; what one request has of it, another may be joined to."""
 
 _WORD = re.compile(r"\w+")
+
+SYMBOLIC_KINDS = frozenset({"symint", "symfloat", "symbool"})
+"""What a value is that is no tensor but a Python number worked out from sizes."""
+
+MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False, tag="s", tag_field="k", rename={"number": "n"}):
@@ -64,7 +69,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkn
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

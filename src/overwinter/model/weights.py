@@ -4,8 +4,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
-from overwinter.model.dtypes import ITEM_BYTES
 
 _KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -35,7 +35,7 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
 
     Where it has gaps, or elements at one place, it becomes a copy with its dimensions in the order that they had.
     """
-    if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in ITEM_BYTES:
+    if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(
             f"weight {name!r} is {tensor.layout} of {tensor.dtype}; only dense plain tensors are supported"
         )

@@ -6,22 +6,14 @@ The worker shares the buffer and may write to it at any time, so the checks use 
 from collections.abc import Sequence
 from math import prod
 
+from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import OverwinterError
-from overwinter.core.tensor import (
-    ANSWER_BYTES_MAX,
-    BYTES,
-    ELEMENTS_MAX,
-    ITEM_BYTES,
-    Tensor,
-    TensorMeta,
-    TensorSpec,
-    check_size,
-)
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, Tensor, TensorMeta, TensorSpec, check_size
 from overwinter.worker.buffer import SharedBuffer, offsets
 from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed
 from overwinter.worker.shortage import lacks_memory
 
-KNOWN = frozenset((*ITEM_BYTES, BYTES))
+KNOWN = frozenset((*DATATYPE_BYTES, BYTES))
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
 """Whose fault a worker may say that something is; all else is its own."""
 TOLD_MOST = 4000

@@ -11,10 +11,11 @@ from contextlib import suppress
 from math import inf, prod
 from typing import Any
 
+from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Shape
-from overwinter.core.tensor import ITEM_BYTES, TensorMeta
+from overwinter.core.tensor import TensorMeta
 from overwinter.model.program import Program
 from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.processes import Processes
@@ -243,5 +244,5 @@ def _metas(program: Program) -> tuple[TensorMeta, ...]:
     metas = []
     for spec in program.inputs:
         shape = tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)
-        metas.append(TensorMeta(spec.name, spec.datatype, shape, prod(shape) * ITEM_BYTES[spec.datatype]))
+        metas.append(TensorMeta(spec.name, spec.datatype, shape, prod(shape) * DATATYPE_BYTES[spec.datatype]))
     return tuple(metas)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import CallerError
 from overwinter.core.ids import Address
 from overwinter.core.tensor import RANK_MAX, Buffer
-from overwinter.model.dtypes import ITEM_BYTES
 from overwinter.store.manifest import ADDRESS_PATTERN, Block, Piece
 from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, BlockPlan, plan_block
 
@@ -120,7 +120,7 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
         if line.count(",") >= RANK_MAX:
             raise CallerError(f"a block's layout has a weight of more than {RANK_MAX} sizes")
         match = _LINE.fullmatch(line)
-        if match is None or match[1] not in ITEM_BYTES:
+        if match is None or match[1] not in DTYPE_BYTES:
             raise CallerError(f"a block's layout has the line {line[:80]!r}; dtype[size,...] is needed")
         shape = tuple(map(int, match[2].split(","))) if match[2] else ()
         weights.append((len(weights), _Described(match[1], shape)))

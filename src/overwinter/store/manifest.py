@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Meta
 
 from overwinter.core.agreement import Agreement
+from overwinter.core.datatypes import DATATYPE_BYTES
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
 from overwinter.core.ids import NAME_PATTERN, Address, FunctionName, TenantId
 from overwinter.core.tensor import (
     BYTES,
-    ITEM_BYTES,
     RANK_MAX,
     TENSORS_MAX,
     Tensor,
@@ -197,8 +197,8 @@ def _check_tensors(kind: str, specs: tuple[TensorSpec, ...]) -> None:
         if times > 1:
             raise CallerError(f"{kind} {name!r} is given {times} times")
     for spec in specs:
-        if spec.datatype != BYTES and spec.datatype not in ITEM_BYTES:
-            known = ", ".join([*ITEM_BYTES, BYTES])
+        if spec.datatype != BYTES and spec.datatype not in DATATYPE_BYTES:
+            known = ", ".join([*DATATYPE_BYTES, BYTES])
             raise CallerError(f"{kind} {spec.name!r} has unknown datatype {spec.datatype!r}; known: {known}")
         if any(isinstance(size, int) and size < 0 for size in spec.shape):
             raise CallerError(f"{kind} {spec.name!r} has a negative size in shape {list(spec.shape)}")

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
-from overwinter.model.dtypes import ITEM_BYTES
 
 ALIGNMENT_BYTES = 64
 """Every weight starts on a cache line, as PyTorch's own allocator has it."""
@@ -27,7 +27,7 @@ class Shaped(Protocol):
 
     @property
     def dtype(self) -> str:
-        """A key of `model.dtypes.ITEM_BYTES`."""
+        """A key of `DTYPE_BYTES`."""
         ...
 
     @property
@@ -55,9 +55,9 @@ class BlockPlan(msgspec.Struct, frozen=True):
 
 def weight_bytes(weight: Shaped) -> int:
     """Bytes of a weight; ProgramError when its dtype is unknown or a size is negative."""
-    item = ITEM_BYTES.get(weight.dtype)
+    item = DTYPE_BYTES.get(weight.dtype)
     if item is None:
-        raise ProgramError(f"a weight has unknown dtype {weight.dtype!r}; known: {', '.join(ITEM_BYTES)}")
+        raise ProgramError(f"a weight has unknown dtype {weight.dtype!r}; known: {', '.join(DTYPE_BYTES)}")
     if any(size < 0 for size in weight.shape):
         raise ProgramError(f"a weight has a negative size in shape {list(weight.shape)}")
     return item * prod(weight.shape)

@@ -6,9 +6,8 @@ with no common weight between them form a span; the calls between spans are shar
 
 from collections.abc import Iterator, Sequence
 
-from overwinter.model.dtypes import SYMBOLIC_KINDS
 from overwinter.model.program import Program
-from overwinter.model.structure import BATCH, slots_of
+from overwinter.model.structure import BATCH, SYMBOLIC_KINDS, slots_of
 
 Cut = tuple[int, int, bool]
 """The first call of a span, the one behind it, and whether its weights are each function's own."""

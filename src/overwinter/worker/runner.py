@@ -22,7 +22,7 @@ from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.trunk import Share, Trunks
-from overwinter.worker.values import DTYPES, Parcel, Value
+from overwinter.worker.values import TORCH_DTYPES, Parcel, Value
 from overwinter.worker.weights import unlike
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
@@ -94,7 +94,7 @@ class Runner:
         return [
             torch.zeros(
                 [size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape],
-                dtype=DTYPES[spec.datatype],
+                dtype=TORCH_DTYPES[spec.datatype],
             )
             for spec in self.program.inputs
         ]
@@ -121,7 +121,7 @@ class Runner:
             value = values.get(spec.name)
             if not isinstance(value, torch.Tensor):
                 raise CallerError(f"the program of {self.function} needs a tensor {spec.name!r}, got {sorted(values)}")
-            if value.dtype != DTYPES[spec.datatype]:
+            if value.dtype != TORCH_DTYPES[spec.datatype]:
                 raise CallerError(f"input {spec.name!r} of {self.function} must be {spec.datatype}, not {value.dtype}")
             tensors.append(value)
         self._check_sizes(tensors)

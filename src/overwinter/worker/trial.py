@@ -17,7 +17,7 @@ from overwinter.core.errors import error_named
 from overwinter.core.tensor import BYTES, TensorSpec
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Named, Runner
-from overwinter.worker.values import DTYPES, Value, parcels
+from overwinter.worker.values import TORCH_DTYPES, Value, parcels
 
 MADE_UP_S = 20
 """A request that is made up may take so long: some handlers wait for what it does not have."""
@@ -67,7 +67,7 @@ def _made_up(runner: Runner, inputs: tuple[TensorSpec, ...]) -> Named:
     for spec in inputs:
         shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape]
         text = spec.datatype == BYTES
-        request[spec.name] = [TEXT] * prod(shape) if text else torch.zeros(shape, dtype=DTYPES[spec.datatype])
+        request[spec.name] = [TEXT] * prod(shape) if text else torch.zeros(shape, dtype=TORCH_DTYPES[spec.datatype])
     return request
 
 

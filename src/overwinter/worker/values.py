@@ -6,23 +6,23 @@ from math import prod
 
 import torch
 
+from overwinter.core.datatypes import DTYPES
 from overwinter.core.errors import HandlerError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, TensorMeta, pack_bytes, unpack_bytes
-from overwinter.core.tensor import DATATYPES as NAMED_DATATYPES
 from overwinter.worker.buffer import SharedBuffer, offsets
 
 Value = torch.Tensor | list[bytes] | list[list[bytes]]
 """A tensor; a BYTES tensor of rank 1 or 2 as a list of its elements or of its rows."""
 
-DTYPES: dict[str, torch.dtype] = {datatype: getattr(torch, name) for name, datatype in NAMED_DATATYPES.items()}
-DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype in DTYPES.items()}
+TORCH_DTYPES: dict[str, torch.dtype] = {datatype: getattr(torch, dtype) for datatype, dtype in DTYPES.items()}
+TORCH_DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype in TORCH_DTYPES.items()}
 
 
 def read(buffer: SharedBuffer, meta: TensorMeta, offset: int) -> Value:
     """The tensor at `offset`, without a copy; a BYTES tensor as a list of its elements, row-major."""
     if meta.datatype == BYTES:
         return unpack_bytes(buffer.view[offset : offset + meta.nbytes], prod(meta.shape))
-    dtype = DTYPES[meta.datatype]
+    dtype = TORCH_DTYPES[meta.datatype]
     count = prod(meta.shape)
     if count == 0:
         return torch.empty(meta.shape, dtype=dtype)
@@ -66,9 +66,9 @@ class Parcel:
         self._tensor: torch.Tensor | None = None
         if isinstance(value, torch.Tensor):
             value = self._tensor = plain(name, value)
-            if value.dtype not in DATATYPES:
+            if value.dtype not in TORCH_DATATYPES:
                 raise HandlerError(f"output {name!r} is of {value.dtype}, which no client can be sent")
-            self.meta = TensorMeta(name, DATATYPES[value.dtype], tuple(value.shape), value.nbytes)
+            self.meta = TensorMeta(name, TORCH_DATATYPES[value.dtype], tuple(value.shape), value.nbytes)
         else:
             rows = [item for item in value if isinstance(item, list)]
             elements = [element for row in rows for element in row] or [e for e in value if isinstance(e, bytes)]
