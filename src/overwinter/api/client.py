@@ -84,7 +84,7 @@ class _Output(msgspec.Struct):
     parameters: dict[str, int]
 
 
-class _Reply(msgspec.Struct):
+class _Head(msgspec.Struct):
     model_version: str
     outputs: list[_Output]
 
@@ -369,10 +369,10 @@ def _encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int
     return len(head), b"".join([head, *(tensor.data for tensor in tensors)])
 
 
-def _decode_reply(response: httpx.Response) -> tuple[_Reply, list[Tensor]]:
+def _decode_reply(response: httpx.Response) -> tuple[_Head, list[Tensor]]:
     try:
         head = int(response.headers[HEAD_LENGTH])
-        reply = msgspec.json.decode(response.content[:head], type=_Reply)
+        reply = msgspec.json.decode(response.content[:head], type=_Head)
     except (KeyError, ValueError) as error:
         raise MachineError(f"the answer from {response.url} is not binary inference: {error!r}") from error
     tensors = []
