@@ -1,0 +1,84 @@
+"""What others are told of the scheduler agrees with its tables, and stays as it was."""
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overwinter.scheduler.lifecycles import function_state, worker_state
+from overwinter.scheduler.order import is_calm
+from overwinter.scheduler.published import Published
+from tests.scheduler.replayed import play
+from tests.scheduler.world import World, spec
+
+
+def everything(published: Published, world: World) -> list[object]:
+    """All that can be asked."""
+    ids, names = list(world.state.functions), list(world.state.versions)
+    tenants = {each.spec.tenant for each in world.state.functions.values()}
+    return [
+        [published.function(id_, world.now) for id_ in ids],
+        [published.detail(id_, world.now) for id_ in ids],
+        [published.family(id_) for id_ in ids],
+        [published.siblings(id_) for id_ in ids],
+        [(published.default(name), published.versions(name)) for name in names],
+        [published.blocks(tenant) for tenant in tenants],
+        (published.families(), published.busy(), published.expected(), published.needs(), published.stores()),
+    ]
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
+def test_what_is_told_stays_as_it_was(seed, steps):
+    world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
+    published = Published(world.scheduler.cycle)
+    play(world, Random(seed), steps)
+    told = everything(published, world)
+    before = repr(told)
+    play(world, Random(seed + 1), 50, first=steps)
+    assert repr(told) == before
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
+def test_it_agrees_with_the_tables(seed, steps):
+    world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
+    published, state = Published(world.scheduler.cycle), world.state
+    play(world, Random(seed), steps)
+    for id_, function in state.functions.items():
+        detail = published.detail(id_, world.now)
+        assert detail.function == published.function(id_, world.now)
+        assert detail.function.state == function_state(function, world.now)
+        assert [each.worker for each in detail.workers] == [each.worker for each in published.family(id_).workers]
+        for worker in detail.workers:
+            assert worker.state == worker_state(state.workers[worker.worker])
+            assert worker.requests == len(list(state.workers[worker.worker].requests()))
+            assert sum(each.requests for each in worker.bound) == worker.requests
+        assert {other for other, _ in published.siblings(id_)} == {
+            other.spec.id for other in state.functions.values() if other.spec.tenant == function.spec.tenant
+        } - {id_}
+    assert published.busy() == any(not worker.is_idle for worker in state.workers.values())
+    assert {id_: need.function for id_, need in published.needs().items()} == {
+        id_: worker.function for id_, worker in state.workers.items()
+    }
+    loading = {each.spec.store for each in state.functions.values() if each.loading is not None}
+    assert {name for name, blocks in published.stores().items() if not blocks.settled} == loading
+
+
+def test_nobody_is_told_that_it_is_calm_before_the_loop_says_so():
+    world = World(cores=1)
+    published = Published(world.scheduler.cycle)
+    world.deploy(spec("f", blobs=(("a", 10),)))
+    world.arrive("f")
+    world.settle_processes()
+    world.arrive("f")
+    assert published.calm
+    assert not is_calm(world.scheduler.cycle)
+    published.publish()
+    assert not published.calm
+
+
+def test_a_name_that_is_not_there_has_no_version():
+    published = Published(World().scheduler.cycle)
+    assert (published.default("f"), published.versions("f").numbers) == (None, [])
+    assert published.function("f@1", 0.0) is published.detail("f@1", 0.0) is published.family("f@1") is None
