@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from overwinter.scheduler import lifecycles
-from overwinter.scheduler.lifecycles import Lives, check_steps
+from tests.scheduler.transitions import BLOCKS, FUNCTION, WORKER, Lives, check_steps, diagram
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
-TABLES = [lifecycles.FUNCTION, lifecycles.BLOCKS, lifecycles.WORKER]
+TABLES = [FUNCTION, BLOCKS, WORKER]
 
 
 def lives(function="asleep", blocks="absent", worker="idle") -> Lives:
@@ -42,4 +41,4 @@ def test_every_state_can_be_reached_and_left(table):
 
 
 def test_the_diagrams_in_the_docs_are_made_from_the_tables():
-    assert lifecycles.diagram() in ARCHITECTURE.read_text()
+    assert diagram() in ARCHITECTURE.read_text()

@@ -39,8 +39,8 @@ from overwinter.core.events import (
 from overwinter.core.function import BlobSize, FunctionSpec, Settings
 from overwinter.core.ids import function_id
 from overwinter.scheduler.invariants import check
-from overwinter.scheduler.lifecycles import check_steps, lives
 from overwinter.scheduler.scheduler import Scheduler
+from tests.scheduler.transitions import check_steps, lives
 
 COUNTING = ("LoadFinished", "Prepare")
 

@@ -7,7 +7,6 @@ pipeline needs. A pipeline calls only functions of its own tenant, so it does no
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -18,26 +17,11 @@ from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import Pipeline, Signature, Stage, Typed, check_pipeline, signature
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
-from overwinter.node.stages import Functions, Infer, Passage
-from overwinter.store.repository import KeptPipeline
+from overwinter.node.registry import Registry
+from overwinter.node.stages import Infer, Passage
+from overwinter.store.repository import KeptPipeline, Repository
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
-
-
-class Kept(Protocol):
-    """Where pipelines outlive the node: a repository."""
-
-    def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float, /) -> KeptPipeline:
-        """Make the next version, in place of the one before."""
-        ...
-
-    def remove_pipeline(self, name: FunctionName, /) -> None:
-        """Forget it; NotFoundError."""
-        ...
-
-    def pipelines(self) -> list[KeptPipeline]:
-        """All of them."""
-        ...
 
 
 class Objective(msgspec.Struct, frozen=True):
@@ -72,7 +56,7 @@ class PipelineView:
 
     platform = "overwinter_pipeline"
 
-    def __init__(self, kept: KeptPipeline, seen: PipelineStatistics, functions: Functions) -> None:
+    def __init__(self, kept: KeptPipeline, seen: PipelineStatistics, functions: Registry) -> None:
         self._kept = kept
         self._requests = seen.requests
         self._functions = functions
@@ -141,7 +125,9 @@ class PipelineView:
 class Pipelines:
     """All pipelines of a node, by name."""
 
-    def __init__(self, functions: Functions, infer: Infer, kept: Kept, now: Callable[[], Seconds] = clock.now) -> None:
+    def __init__(
+        self, functions: Registry, infer: Infer, kept: Repository, now: Callable[[], Seconds] = clock.now
+    ) -> None:
         """`infer` runs a stage."""
         self._functions = functions
         self._infer = infer
@@ -163,7 +149,12 @@ class Pipelines:
         its name is a function's, ForbiddenError when its name or a function of it is another tenant's.
         """
         check_pipeline(pipeline)
-        signature(pipeline, partial(_found_own, self._functions, tenant))
+
+        def find(name: FunctionName, version: int | None) -> Typed:
+            self.check_function(name)
+            return _found_own(self._functions, tenant, name, version)
+
+        signature(pipeline, find)
         kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
         self._known[pipeline.name] = (kept, _unseen(pipeline))
         return self.view(pipeline.name, None)
@@ -258,7 +249,7 @@ class Pipelines:
         return known
 
 
-def _found_own(functions: Functions, tenant: TenantId, name: FunctionName, version: int | None) -> Typed:
+def _found_own(functions: Registry, tenant: TenantId, name: FunctionName, version: int | None) -> Typed:
     """A function that a pipeline of the tenant may call; NotFoundError, ForbiddenError."""
     function = functions.function(name, version)
     if function.tenant != tenant:

@@ -4,31 +4,15 @@ A zygote that warms up forks nothing, so the node knows what it works on, and le
 tenant without a zygote waits until one more is allowed; its workers compile for themselves.
 """
 
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from overwinter.core.ids import Address, FunctionId, TenantId
+from overwinter.node.registry import Registry
 from overwinter.node.watching import Zygotes
-from overwinter.node.zygotes import Room
 from overwinter.worker.channel import ChannelClosedError, close_all
-from overwinter.worker.messages import Bind, Forget, Load, Prepare
+from overwinter.worker.messages import Forget, Prepare
 
 Key = TypeVar("Key")
-
-
-class Source(Protocol):
-    """The source of functions and their blocks."""
-
-    def tenants(self) -> set[TenantId]:
-        """The tenants that have functions."""
-        ...
-
-    def room_of(self, tenant: TenantId) -> Room:
-        """The limits of the tenant's largest worker."""
-        ...
-
-    def warm_up_of(self, function: FunctionId) -> tuple[Load, Bind, list[int]] | None:
-        """The function's program and weights, without a handler, and their descriptors; None when it is not to be."""
-        ...
 
 
 WANTED_MAX = 256
@@ -39,9 +23,9 @@ leaves."""
 class Preparing:
     """The programs that each tenant wants prepared, in the order of the requests."""
 
-    def __init__(self, zygotes: Zygotes, source: Source) -> None:
+    def __init__(self, zygotes: Zygotes, registry: Registry) -> None:
         self._zygotes = zygotes
-        self._source = source
+        self._registry = registry
         self._wanted: dict[TenantId, dict[FunctionId, None]] = {}
         self._under_way: dict[TenantId, FunctionId] = {}
         self._unneeded: dict[TenantId, dict[Address, None]] = {}
@@ -60,7 +44,7 @@ class Preparing:
 
     def look(self) -> None:
         """Stop zygotes that are unused or too small; start preparations that are possible now."""
-        tenants = self._source.tenants()
+        tenants = self._registry.tenants()
         for tenant, zygote in list(self._zygotes.tenants.items()):
             # All go with a base that heard nothing when it was to end one.
             there = self._zygotes.tenants.get(tenant) is zygote
@@ -80,11 +64,11 @@ class Preparing:
             return
         zygote = self._zygotes.tenants.get(tenant)
         if zygote is None and self._zygotes.has_room():
-            zygote = self._zygotes.begin(tenant, self._source.room_of(tenant))
+            zygote = self._zygotes.begin(tenant, self._registry.room_of(tenant))
         while zygote is not None and zygote.can_fork and self._wanted.get(tenant):
             function = next(iter(self._wanted[tenant]))
             del self._wanted[tenant][function]
-            found = self._source.warm_up_of(function)
+            found = self._registry.warm_up_of(function)
             if found is not None:
                 load, bind, fds = found
                 self._under_way[tenant] = function

@@ -18,12 +18,12 @@ from overwinter.node.ahead import UNASKABLE, Ahead
 from overwinter.node.answers import failed
 from overwinter.node.bindings import Told
 from overwinter.node.functions import DeployedFunction
-from overwinter.node.hearers import Hearer
 from overwinter.node.log import Log
 from overwinter.node.memory import anonymous_bytes
 from overwinter.node.preparing import Preparing
 from overwinter.node.printed import Records
 from overwinter.node.proofs import wait_over
+from overwinter.node.registry import Registry
 from overwinter.node.watching import UNREADABLE, Bounds, Zygotes
 from overwinter.node.workers import WorkerHearer, WorkerProcess, ending
 from overwinter.node.zygotes import ZygoteProcess
@@ -55,8 +55,10 @@ LINGER_S = 1.0
 class Processes:
     """Forks workers from the zygotes, and hears them."""
 
-    def __init__(self, hearer: Hearer, environment: Mapping[str, str], log: Log, bounds: Bounds | None = None) -> None:
-        self._hearer = hearer
+    def __init__(
+        self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: Bounds | None = None
+    ) -> None:
+        self._registry = registry
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._closing = False
@@ -65,7 +67,7 @@ class Processes:
         self._held: dict[WorkerId, ForkWorker] = {}
         """Workers that wait for the base zygote, in their order."""
         self.zygotes = Zygotes(self, environment, log, bounds or Bounds())
-        self._preparing = Preparing(self.zygotes, hearer)
+        self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = Ahead(self, self._preparing, log)
 
@@ -127,7 +129,7 @@ class Processes:
         """The zygote and its programs are lost; its workers are dead, and are reported here."""
         culprit = self._preparing.lost(zygote.tenant)
         if not self._closing:
-            self._hearer.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.overran)
+            self._registry.zygote_lost(zygote.tenant, culprit if in_warm_up else None, zygote.overran)
         for worker, process in list(zygote.workers.items()):
             process.dismissed = True
             self._end_worker(zygote, worker, ending(-signal.SIGKILL))
@@ -309,7 +311,7 @@ class Processes:
             case Waiting():
                 _require(process.is_ahead and not process.waits, "nobody asked it to wait")
                 process.waits = True
-                self._hearer.worker_waits(process)
+                self._registry.worker_waits(process)
             case Ready():
                 _require(not process.ready, "it was ready before")
                 process.bindings.answered(process.function)

@@ -6,15 +6,14 @@ its function, with the remaining time of the pipeline's deadline. Tensors betwee
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from overwinter.core.actions import Start
 from overwinter.core.call import Call, Result
 from overwinter.core.dues import dues
 from overwinter.core.errors import NotFoundError, OverwinterError, WorkerError, error_named
-from overwinter.core.function import Availability, Settings
-from overwinter.core.ids import FunctionName, Seconds, TenantId
-from overwinter.core.pipeline import INPUT, Pipeline, Stage, Typed
+from overwinter.core.ids import Seconds
+from overwinter.core.pipeline import INPUT, Pipeline, Stage
 from overwinter.core.stepper import (
     Answered,
     Ask,
@@ -29,40 +28,9 @@ from overwinter.core.stepper import (
     step,
 )
 from overwinter.core.tensor import Tensor, check_inputs
+from overwinter.node.registry import Registry
 
 WARMEST_FIRST: tuple[Start, ...] = ("warm", "bound", "host", "disk")
-
-
-class StageFunction(Typed, Protocol):
-    """One version of a function, as far as a pipeline needs it."""
-
-    @property
-    def tenant(self) -> TenantId:
-        """The tenant that owns it."""
-        ...
-
-    @property
-    def settings(self) -> Settings:
-        """What its owner chose."""
-        ...
-
-    @property
-    def state(self) -> Availability:
-        """READY: a request would be answered."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why it is not READY; empty otherwise."""
-        ...
-
-
-class Functions(Protocol):
-    """The functions of a node."""
-
-    def function(self, name: FunctionName, version: int | None, /) -> StageFunction:
-        """One version, or the one that answers for the name; NotFoundError."""
-        ...
 
 
 Infer = Callable[[Call], Awaitable[Result]]
@@ -75,7 +43,7 @@ class Passage:
     def __init__(
         self,
         pipeline: Pipeline,
-        functions: Functions,
+        functions: Registry,
         infer: Infer,
         call: Call,
         deadline: Seconds,
@@ -151,14 +119,14 @@ class Passage:
         return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
 
 
-def _dues(pipeline: Pipeline, functions: Functions, begun: Seconds) -> dict[str, Seconds]:
+def _dues(pipeline: Pipeline, functions: Registry, begun: Seconds) -> dict[str, Seconds]:
     if pipeline.slo_ms is None:
         return {}
     slos = {name: _slo_ms(stage, functions) for name, stage in pipeline.stages.items()}
     return dues(pipeline.stages, pipeline.slo_ms, slos, begun)
 
 
-def _slo_ms(stage: Stage, functions: Functions) -> float | None:
+def _slo_ms(stage: Stage, functions: Registry) -> float | None:
     try:
         return functions.function(stage.function, stage.version).settings.slo_ms
     except NotFoundError:

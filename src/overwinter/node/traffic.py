@@ -5,8 +5,7 @@ the scheduler.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from overwinter.core.errors import ConflictError
 from overwinter.core.events import Event, TrafficSet
@@ -15,26 +14,15 @@ from overwinter.core.pipeline import Typed
 from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares, check_shares, default_of
 from overwinter.node.pipelines import Pipelines
+from overwinter.node.registry import Registry
 from overwinter.store.traffic import KeptTraffic
-
-
-class Functions(Protocol):
-    """The deployed functions."""
-
-    def function(self, name: FunctionName, version: int | None, /) -> Typed:
-        """One version; NotFoundError."""
-        ...
-
-    def versions(self, name: FunctionName, /) -> Sequence[int]:
-        """The versions that answer, ascending."""
-        ...
 
 
 class Traffic:
     """Promotions and splits. Belongs to the loop's thread."""
 
     def __init__(
-        self, functions: Functions, pipelines: Pipelines, kept: KeptTraffic, post: Callable[[Event], None]
+        self, functions: Registry, pipelines: Pipelines, kept: KeptTraffic, post: Callable[[Event], None]
     ) -> None:
         self._functions = functions
         self._post = post
