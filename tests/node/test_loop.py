@@ -82,6 +82,37 @@ def test_readers_see_each_step_in_order_once_it_is_carried_out():
     assert seen == [(Arrived(1, "nobody", None, None), 1), (Cancelled(1), 0), (Arrived(2, "nobody", None, None), 1)]
 
 
+class Answering:
+    """Answers whoever waits."""
+
+    def __init__(self):
+        self.answer = asyncio.get_running_loop().create_future()
+
+    def carry_out(self, action):
+        self.answer.set_result(None)
+
+
+async def answered_and_read():
+    """What happens after a step that answers a caller, in order."""
+    effects, order = Answering(), []
+    loop = loop_over(effects, lambda *_: order.append("read"))
+
+    async def call():
+        await effects.answer
+        order.append("answered")
+
+    calling = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    loop.post(Arrived(1, "nobody", None, None))
+    await calling
+    await asyncio.sleep(0)
+    return order
+
+
+def test_a_step_is_read_after_the_caller_that_it_answers_went_on():
+    assert asyncio.run(answered_and_read()) == ["answered", "read"]
+
+
 def test_a_reader_that_fails_ends_the_node():
     def fail(now, event, actions):
         raise KeyError(event.request)

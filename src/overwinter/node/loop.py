@@ -87,11 +87,12 @@ class Loop:
         now = clock.now()
         actions = self._scheduler.handle(event, now)
         self._journal.record(now, event, actions)
-        if not self._unread:
-            self._loop.call_soon(self._read)
-        self._unread.append((now, event, actions))
         for action in actions:
             self._effects.carry_out(action)
+        if not self._unread:
+            # Behind the callers that the actions wake: these send their answers first.
+            self._loop.call_soon(self._read)
+        self._unread.append((now, event, actions))
 
     def _read(self) -> None:
         unread, self._unread = self._unread, []
