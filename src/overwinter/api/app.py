@@ -8,9 +8,7 @@ from functools import partial
 from importlib.metadata import version
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from overwinter.api.access import Access
@@ -19,16 +17,13 @@ from overwinter.api.budget import Budget
 from overwinter.api.connections import Connections
 from overwinter.api.deployments import DeploymentApi
 from overwinter.api.draining import Drain
-from overwinter.api.errors import answer_error
 from overwinter.api.inference import InferenceApi
-from overwinter.api.middleware import AccessMiddleware
 from overwinter.api.operations import routes_of
 from overwinter.api.pages import Pages
 from overwinter.api.profiles import ProfileApi
 from overwinter.api.protocol import BoundedProtocol
 from overwinter.api.telemetry import TelemetryApi
 from overwinter.core.config import RequestLimits
-from overwinter.core.errors import OverwinterError
 from overwinter.node.threads import Threads
 
 DISK_THREADS = 4
@@ -53,15 +48,9 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
     ]
     operations += Pages(operations, own_version).operations()
     open_paths = frozenset(each.path for each in operations if each.needs == "nothing")
-    app = Starlette(
-        routes=routes_of(operations),
-        # Before the routes: who may not come in does not learn which there are.
-        middleware=[Middleware(AccessMiddleware, access, open_paths)],
-        exception_handlers=dict.fromkeys((HTTPException, OverwinterError, Exception), answer_error),
-    )
     # Each path is one thing: none is found at another one.
-    app.router.redirect_slashes = False
-    return Border(app, budget, drain, open_paths)
+    router = Router(routes_of(operations), redirect_slashes=False)
+    return Border(router, access, budget, drain, open_paths)
 
 
 async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:
@@ -81,7 +70,6 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
         proxy_headers=False,
         date_header=False,
         server_header=False,
-        timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]
     )
     server = _Server(config)
     async with asyncio.TaskGroup() as tasks:

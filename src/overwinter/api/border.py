@@ -1,30 +1,38 @@
-"""The outermost layer of the application, which every request passes.
+"""The one layer around the routes, which every request passes.
 
-A request reserves memory of the budget until its answer is sent. It is answered also when the node stops, and its
-request id is returned. A node that stops accepts no new requests.
+It authenticates the caller before anything else of the request is handled, reserves memory of the budget until the
+answer is sent, makes an answer of every error, returns the request id, and writes the audit log. A node that stops
+accepts no new requests. These are one layer because a request pays for each.
 """
 
 import asyncio
 from collections.abc import Container
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
 
+from overwinter.api.access import CALLER, Access
 from overwinter.api.budget import Budget, Hold, client_of
 from overwinter.api.draining import Drain
-from overwinter.api.errors import error_response
+from overwinter.api.errors import answer_error, error_response
 from overwinter.api.exchange import FIELDS, HOLD, REQUEST_ID, REQUEST_ID_MAX
+from overwinter.api.operations import AUDITED
 from overwinter.core.errors import OverloadedError
 
 CLOSE = (b"connection", b"close")
 STOPPING = "this node is stopping and accepts no more requests: ask another one, or try again when it is back"
+TOO_LATE = "the node is stopping before this request was done: try again"
 
 
 class Border:
-    """The outermost layer of the application: every exception becomes an answer."""
+    """The application: a router, and what holds for all of its routes."""
 
-    def __init__(self, app: ASGIApp, budget: Budget, drain: Drain, open_paths: Container[str]) -> None:
-        """`open_paths` are answered also while the node stops: its health."""
-        self._app = app
+    def __init__(
+        self, router: Router, access: Access, budget: Budget, drain: Drain, open_paths: Container[str]
+    ) -> None:
+        """`open_paths` need no token, and are answered also while the node stops: its health."""
+        self._router = router
+        self._access = access
         self._budget = budget
         self._drain = drain
         self._open_paths = open_paths
@@ -32,35 +40,52 @@ class Border:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         # It may have left before anybody could see its address.
-        hold = Hold(self._budget, client_of(scope["client"][0] if scope["client"] else ""))
-        scope[HOLD] = hold
-        fields = scope[FIELDS] = dict(scope["headers"])
+        hold = scope[HOLD] = Hold(self._budget, client_of(scope["client"][0] if scope["client"] else ""))
+        scope[FIELDS] = dict(scope["headers"])
+        # Where there is one, Starlette's routes leave 404 and 405 to it.
+        scope["app"] = self._router
         started = False
 
-        async def marked(message: Message) -> None:
+        async def begun(message: Message) -> None:
             nonlocal started
             if not started:
                 started = True
-                if self._drain.begun:
-                    # The connection would end before another request came over it.
-                    message["headers"].append(CLOSE)
-                if (request_id := fields.get(REQUEST_ID)) is not None:
-                    message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))
+                self._begin(scope, message)
             await send(message)
 
-        drain = self._drain
-        refused = drain.begun and scope["path"] not in self._open_paths
-        drain.enter()
+        self._drain.enter()
         try:
-            await (error_response(OverloadedError(STOPPING)) if refused else self._app)(scope, receive, marked)
-        except Exception as error:  # noqa: BLE001 - Starlette has answered and raises it again for its server to log
-            # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
-            error.__traceback__ = None
+            try:
+                self._admit(scope)
+                await self._router.app(scope, receive, begun)
+            except Exception as error:  # noqa: BLE001 - whatever failed, the caller gets an answer
+                answer = answer_error(scope, error)
+                if not started:
+                    await answer(scope, receive, begun)
         except asyncio.CancelledError:
             # Only the end of a drain cancels; the task is over with this answer, so nothing is swallowed.
             if not started:
-                late = OverloadedError("the node is stopping before this request was done: try again")
-                await error_response(late)(scope, receive, marked)
+                await error_response(OverloadedError(TOO_LATE))(scope, receive, begun)
         finally:
             hold.close()
-            drain.leave()
+            self._drain.leave()
+
+    def _admit(self, scope: Scope) -> None:
+        """Find the caller; OverloadedError, UnauthorizedError, ForbiddenError, RateError, StoreError."""
+        if scope["path"] in self._open_paths:
+            scope[CALLER] = self._access.anybody
+        elif self._drain.begun:
+            raise OverloadedError(STOPPING)
+        else:
+            # Before the routes: who may not come in does not learn which there are.
+            scope[CALLER] = self._access.caller(scope[FIELDS])
+
+    def _begin(self, scope: Scope, message: Message) -> None:
+        """Complete the head of an answer, and write it into the audit log."""
+        if self._drain.begun:
+            # The connection would end before another request came over it.
+            message["headers"].append(CLOSE)
+        if (request_id := scope[FIELDS].get(REQUEST_ID)) is not None:
+            message["headers"].append((REQUEST_ID, request_id[:REQUEST_ID_MAX]))
+        if scope.get(AUDITED):
+            self._access.record(scope[CALLER], scope["method"], scope["path"], scope[HOLD].client, message["status"])

@@ -4,8 +4,8 @@ import logging
 import math
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from overwinter.api.access import CALLER, Caller
 from overwinter.api.exchange import FIELDS, REQUEST_ID, REQUEST_ID_MAX, Response, json_response
@@ -14,24 +14,27 @@ from overwinter.core.errors import OverloadedError, OverwinterError, Unauthorize
 _log = logging.getLogger("overwinter.api")
 
 
-async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for exceptions of routes and middleware."""
-    if not isinstance(error, HTTPException):
-        if not isinstance(error, OverwinterError):
-            name, own = request.path_params.get("name"), request.scope[FIELDS].get(REQUEST_ID, b"")
-            about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
-            _log.error("a request failed unexpectedly", exc_info=error, extra=about)
-        response = error_response(error, request.scope.get(CALLER))
-        # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
-        error.__traceback__ = None
-        return response
-    # Starlette raises these alone: no route has the path, or none that has it takes the method.
-    path, method = request.scope["path"], request.method
+def answer_error(scope: Scope, error: Exception) -> Response:
+    """The answer to a request that failed; what nobody expected is logged."""
+    if isinstance(error, HTTPException):
+        return _no_operation(scope)
+    if not isinstance(error, OverwinterError):
+        name, own = scope.get("path_params", {}).get("name"), scope[FIELDS].get(REQUEST_ID, b"")
+        about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
+        _log.error("a request failed unexpectedly", exc_info=error, extra=about)
+    # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
+    error.__traceback__ = None
+    return error_response(error, scope.get(CALLER))
+
+
+def _no_operation(scope: Scope) -> Response:
+    """Starlette's routes raise HTTPException: none has the path, or none that has it takes the method."""
+    path, method = scope["path"], scope["method"]
     allowed = sorted(
         {
             method
-            for route in request.app.routes
-            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+            for route in scope["app"].routes
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
             for method in route.methods or ()
         }
     )

@@ -1,4 +1,4 @@
-"""Whom the middleware refuses is answered as by a route, and whatever became of a call is written down."""
+"""Who is refused before the routes is answered as by a route, and the result of every call is written down."""
 
 import asyncio
 import json
