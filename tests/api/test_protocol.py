@@ -345,6 +345,31 @@ def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
         assert busy.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+def test_a_connection_whose_second_request_is_under_way_makes_no_room(tmp_path: Path) -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+    slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    # The first answer of the last ones would end their connections.
+    sent = [GET + b"\r\n" + slow] * 6 + [slow] * 2
+    limits = msgspec.structs.replace(LIMITS, connections_max=len(sent))
+    with serving(tmp_path, limits=limits) as served, ExitStack() as open_:
+        for number, data in enumerate(sent):
+            source = ("127.0.0.1", "127.0.0.2")[number % 2]
+            busy = open_.enter_context(socket.create_connection(("127.0.0.1", served.port), 20, (source, 0)))
+            served.door.slow_started.clear()
+            busy.sendall(data)
+            assert served.door.slow_started.wait(20)
+        with socket.create_connection(("127.0.0.1", served.port), 20, ("127.0.0.3", 0)) as newcomer:
+            assert newcomer.recv(65536).startswith(b"HTTP/1.1 503")
+        served.loop.call_soon_threadsafe(served.door.slow_go.set)
+
+
+def test_who_asks_for_nothing_more_is_let_go(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(LIMITS, idle_timeout_s=0.3)
+    with serving(tmp_path, limits=limits) as served, connect(served) as client:
+        assert answer_to(client, GET + b"\r\n").startswith(b"HTTP/1.1 200")
+        assert client.recv(65536) == b""
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [

@@ -29,6 +29,8 @@ CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\nconte
 FRAME_RATIO = 8
 """Bytes of chunk sizes and extensions that each byte of a body may cost, beside those of the head."""
 CHUNKED = b"transfer-encoding"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What is sent before a head, where a caller waits for it with its body."""
 
 
 class _RefusedError(Exception):
@@ -56,16 +58,15 @@ class _Joining:
     Each write is a packet, and wakes the reader.
     """
 
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle, end: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
         self._transport = transport
-        self._cycle = cycle
         self._end = end
         self._head: bytes | None = None
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         """Send it, or keep it if it is the head."""
-        if self._head is None and self._cycle.response_started:
+        if self._head is None and data != CONTINUE:
             self._head = data
         elif self._head:
             self._transport.write(self._head + data)
@@ -232,9 +233,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._all.idle(self)
 
     def on_response_complete(self) -> None:
-        """An answer is written."""
-        super().on_response_complete()
-        if not (self.pipeline or self._in_body):
+        """An answer is written. uvicorn would start a timer here, which the check of all connections replaces."""
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
+        if not self._in_body:
             self._all.idle(self)
 
     def resume_writing(self) -> None:
@@ -279,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         # Nothing follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":
-            cycle.transport = _Joining(self.transport, cycle, self._end)  # type: ignore[assignment]
+            cycle.transport = _Joining(self.transport, self._end)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _end(self) -> None:
