@@ -1,8 +1,8 @@
 """The same model in a bare PyTorch loop, in a process of its own: what a request would cost without any serving.
 
-`python -m benchmarks.bare URL DIRECTORY MODEL` deploys the model, writes its requests to the files `MODEL.binary` and
-`MODEL.json`, and says so in a line. Then, for each line of input, a number of seconds, it calls the model for so long
-and prints the latencies in microseconds as JSON.
+`python -m benchmarks.bare URL DIRECTORY MODEL [TOKEN]` deploys the model, writes its requests to the files
+`MODEL.binary` and `MODEL.json`, and says so in a line. Then, for each line of input, a number of seconds, it calls the
+model for so long and prints the latencies in microseconds as JSON.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.families import Family, as_tensors
-from benchmarks.wire import Connection, binary_request, json_request
+from benchmarks.wire import Connection, binary_request, json_request, with_token
 from overwinter.api.client import Client
 
 TOKENS = 16
@@ -27,16 +27,16 @@ class Bare(Family):
         """Of a text, 16 tokens."""
         super().__init__(name, tokens=TOKENS)
 
-    def serve(self, url: str, directory: Path) -> None:
+    def serve(self, url: str, directory: Path, token: str | None) -> None:
         """Deploy, write the requests, and see that the node answers as plain PyTorch does."""
-        with Client(url) as client:
+        with Client(url, token=token) as client:
             self.deploy(client, self.name, keep_alive_s=600)
         inputs = self.one()
         tensors = as_tensors(inputs)
-        binary = binary_request(self.name, tensors)
+        binary = with_token(binary_request(self.name, tensors), token)
         (directory / f"{self.name}.binary").write_bytes(binary)
         values = [tensor.flatten().tolist() for tensor in inputs.values()]
-        (directory / f"{self.name}.json").write_bytes(json_request(self.name, tensors, values))
+        (directory / f"{self.name}.json").write_bytes(with_token(json_request(self.name, tensors, values), token))
         with Connection(int(url.rpartition(":")[2])) as connection:
             if connection.ask(binary).tensors != self.answer():
                 raise RuntimeError(f"the node's answer of {self.name} is not plain PyTorch's")
@@ -56,10 +56,10 @@ class Bare(Family):
 
 
 def main() -> None:
-    url, directory, name = sys.argv[1:]
+    url, directory, name, *token = sys.argv[1:]
     torch.set_num_threads(1)
     bare = Bare(name)
-    bare.serve(url, Path(directory))
+    bare.serve(url, Path(directory), token[0] if token else None)
     print("deployed", flush=True)
     for line in sys.stdin:
         print(json.dumps([round(latency * 1e6, 1) for latency in bare.loop(float(line))]), flush=True)

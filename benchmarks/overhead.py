@@ -1,9 +1,10 @@
 """What does the way through the node cost, beside the same model called in a bare PyTorch loop?
 
-`python -m benchmarks.overhead [--seconds S] [model ...]`: one warm function with one worker and no batching, requests
-encoded beforehand, load from a process of its own over connections that stay open; bare loop, one client, 16 clients
-and JSON take turns in the same run. Then a node with only the last model: seconds from its start until it says that it
-is ready with that function in its repository, and the PSS of all its processes with the function awake.
+`python -m benchmarks.overhead [--seconds S] [--tokens] [model ...]`: one warm function with one worker and no batching,
+requests encoded beforehand, load from a process of its own over connections that stay open; bare loop, one client, 16
+clients and JSON take turns in the same run. Then a node with only the last model: seconds from its start until it says
+that it is ready with that function in its repository, and the PSS of all its processes with the function awake. With
+`--tokens` the nodes ask for tokens; `benchmarks.tokens` compares nodes that do and nodes that do not.
 
 This process does not import PyTorch: it would share the libraries' pages, and so make the node look smaller.
 """
@@ -71,9 +72,9 @@ class Loop:
 
 
 @contextmanager
-def deployed(node: Node, directory: Path, model: str) -> Iterator[Loop]:
+def deployed(node: Node, directory: Path, model: str, token: str | None = None) -> Iterator[Loop]:
     """A model on the node, and its bare loop until the block ends."""
-    command = [sys.executable, "-m", "benchmarks.bare", node.url, str(directory), model]
+    command = [sys.executable, "-m", "benchmarks.bare", node.url, str(directory), model, *([token] if token else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Loop(process)
 
@@ -85,10 +86,10 @@ def load(node: Node, clients: int, seconds: float, request: Path) -> list[float]
     return values
 
 
-def measure_model(node: Node, model: str, seconds: float, directory: Path) -> dict[str, Series]:
+def measure_model(node: Node, model: str, seconds: float, directory: Path, token: str | None) -> dict[str, Series]:
     """All kinds by turns."""
     series = {kind: Series() for kind in KINDS}
-    with deployed(node, directory, model) as loop:
+    with deployed(node, directory, model, token) as loop:
         node.wait_quiet()
         for _ in range(ROUNDS):
             for kind, (clients, form) in KINDS.items():
@@ -108,10 +109,10 @@ def report_model(model: str, series: dict[str, Series]) -> None:
         print(f"  {TITLES[kind]:26}{one.ms(0.5):10.3f}{one.ms(0.99):10.3f}{added:>14}{one.rate:12.0f}", flush=True)
 
 
-def measure_node(model: str, directory: Path) -> tuple[float, Memory]:
+def measure_node(model: str, directory: Path, *, tokens: bool) -> tuple[float, Memory]:
     """Median seconds until ready, and the memory of a node that holds only this function, awake."""
     with running_node() as node:
-        with deployed(node, directory, model):
+        with deployed(node, directory, model, node.ask_for_tokens() if tokens else None):
             pass
         starts = []
         for _ in range(STARTS):
@@ -136,14 +137,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help="the last one gives the RESULT")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each kind of load; default 5")
+    parser.add_argument("--tokens", action="store_true", help="the nodes ask for tokens")
     options = parser.parse_args()
     results: dict[str, dict[str, Series]] = {}
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         with running_node() as node:
+            token = node.ask_for_tokens() if options.tokens else None
             for model in options.models:
-                results[model] = measure_model(node, model, options.seconds, Path(root))
+                results[model] = measure_model(node, model, options.seconds, Path(root), token)
                 report_model(model, results[model])
-        ready_s, held = measure_node(options.models[-1], Path(root))
+        ready_s, held = measure_node(options.models[-1], Path(root), tokens=options.tokens)
     print(f"\n{PEERS}")
     series = results[options.models[-1]]
     bare = series["bare"]

@@ -2,27 +2,28 @@
 
 `python -m benchmarks.tokens [--seconds S] [--other SRC]`: nodes with the same small model, one warm worker each, take
 turns in the same run: one without tokens, one that asks for them (with a quota of requests, which is never reached),
-and with `--other` one that runs the source of another version, whose `src` is in SRC. Load comes from a process of its
+and with `--other` one that runs the source of another version, whose `src` is in SRC. The same model in a bare PyTorch
+loop takes turns with them: what an answer takes longer is what the node adds. Load comes from a process of its
 own over connections that stay open, with 1 and with 16 clients. Before that, what the daemon computes for a request.
 """
 
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import torch
 
 from benchmarks.bare import Bare
 from benchmarks.families import as_tensors
 from benchmarks.measure import print_result, quantile
 from benchmarks.nodes import Node, running_node
 from benchmarks.overhead import load
-from benchmarks.wire import Connection, binary_request
+from benchmarks.wire import Connection, binary_request, with_token
 from overwinter.api.client import Client
 from overwinter.node import clock
-from overwinter.store.tokens import Quota, TokenFile
 
 MODEL = "mlp"
 CLIENTS = (1, 16)
@@ -48,17 +49,10 @@ def source_of(other: Path | None) -> Iterator[None]:
 
 def prepared(node: Node, model: Bare, file: Path, *, closed: bool) -> None:
     """Deploy the model, wake it, and write a request for it to `file`."""
-    token = None
-    if closed:
-        tokens = TokenFile(node.data)
-        tokens.limit("bench", Quota(requests_per_s=1e6))
-        _, token = tokens.create("bench", ("infer", "deploy"), "", time.time())
+    token = node.ask_for_tokens() if closed else None
     with Client(node.url, token=token) as client:
-        model.deploy(client, MODEL, keep_alive_s=600, max_workers=1)
-    request = binary_request(MODEL, as_tensors(model.one()))
-    if token is not None:
-        line, rest = request.split(b"\r\n", 1)
-        request = b"%s\r\nauthorization: Bearer %s\r\n%s" % (line, token.encode(), rest)
+        model.deploy(client, MODEL, keep_alive_s=600)
+    request = with_token(binary_request(MODEL, as_tensors(model.one())), token)
     file.write_bytes(request)
     with Connection(node.port) as connection:
         if connection.ask(request).tensors != model.answer():
@@ -66,17 +60,19 @@ def prepared(node: Node, model: Bare, file: Path, *, closed: bool) -> None:
 
 
 def measured(
-    nodes: Mapping[str, Node], requests: Mapping[str, Path], seconds: float
-) -> dict[tuple[str, int], list[float]]:
-    """Latencies of each node with each number of clients, by turns."""
+    nodes: Mapping[str, Node], requests: Mapping[str, Path], model: Bare, seconds: float
+) -> tuple[dict[tuple[str, int], list[float]], list[float]]:
+    """Latencies of each node with each number of clients, and of the model alone, by turns, in microseconds."""
     taken: dict[tuple[str, int], list[float]] = {(name, clients): [] for name in nodes for clients in CLIENTS}
+    bare: list[float] = []
     for number in range(ROUNDS):
+        bare += [latency * 1e6 for latency in model.loop(seconds / ROUNDS)]
         # Who comes after whom changes: the one before may leave the machine warm or busy.
         order: Sequence[str] = list(nodes) if number % 2 else list(nodes)[::-1]
         for clients in CLIENTS:
             for name in order:
                 taken[name, clients] += load(nodes[name], clients, seconds / ROUNDS, requests[name])
-    return taken
+    return taken, bare
 
 
 def daemon_us(nodes: Mapping[str, Node], requests: Mapping[str, Path]) -> dict[str, float]:
@@ -103,6 +99,7 @@ def main() -> None:
     parser.add_argument("--other", type=Path, metavar="SRC", help="the source of another version")
     options = parser.parse_args()
     names = ["open", "tokens"] + (["other"] if options.other else [])
+    torch.set_num_threads(1)
     model = Bare(MODEL)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overwinter-bench-")))
@@ -112,22 +109,23 @@ def main() -> None:
                 nodes[name] = stack.enter_context(running_node("--workers-ahead", "0"))
             prepared(nodes[name], model, requests[name], closed=name == "tokens")
         counted = daemon_us(nodes, requests)
-        taken = measured(nodes, requests, options.seconds)
+        taken, bare = measured(nodes, requests, model, options.seconds)
+    bare_ms = quantile(bare, 0.5) / 1e3
     told: dict[str, float] = {f"{name}_daemon_us": us for name, us in counted.items()}
     print("the daemon computes for a request:", ", ".join(f"{name} {us:.0f} µs" for name, us in counted.items()))
-    print(f"{'':10}{'clients':>8}{'p50 ms':>10}{'p99 ms':>10}{'answers/s':>12}")
+    print(f"{'':10}{'clients':>8}{'p50 ms':>10}{'p99 ms':>10}{'added p50 ms':>14}{'answers/s':>12}")
+    print(f"{'bare loop':18}{bare_ms:10.3f}{quantile(bare, 0.99) / 1e3:10.3f}")
     for (name, clients), values in taken.items():
         p50, p99, rate = quantile(values, 0.5) / 1e3, quantile(values, 0.99) / 1e3, len(values) / options.seconds
-        print(f"{name:10}{clients:8}{p50:10.3f}{p99:10.3f}{rate:12.0f}")
-        told |= {f"{name}_{clients}_p50_ms": p50, f"{name}_{clients}_per_s": rate}
+        print(f"{name:10}{clients:8}{p50:10.3f}{p99:10.3f}{p50 - bare_ms:14.3f}{rate:12.0f}")
+        told |= {f"{name}_{clients}_added_ms": p50 - bare_ms, f"{name}_{clients}_per_s": rate}
     base = "other" if options.other else "open"
-    ratios = {
-        "p50_ratio": told["tokens_1_p50_ms"] / told[f"{base}_1_p50_ms"],
-        "rate_ratio": told["tokens_16_per_s"] / told[f"{base}_16_per_s"],
-    }
-    print(f"with tokens, beside {base}: {ratios['p50_ratio']:.3f} times the p50 of 1 client, "
-          f"{ratios['rate_ratio']:.3f} times the answers of 16")  # fmt: skip
-    print_result({**told, **ratios})
+    for name in names:
+        added = told[f"{name}_1_added_ms"] / told[f"{base}_1_added_ms"]
+        rate = told[f"{name}_16_per_s"] / told[f"{base}_16_per_s"]
+        print(f"{name}: {added:.3f} times the added p50 of {base} with 1 client, {rate:.3f} times the answers of 16")
+        told |= {f"{name}_added_ratio": added, f"{name}_rate_ratio": rate}
+    print_result(told)
 
 
 if __name__ == "__main__":

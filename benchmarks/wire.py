@@ -91,6 +91,14 @@ def json_request(function: str, inputs: Sequence[Tensor], values: Sequence[list[
     return _post(function, json.dumps({"inputs": described}).encode(), "content-type: application/json\r\n")
 
 
+def with_token(request: bytes, token: str | None) -> bytes:
+    """The request as the owner of a token sends it; None: as it is."""
+    if token is None:
+        return request
+    line, rest = request.split(b"\r\n", 1)
+    return b"%s\r\nauthorization: Bearer %s\r\n%s" % (line, token.encode(), rest)
+
+
 def _described(tensor: Tensor) -> dict[str, object]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
 
