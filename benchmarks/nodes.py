@@ -24,13 +24,22 @@ PATIENCE_S = 120.0
 class Node:
     """`overwinter serve` in a process of its own."""
 
-    def __init__(self, data: Path, host_store: Path, options: tuple[str, ...], log: Path | None = None) -> None:
-        """What it says goes into the file `log`, or on with what this process says."""
+    def __init__(
+        self,
+        data: Path,
+        host_store: Path,
+        options: tuple[str, ...],
+        log: Path | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        """What it says goes into the file `log`, or on with what this process says; `python` has its version of
+        Overwinter.
+        """
         self.data = data
         self.host_store = host_store
         self.port_file = data.parent / "port"
         self.log = log
-        self._command = [sys.executable, "-m", "overwinter", "serve", "--port", "0", "--no-profile-on-deploy"]
+        self._command = [python, "-m", "overwinter", "serve", "--port", "0", "--no-profile-on-deploy"]
         self._command += ["--port-file", str(self.port_file), "--data", str(data), "--host-store", str(host_store)]
         self._command += options
         self.process: subprocess.Popen[bytes] | None = None
@@ -140,11 +149,11 @@ class Node:
 
 
 @contextmanager
-def running_node(*options: str) -> Iterator[Node]:
+def running_node(*options: str, python: str = sys.executable) -> Iterator[Node]:
     """A started node on an empty repository, and nothing of it afterwards."""
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         host_store = tempfile.mkdtemp(prefix="overwinter-bench-", dir="/dev/shm")
-        node = Node(Path(root) / "data", Path(host_store), options)
+        node = Node(Path(root) / "data", Path(host_store), options, python=python)
         try:
             node.start()
             yield node

@@ -71,11 +71,20 @@ class Loop:
         return values
 
 
+def python_of(checkout: Path | None) -> str:
+    """The interpreter of a checkout's environment; None: this one."""
+    return sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
+
+
 @contextmanager
-def deployed(node: Node, directory: Path, model: str, token: str | None = None) -> Iterator[Loop]:
-    """A model on the node, and its bare loop until the block ends."""
-    command = [sys.executable, "-m", "benchmarks.bare", node.url, str(directory), model, *([token] if token else [])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def deployed(
+    node: Node, directory: Path, model: str, token: str | None = None, checkout: Path | None = None
+) -> Iterator[Loop]:
+    """A model on the node, as another checkout deploys it if one is given, and its bare loop until the block ends."""
+    command = [python_of(checkout), "-m", "benchmarks.bare", node.url, str(directory), model]
+    command += [] if token is None else [token]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=checkout) as process:
         yield Loop(process)
 
 

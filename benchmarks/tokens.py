@@ -1,28 +1,22 @@
 """What does a token cost a request?
 
-`python -m benchmarks.tokens [--seconds S] [--other SRC]`: nodes with the same small model, one warm worker each, take
-turns in the same run: one without tokens, one that asks for them (with a quota of requests, which is never reached),
-and with `--other` one that runs the source of another version, whose `src` is in SRC. The same model in a bare PyTorch
-loop takes turns with them: what an answer takes longer is what the node adds. Load comes from a process of its
+`python -m benchmarks.tokens [--seconds S] [--other CHECKOUT]`: nodes with the same small model, one warm worker each,
+take turns in the same run: one without tokens, one that asks for them (with a quota of requests, which is never
+reached), and with `--other` one of another version, whose environment is in CHECKOUT/.venv. The same model in a bare
+PyTorch loop takes turns with them: what an answer takes longer is what the node adds. Load comes from a process of its
 own over connections that stay open, with 1 and with 16 clients. Before that, what the daemon computes for a request.
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import torch
-
-from benchmarks.bare import Bare
-from benchmarks.families import as_tensors
 from benchmarks.measure import print_result, quantile
 from benchmarks.nodes import Node, running_node
-from benchmarks.overhead import load
-from benchmarks.wire import Connection, binary_request, with_token
-from overwinter.api.client import Client
+from benchmarks.overhead import Loop, deployed, load, python_of
+from benchmarks.wire import Connection
 from overwinter.node import clock
 
 MODEL = "mlp"
@@ -30,43 +24,26 @@ CLIENTS = (1, 16)
 ROUNDS = 8
 COUNTED_ROUNDS = 30
 COUNTED = 100
-PATH = "PYTHONPATH"
 
 
 @contextmanager
-def source_of(other: Path | None) -> Iterator[None]:
-    """Start processes with another version's source within."""
-    before = os.environ.get(PATH)
-    if other is not None:
-        os.environ[PATH] = str(other)
-    try:
-        yield
-    finally:
-        os.environ.pop(PATH, None)
-        if before is not None:
-            os.environ[PATH] = before
-
-
-def prepared(node: Node, model: Bare, file: Path, *, closed: bool) -> None:
-    """Deploy the model, wake it, and write a request for it to `file`."""
-    token = node.ask_for_tokens() if closed else None
-    with Client(node.url, token=token) as client:
-        model.deploy(client, MODEL, keep_alive_s=600)
-    request = with_token(binary_request(MODEL, as_tensors(model.one())), token)
-    file.write_bytes(request)
-    with Connection(node.port) as connection:
-        if connection.ask(request).tensors != model.answer():
-            raise RuntimeError("the node's answer is not plain PyTorch's")
+def prepared(directory: Path, *, closed: bool, other: Path | None) -> Iterator[tuple[Node, Loop]]:
+    """A node with the model, which `closed` asks for tokens; its requests are in the directory."""
+    with running_node("--workers-ahead", "0", python=python_of(other)) as node:
+        token = node.ask_for_tokens() if closed else None
+        with deployed(node, directory, MODEL, token, other) as loop:
+            node.wait_quiet()
+            yield node, loop
 
 
 def measured(
-    nodes: Mapping[str, Node], requests: Mapping[str, Path], model: Bare, seconds: float
+    nodes: Mapping[str, Node], requests: Mapping[str, Path], bare_loop: Loop, seconds: float
 ) -> tuple[dict[tuple[str, int], list[float]], list[float]]:
     """Latencies of each node with each number of clients, and of the model alone, by turns, in microseconds."""
     taken: dict[tuple[str, int], list[float]] = {(name, clients): [] for name in nodes for clients in CLIENTS}
     bare: list[float] = []
     for number in range(ROUNDS):
-        bare += [latency * 1e6 for latency in model.loop(seconds / ROUNDS)]
+        bare += bare_loop.run(seconds / ROUNDS)
         # Who comes after whom changes: the one before may leave the machine warm or busy.
         order: Sequence[str] = list(nodes) if number % 2 else list(nodes)[::-1]
         for clients in CLIENTS:
@@ -96,20 +73,18 @@ def daemon_us(nodes: Mapping[str, Node], requests: Mapping[str, Path]) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each node with each number of clients")
-    parser.add_argument("--other", type=Path, metavar="SRC", help="the source of another version")
+    parser.add_argument("--other", type=Path, metavar="CHECKOUT", help="of another version, with its environment")
     options = parser.parse_args()
     names = ["open", "tokens"] + (["other"] if options.other else [])
-    torch.set_num_threads(1)
-    model = Bare(MODEL)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overwinter-bench-")))
-        nodes, requests = {}, {name: root / name for name in names}
+        nodes, requests = {}, {name: root / name / f"{MODEL}.binary" for name in names}
         for name in names:
-            with source_of(options.other if name == "other" else None):
-                nodes[name] = stack.enter_context(running_node("--workers-ahead", "0"))
-            prepared(nodes[name], model, requests[name], closed=name == "tokens")
+            (root / name).mkdir()
+            other = options.other if name == "other" else None
+            nodes[name], loop = stack.enter_context(prepared(root / name, closed=name == "tokens", other=other))
         counted = daemon_us(nodes, requests)
-        taken, bare = measured(nodes, requests, model, options.seconds)
+        taken, bare = measured(nodes, requests, loop, options.seconds)
     bare_ms = quantile(bare, 0.5) / 1e3
     told: dict[str, float] = {f"{name}_daemon_us": us for name, us in counted.items()}
     print("the daemon computes for a request:", ", ".join(f"{name} {us:.0f} µs" for name, us in counted.items()))
