@@ -158,6 +158,24 @@ def test_nobody_leaves_for_a_bind_that_would_not_fit_without_them_either():
     assert isinstance(world.answers[request], Reply)
 
 
+def test_those_behind_a_bind_that_fits_only_when_its_worker_is_idle_go_on():
+    """One wants a second worker, and an idle one of others has to leave for it."""
+    world = node(NEED // MIB + 5)
+    small = Profile(weight_bytes=10, macs=100, points=(Point(1, MIB, 1, 1, 0.1),))
+    for name in "xy":
+        world.deploy(spec(name, blobs=((name, 10),), profile=small, max_workers=2))
+    use(world, "y", "x", "f")
+    world.send(MemoryMeasured(((1, MIB), (2, MIB), (3, NEED + STATE))))
+    for name in "fxgx":
+        world.arrive(name)
+        world.settle_processes()
+    assert [stop.worker for stop in of(StopWorker, world.log)] == [1]
+    assert [start.function for start in of(StartWorker, world.log)] == ["y@1", "x@1", "f@1", "x@1"]
+    assert not of(Bind, world.log)
+    world.settle()
+    assert {type(answer) for answer in world.answers.values()} == {Reply}
+
+
 def calls(waiting: int) -> int:
     """How many calls it takes to look at a measurement while so many wait for private memory."""
     world = node(15)

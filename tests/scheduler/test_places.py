@@ -144,6 +144,20 @@ def test_many_idle_workers_go_for_one_large_one():
     assert type(world.answers[asked]).__name__ == "Reply"
 
 
+def test_nobody_leaves_for_one_worker_more_that_does_not_fit_beside_the_first():
+    world = World(cores=8, memory_bytes=100)
+    for name, size in (("idle", 30), ("large", 60)):
+        world.deploy(spec(name, profile=profile(size), keep_alive_s=1000.0, max_workers=2))
+        world.arrive(name)
+        world.settle()
+    asked = [world.arrive("large") for _ in range(4)]
+    world.settle_processes()
+    assert started(world) == ["idle@1", "large@1"]
+    assert not [action for action in world.log if isinstance(action, StopWorker)]
+    world.settle()
+    assert {type(world.answers[id_]).__name__ for id_ in asked} == {"Reply"}
+
+
 def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
     world = World(cores=2, host_bytes=50)
     for name in "fg":

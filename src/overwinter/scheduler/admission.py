@@ -93,8 +93,7 @@ def _begin(cycle: Cycle, function: Function, want: Want | None, has_core: bool) 
         case Fork():
             return _fork(cycle, function, has_core)
         case Room():
-            order.join(cycle, function, "places")
-            function.starts, function.lacks_room = None, True
+            _wait_for_place(cycle, function, None, lacks_room=True)
             return False
         case LoadBlocks():
             return _load(cycle, function)
@@ -202,9 +201,20 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
         if start_workers(cycle, function, points):
             return True
         starts = points[0]
-    order.join(cycle, function, "places")
-    function.starts, function.lacks_room = starts, False
+    _wait_for_place(cycle, function, starts, lacks_room=False)
     return False
+
+
+def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lacks_room: bool) -> None:
+    """Join the line for places, unless the want would not fit if all others left: then the function waits for the runs
+    of its own workers, whose ends mark it, and nobody waits behind it.
+    """
+    function.starts, function.lacks_room = starts, lacks_room
+    if could_fit(cycle, function):
+        order.join(cycle, function, "places")
+        return
+    order.leave(cycle, function)
+    function.starts, function.lacks_room = None, False
 
 
 def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
@@ -283,11 +293,9 @@ def _make_room(cycle: Cycle) -> None:
         return
     coming = victims.Coming(cycle)
     for function in list(islice(order.in_line_for_places(cycle), PLACES_AT_ONCE)):
-        if function.has_worker and not wants_place(cycle, function):
+        if function.has_worker and not (could_fit(cycle, function) and wants_place(cycle, function)):
             _look_again(cycle, function)
             return
-        if not could_fit(cycle, function):
-            continue
         wanted = claimed_in_line(cycle, function)
         while not coming.has_place(function, wanted):
             if not _drain_one(cycle, function, wanted):

@@ -5,7 +5,8 @@ counts from its begin until it has ended and the worker is measured: what each o
 worker was to need, as far as that was seen. Where there is no room for that, a bind does not wait: a function that is
 idle in the worker is unbound for it, and an idle worker of others leaves, so that there is room for the next. What the
 one that is unbound took counts for the bind. Where none is idle, the function waits for a run in the worker to end, and
-in the line for places for private memory, which others give back as they do for a start.
+in the line for places for private memory, which others give back as they do for a start. A bind that would not fit if
+all others left waits in no line, for the end of the run alone.
 
 An unbind takes no time: its worker hears of it before anything else that comes later.
 """
@@ -58,9 +59,14 @@ def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
 
 
 def could_fit(cycle: Cycle, function: Function) -> bool:
-    """Whether what a function in that line waits for would fit if all others left: the worker of a bind stays."""
-    capacity, worker = cycle.resources.memory.capacity, roomiest(function) if function.lacks_room else None
-    return worker is None or capacity is None or worker.nbytes + _growth(function, worker) <= capacity
+    """Whether what a function in that line waits for would fit if all others left. The workers of its family that have
+    work stay.
+    """
+    resources = cycle.resources
+    at_work = [each for each in function.usable() if each.is_serving and not each.is_idle]
+    staying = [resources.of_worker(each.point, each.nbytes) for each in at_work]
+    wanted = claimed_in_line(cycle, function).items()
+    return all(each.fits(amount, sum(claim[each] for claim in staying)) for each, amount in wanted)
 
 
 def _free(function: Function) -> list[Worker]:

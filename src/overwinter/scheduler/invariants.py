@@ -268,7 +268,8 @@ def _check_places(cycle: Cycle) -> None:
         assert waits, f"{id_} waits beside room enough"
         return
     wanted = claimed_in_line(cycle, function)
-    if could_fit(cycle, function) and not victims.Coming(cycle).has_place(function, wanted):
+    assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
+    if not victims.Coming(cycle).has_place(function, wanted):
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} waits beside what is forked ahead"
         victim = victims.for_place(cycle, function, wanted)
         stale = function.has_worker and not wants_place(cycle, function)

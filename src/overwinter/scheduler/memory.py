@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from overwinter.core.actions import StopWorker
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
-from overwinter.scheduler import ahead, functions, idle
+from overwinter.scheduler import ahead, families, functions, idle
 from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.binding import unbind_half
 from overwinter.scheduler.cycle import Cycle
@@ -150,13 +150,16 @@ def outgrew(cycle: Cycle, worker: Worker) -> None:
 
 def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
     """A stopped worker frees its memory only when its process has ended."""
+    before, family, bound = worker.nbytes, worker.family, len(worker.bound) - len(worker.binds)
     worker.taken = max(taken, worker.taken) if worker.stopping else taken
-    family, bound = worker.family, len(worker.bound) - len(worker.binds)
     if bound and not worker.stopping:
         family.bind_bytes = smoothed(family.bind_bytes, idle.excess(worker) / bound)
     # What binds have added is in it, and what they replaced is not; of those under way nothing may be in it yet.
     worker.coming = len(worker.binds) * int(family.bind_bytes)
     count_bytes(cycle, worker)
+    if worker.nbytes < before:
+        # What did not fit beside it may fit now.
+        families.mark(cycle, family)
 
 
 def _told(worker: Worker, limit: int | None) -> str:
