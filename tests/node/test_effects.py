@@ -75,7 +75,7 @@ def test_a_start_that_comes_to_nothing_ends_the_process_forked_ahead_for_it(is_s
     host = SimpleNamespace(
         holds=lambda address: False,
         unverified=lambda addresses: addresses if is_stopped else [],
-        verify=lambda address: go_on.wait(),
+        verify=lambda address, pause: go_on.wait(),
         open=gone,
     )
     blobs = [SimpleNamespace(address="a", nbytes=1)]

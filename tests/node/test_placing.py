@@ -45,10 +45,10 @@ class Left:
         self.may_hash = threading.Event()
         self._verify, self.host.verify = self.host.verify, self._when_allowed
 
-    def _when_allowed(self, address):
+    def _when_allowed(self, address, pause):
         if address not in self.deployed.code():
             assert self.may_hash.wait(60.0)
-        return self._verify(address)
+        return self._verify(address, pause)
 
     async def forked_ahead(self) -> WorkerId:
         """A process that waits for a start of the function."""
@@ -128,6 +128,18 @@ def test_a_worker_is_stopped_while_its_blocks_are_hashed(rig, tmp_path):
         assert WorkerReady(left.worker) not in rig.events
 
     left.run(scene)
+
+
+def test_a_node_that_stops_hashes_no_block_of_a_start_to_its_end(rig, tmp_path):
+    left = Left(rig, tmp_path / "store")
+
+    async def scene():
+        rig.effects.close()
+        left.may_hash.set()
+
+    left.run(scene)
+    assert left.host.unverified()
+    assert WorkerReady(left.worker) not in rig.events
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ class NodeEffects:
 
     def close(self) -> None:
         """Cancel the alarm; fail what callers wait for, because the node stops."""
+        self.placing.close()
         if self._alarm is not None:
             self._alarm.cancel()
         self._calls.close()

@@ -14,6 +14,7 @@ from overwinter.node.functions import DeployedFunction, mapped_bytes
 from overwinter.node.log import Log
 from overwinter.node.processes import Processes
 from overwinter.node.registry import Registry
+from overwinter.node.verifying import StoppedError
 from overwinter.node.workers import WorkerHearer, laid
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
@@ -51,6 +52,11 @@ class Placing:
         self._loop = asyncio.get_running_loop()
         self._verified_for: dict[WorkerId, StartWorker] = {}
         """Starts of workers that are forked as soon as their code is verified."""
+        self._closing = False
+
+    def close(self) -> None:
+        """The node stops: no block is hashed to its end, and nothing is forked or bound after that."""
+        self._closing = True
 
     def start_worker(self, action: StartWorker) -> None:
         """Fork a worker for a function's family, and bind the function in it first."""
@@ -71,30 +77,39 @@ class Placing:
         except WorkerError as error:
             self._post(WorkerExited(worker, "WorkerError", str(error)))
 
-    async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> None:
-        """An earlier node left some of these in memory: they are hashed before they are used, the largest first."""
+    async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> bool:
+        """An earlier node left some of these in memory: they are hashed before they are used, the largest first. False:
+        the node stops, and they are not.
+        """
         sizes = {blob.address: blob.nbytes for blob in function.blobs}
         left = iter(sorted(host.unverified(files), key=sizes.__getitem__, reverse=True))
         await asyncio.gather(*(self._verify_some(function, host, left) for _ in range(HASHED_AT_ONCE)))
+        return not self._closing
 
     async def _verify_some(self, function: DeployedFunction, host: HostStore, left: Iterator[Address]) -> None:
         for address in left:
             try:
-                if not await self._loop.run_in_executor(self._threads, host.verify, address):
+                if not await self._loop.run_in_executor(self._threads, host.verify, address, self._go_on):
                     told = f"block {address} of {function.id} changed in memory, and is read from disk again"
                     self._log(told, function=function.id)
             except MACHINE:
                 # It left meanwhile, or cannot be read; whoever opens it will see.
                 continue
+            except StoppedError:
+                return
+
+    def _go_on(self) -> None:
+        """Between two pieces of a block; in a thread."""
+        if self._closing:
+            raise StoppedError
 
     async def _verify_and_fork(self, action: StartWorker, function: DeployedFunction, host: HostStore) -> None:
         """Fork a worker, which compiles while the function's blocks are hashed; then send it the blocks."""
-        await self._verify(function, host, function.code())
-        if action.worker in self._verified_for:
+        if await self._verify(function, host, function.code()) and action.worker in self._verified_for:
             del self._verified_for[action.worker]
             self._fork(action, function, host, whole=False)
-            await self._verify(function, host, function.files())
-            self._hand(action, function, host)
+            if await self._verify(function, host, function.files()):
+                self._hand(action, function, host)
 
     def stop_worker(self, worker: WorkerId, kill: bool) -> None:
         """End a worker, be it forked or not yet."""
@@ -176,8 +191,8 @@ class Placing:
             self._bind_now(action, function, host)
 
     async def _verify_and_bind(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
-        await self._verify(function, host, function.files())
-        self._bind_now(action, function, host)
+        if await self._verify(function, host, function.files()):
+            self._bind_now(action, function, host)
 
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
         process = self._processes.process(action.worker)
