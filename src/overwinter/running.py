@@ -107,7 +107,7 @@ async def _joined(
         with repository.reserve.spent():
             telemetry = Telemetry(parts, pipelines, find, profiler.observer)
         loop = Loop(scheduler, published, journal, effects, telemetry.statistics.observe, quarantine)
-        deploys = Deploys(parts, pipelines, quarantine, profiler)
+        deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()
         watches = [tasks.create_task(watch) for watch in _upkeep(parts, host_bytes, effects.placing.lose)]

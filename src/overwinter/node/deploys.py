@@ -27,7 +27,7 @@ from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
 from overwinter.node.threads import Threads
-from overwinter.node.traffic import who_stays
+from overwinter.node.traffic import Traffic, who_stays
 from overwinter.node.views import DeployedVersion
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
@@ -38,7 +38,9 @@ PROGRAM_BYTES_MAX = 4 << 20
 class Deploys:
     """What comes and goes. Belongs to the loop's thread; what is slow runs in others."""
 
-    def __init__(self, parts: Parts, pipelines: Pipelines, quarantine: Quarantine, profiler: Profiles) -> None:
+    def __init__(
+        self, parts: Parts, pipelines: Pipelines, traffic: Traffic, quarantine: Quarantine, profiler: Profiles
+    ) -> None:
         self._config = parts.config
         self._repository = parts.repository
         self._hosts = parts.hosts
@@ -48,6 +50,7 @@ class Deploys:
         self._log = parts.log
         self._versions_of = parts.published.versions
         self._pipelines = pipelines
+        self._traffic = traffic
         self._quotas = Quotas(parts.config, parts.registry.functions)
         self._quarantine = quarantine
         self._profiler = profiler
@@ -70,8 +73,8 @@ class Deploys:
     async def _deploy(self, manifest: Manifest, counted: Callable[[], None]) -> DeployedVersion:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         await in_thread(self._check, manifest)
-        if not self._versions_of(manifest.name).shares:
-            self._pipelines.protect(manifest.name, manifest)
+        name = manifest.name
+        self._traffic.check_new(name, manifest, self._versions_of(name))
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
@@ -79,6 +82,10 @@ class Deploys:
             self._registry.functions[function.id] = function
             counted()
             function.on_trial = True
+            # Pipelines and promotions may be others by then.
+            function.check_publish = lambda: self._traffic.check_new(
+                name, manifest, self._versions_of(name), deployment.version
+            )
             await self._calls.ask(function.id, Deployed(function.spec(), on_trial=True))
             function.on_trial = False
             await asyncio.to_thread(self._repository.prove, deployment.name, deployment.version)
@@ -138,13 +145,14 @@ class Deploys:
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove one version, or all with None; its runs end. NotFoundError; ConflictError if a pipeline needs it."""
-        self._protect(name, version)
-        versions = await asyncio.to_thread(self._repository.remove, name, version)
-        for gone in versions:
-            id_ = function_id(name, gone)
-            self._post(Removed(id_))
-            self._registry.functions.pop(id_, None)
-            self._quarantine.forget(id_)
+        async with self._pipelines.changing:
+            self._protect(name, version)
+            versions = await asyncio.to_thread(self._repository.remove, name, version)
+            for gone in versions:
+                id_ = function_id(name, gone)
+                self._post(Removed(id_))
+                self._registry.functions.pop(id_, None)
+                self._quarantine.forget(id_)
         await asyncio.to_thread(self._repository.collect, clock.wall(), self._config.unneeded_keep_s)
 
     def _protect(self, name: FunctionName, gone: int | None) -> None:

@@ -1,7 +1,7 @@
 """Stores what the node needs of each deployed function: for loading it, and for telling a worker about it."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -66,6 +66,8 @@ class DeployedFunction:
         """What is known of its speed on this machine."""
         self.on_trial = False
         """Whether its workers have to answer requests before they are ready."""
+        self.check_publish: Callable[[], None] | None = None
+        """Raises why it may not answer for its name after its trial; None: it may."""
         self.warm_ups = WARM_UPS_MAX
         """How often its program may still be prepared: no more once it did not end, or zygotes died of it."""
         total = total_bytes()

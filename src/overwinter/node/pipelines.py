@@ -2,6 +2,9 @@
 
 A new version of a function that would not fit a pipeline is refused, and so is the removal of a function that a
 pipeline needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
+
+What is checked must still be so when it is changed. So a pipeline counts from its check on, before it is stored, and
+changes that wait for the disk are made one at a time.
 """
 
 import asyncio
@@ -134,6 +137,10 @@ class Pipelines:
         self._kept = kept
         self._now = now
         self._known: dict[FunctionName, tuple[KeptPipeline, PipelineStatistics]] = {}
+        self._coming: list[tuple[Pipeline, TenantId]] = []
+        """Those that are being stored."""
+        self.changing = asyncio.Lock()
+        """Held by whoever changes pipelines, or which versions answer, from the check until the change is made."""
 
     # Coming and going
 
@@ -154,9 +161,14 @@ class Pipelines:
             self.check_function(name)
             return _found_own(self._functions, tenant, name, version)
 
-        signature(pipeline, find)
-        kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
-        self._known[pipeline.name] = (kept, _unseen(pipeline))
+        async with self.changing:
+            signature(pipeline, find)
+            self._coming.append((pipeline, tenant))
+            try:
+                kept = await asyncio.to_thread(self._kept.put_pipeline, pipeline, tenant, clock.wall())
+            finally:
+                self._coming.remove((pipeline, tenant))
+            self._known[pipeline.name] = (kept, _unseen(pipeline))
         return self.view(pipeline.name, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
@@ -206,14 +218,23 @@ class Pipelines:
                 raise NotFoundError(f"its function {name!r} would be gone")
             return default
 
-        for kept, seen in self._known.values():
-            used = any(stage.function == name for stage in kept.pipeline.stages.values())
-            if not used or PipelineView(kept, seen, self._functions).fault is not None:
+        known = [(kept.pipeline, kept.tenant) for kept, _ in self._known.values()]
+        for pipeline, tenant in (*known, *self._coming):
+            used = any(stage.function == name for stage in pipeline.stages.values())
+            if not used or not self._holds_together(pipeline, tenant):
                 continue
             try:
-                signature(kept.pipeline, find)
+                signature(pipeline, find)
             except CallerError as error:
-                raise ConflictError(f"{error}; remove pipeline {kept.pipeline.name!r} first, or change it") from error
+                raise ConflictError(f"{error}; remove pipeline {pipeline.name!r} first, or change it") from error
+
+    def _holds_together(self, pipeline: Pipeline, tenant: TenantId) -> bool:
+        """Whether its functions, as they are now, make a pipeline."""
+        try:
+            signature(pipeline, partial(_found_own, self._functions, tenant))
+        except CallerError:
+            return False
+        return True
 
     # Running
 

@@ -329,9 +329,9 @@ class Processes:
                 _require(not process.ready and process.failure is None, "it was loaded before")
                 process.failure = failed(message)
 
-    def give_up(self, process: WorkerProcess, reason: str) -> None:
-        """Hear no more of a worker that cannot be trusted, and kill it; its end is told with this reason."""
-        process.failure = Failure("WorkerError", reason)
+    def give_up(self, process: WorkerProcess, reason: str, error: str = "WorkerError") -> None:
+        """Hear no more of a worker that must not go on, and kill it; its end is told with this reason."""
+        process.failure = Failure(error, reason)
         self._loop.remove_reader(process.channel.fileno())
         self.kill(process)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from overwinter.core.actions import Run
+from overwinter.core.errors import ConflictError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
@@ -39,10 +40,16 @@ class Runs:
         self._copies = Copies()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
-        """A worker is loaded."""
+        """A worker is loaded. The scheduler then publishes a version on trial, if it still may be."""
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:
             function.doubts = ready.doubts[:TOLD_MOST]
+            try:
+                if function.check_publish is not None:
+                    function.check_publish()
+            except ConflictError as error:
+                self._processes.give_up(process, str(error), "ConflictError")
+                return
         self._post(WorkerReady(process.worker))
 
     def worker_measured(self, process: WorkerProcess, measured: Measured) -> None:

@@ -12,7 +12,7 @@ from overwinter.core.events import Event, TrafficSet
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import Typed
 from overwinter.core.tensor import TensorSpec
-from overwinter.core.versions import Shares, check_shares, default_of
+from overwinter.core.versions import Shares, Versions, check_shares, default_of
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.registry import Registry
 from overwinter.store.traffic import KeptTraffic
@@ -28,8 +28,8 @@ class Traffic:
         self._post = post
         self._pipelines = pipelines
         self._kept = kept
-        # What is kept and what the scheduler knows change in the same order.
-        self._one_at_a_time = asyncio.Lock()
+        self._coming: dict[FunctionName, Shares] = {}
+        """What is being stored, and not posted yet."""
 
     async def set(self, name: FunctionName, shares: Shares) -> None:
         """From now on these versions get the requests that name none; with no shares the newest gets all.
@@ -40,7 +40,8 @@ class Traffic:
         check_shares(shares)
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline, of which there is one version: promote its functions")
-        async with self._one_at_a_time:
+        # What is kept and what the scheduler knows change in the same order.
+        async with self._pipelines.changing:
             # NotFoundError where there is none at all.
             self._functions.function(name, None)
             views = {share.version: self._functions.function(name, share.version) for share in shares}
@@ -52,8 +53,20 @@ class Traffic:
                 )
             default = default_of(self._functions.versions(name), shares)
             self._pipelines.protect(name, self._functions.function(name, default))
-            await asyncio.to_thread(self._kept.put, name, shares)
+            self._coming[name] = shares
+            try:
+                await asyncio.to_thread(self._kept.put, name, shares)
+            finally:
+                del self._coming[name]
             self._post(TrafficSet(name, shares))
+
+    def check_new(self, name: FunctionName, new: Typed, known: Versions, version: int | None = None) -> None:
+        """ConflictError if a pipeline would break when a new version answers from now on; `known`: those that answer,
+        `version`: its number, if it has one yet.
+        """
+        is_newest = version is None or version > max(known.numbers, default=0)
+        if is_newest and not (known.shares and self._coming.get(name, known.shares)):
+            self._pipelines.protect(name, new)
 
     def restore(self) -> None:
         """Post the stored choice to the scheduler, after its functions."""

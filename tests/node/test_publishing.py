@@ -1,0 +1,96 @@
+"""A version answers for its name only if the pipelines that call it go on fitting then, not when its trial began."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from overwinter.api.deployer import package
+from overwinter.core.config import NodeConfig
+from overwinter.core.errors import ConflictError
+from overwinter.core.pipeline import Pipeline, Stage
+from overwinter.core.versions import Share
+from overwinter.model.export import export
+from overwinter.node.runs import Runs
+from overwinter.running import running
+from overwinter.wiring import ZYGOTE_ENVIRONMENT
+from tests.node.rig import Same, until
+from tests.node.said import Said
+
+STAGES = {"only": Stage(function="f", inputs={"x": "input:x"})}
+PIPELINE = Pipeline(name="passes", inputs=("x",), stages=STAGES, outputs={"y": "only:y"})
+
+
+class Two(torch.nn.Module):
+    """With one input more."""
+
+    def forward(self, x, z):
+        return {"y": x + z}
+
+
+def packed(module, *names: str):
+    made = export(module, {name: torch.ones(1) for name in names}, {})
+    return package("f", made.program, made.weights)
+
+
+class Held:
+    """The end of a trial waits until a test lets it come, and what is stored meanwhile too."""
+
+    def __init__(self, node, monkeypatch) -> None:
+        self.ready = []
+        self.may_store, self.stores = threading.Event(), threading.Event()
+        self._worker_ready = Runs.worker_ready
+        monkeypatch.setattr(Runs, "worker_ready", lambda *ready: self.ready.append(ready))
+        for owner, name in ((node.repository, "put_pipeline"), (node.repository.traffic, "put")):
+            monkeypatch.setattr(owner, name, self._when_allowed(getattr(owner, name)))
+
+    def _when_allowed(self, store):
+        def wait_and_store(*arguments):
+            self.stores.set()
+            assert self.may_store.wait(60.0)
+            return store(*arguments)
+
+        return wait_and_store
+
+    def end_trial(self) -> None:
+        self._worker_ready(*self.ready.pop())
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "being stored"])
+@pytest.mark.parametrize("what", ["a pipeline", "a promotion"])
+def test_what_changes_during_a_trial_counts_when_it_is_over(tmp_path, monkeypatch, what, is_stored):
+    async def scene(node) -> None:
+        first, second = packed(Same(), "x"), packed(Two(), "x", "z")
+        for address, content in (first.contents | second.contents).items():
+            node.repository.put(first.manifest.tenant, address, bytes(content()), 0.0)
+        await node.deploy(first.manifest)
+        if what == "a promotion":
+            await node.deploy_pipeline(PIPELINE, first.manifest.tenant)
+            await node.set_traffic("f", (Share(1, 100),))
+        with monkeypatch.context() as patch:
+            held = Held(node, patch)
+            deploying = asyncio.create_task(node.deploy(second.manifest))
+            await until(lambda: held.ready)
+            takes_back = what == "a promotion"
+            changing = asyncio.create_task(
+                node.set_traffic("f", ()) if takes_back else node.deploy_pipeline(PIPELINE, first.manifest.tenant)
+            )
+            await until(held.stores.is_set)
+            if is_stored:
+                held.may_store.set()
+                await changing
+            held.end_trial()
+            with pytest.raises(ConflictError, match="stage 'only' of pipeline 'passes'"):
+                await deploying
+            held.may_store.set()
+            await changing
+        assert node.versions("f") == [1]
+        assert node.view("passes", None).state == "READY"
+
+    async def within() -> None:
+        config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
+        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+            await scene(node)
+
+    asyncio.run(within())
