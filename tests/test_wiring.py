@@ -1,6 +1,8 @@
 """A node that fails ends at once, whoever is still on his way."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,13 +14,17 @@ from overwinter.api.draining import Drain
 from overwinter.core.config import NodeConfig
 
 from .api.door import Door
+from .node.said import Said
 
 LONG_S = 3000.0
 
 
-def test_a_node_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_told_to_stop", [False, True])
+def test_a_node_that_fails_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told_to_stop: bool
+) -> None:
     async def scene() -> None:
-        came, failed = asyncio.Event(), asyncio.get_running_loop().create_future()
+        came, drains, failed = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
         door = Door(tmp_path)
         door.broken = lambda: failed
         door.until_ready = asyncio.Event().wait
@@ -28,6 +34,10 @@ def test_a_node_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.
                 super().enter()
                 came.set()
 
+            async def finish(self) -> bool:
+                drains.set()
+                return await super().finish()
+
         @asynccontextmanager
         async def running(*_: object) -> AsyncIterator[Door]:
             yield door
@@ -36,11 +46,14 @@ def test_a_node_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(wiring, "Drain", Heard)
         listener = wiring.bind("127.0.0.1", 0)
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
-        serving = asyncio.create_task(wiring.serve_node(config, listener, print, print))
+        serving = asyncio.create_task(wiring.serve_node(config, listener, Said(), print))
         _, writer = await asyncio.open_connection(*listener.getsockname())
         # The rest of its worker never comes.
         writer.write(b"POST /v2/models/add/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         await came.wait()
+        if is_told_to_stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await drains.wait()
         failed.set_exception(RuntimeError("the scheduler failed"))
         async with asyncio.timeout(60):
             with pytest.raises(ExceptionGroup) as told:

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import uvloop
@@ -58,7 +59,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
     """Run a node behind its front door until SIGTERM or SIGINT, and until the requests that it has then are answered; a
-    second signal ends that. `ready` is called once, when it can fork workers.
+    second signal ends that. `ready` is called once, when it can fork workers. Raises what a node failed with, then too.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()
@@ -72,12 +73,10 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         stop.set()
 
     async def until_broken(node: Node) -> None:
-        try:
+        with suppress(Exception):
             await node.broken()
-        except Exception:
-            # Nobody answers any more: what waits would only keep the next start waiting.
-            drain.hurry()
-            raise
+        # Nobody answers any more: what waits would only keep the next start waiting.
+        drain.hurry()
 
     async def tell(node: Node) -> None:
         await node.until_ready()
@@ -94,8 +93,13 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
             told = tasks.create_task(tell(node))
             asked = tasks.create_task(stop.wait())
             await asyncio.wait([asked, broken], return_when=asyncio.FIRST_COMPLETED)
-            for task in (front, asked, broken, told):
+            for task in (front, asked, told):
                 task.cancel()
+            # It may also fail while it answers what it has.
+            await asyncio.wait([front])
+            if broken.done():
+                await node.broken()
+            broken.cancel()
 
 
 def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
