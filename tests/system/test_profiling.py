@@ -1,5 +1,6 @@
 """Measuring from outside: real nodes, real workers, over HTTP."""
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -11,7 +12,7 @@ import torch
 from benchmarks.zoo import build
 from overwinter.api.client import Client
 from overwinter.api.deployer import package
-from overwinter.core.errors import CallerError, ConflictError, NotFoundError
+from overwinter.core.errors import CallerError, ConflictError, NotFoundError, OverloadedError
 from overwinter.core.function import Settings
 from overwinter.core.profiling import Wanted
 from overwinter.model.agreement import agree
@@ -150,6 +151,20 @@ def test_a_client_that_leaves_ends_the_measurement_and_what_was_measured_stays(m
     assert 2 <= len(node.client.known_profile("mlp").points) < 20
     assert answer(node) == (1, 16)
     assert shapes(node.client.profile("mlp", wanted=Wanted(batches=(1,), layers=False)))[0] == (1, 1, 1)
+
+
+def test_who_measures_is_told_that_the_node_stops(make_node):
+    node = make_node("--drain-s", "0.2")
+    upload(node, "mlp", max_batch=64, concurrency=8)
+
+    def stop(progress) -> None:
+        if progress.point is not None and progress.done == 1:
+            node.process.send_signal(signal.SIGTERM)
+
+    with Client(node.url) as client, pytest.raises(OverloadedError, match="the node is stopping"):
+        client.profile("mlp", progress=stop)
+    assert node.process.wait(30) == 0
+    node.client.close()
 
 
 def answer(node: NodeProcess) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from overwinter.core.profiling import Line, Progress, Wanted
 SILENT_S = 10.0
 """The longest without a line: a client may take a longer silence for a dead node."""
 LINES = "application/x-ndjson"
+STOPPED = Line(error="the node is stopping before all was measured: try again; what was is kept", status=503)
 
 _wanted_decoder = msgspec.json.Decoder(Wanted)
 _encode = msgspec.json.Encoder().encode
@@ -77,8 +78,13 @@ async def _write_lines(front: Front, name: FunctionName, version: int, wanted: W
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(work())
-        while (chunk := await _next(lines)) is not None:
-            await write(chunk)
+        try:
+            while (chunk := await _next(lines)) is not None:
+                await write(chunk)
+        except asyncio.CancelledError:
+            # A drain is at its end, or the client has gone and reads no more.
+            await write(_line(STOPPED))
+            raise
 
 
 async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:
@@ -88,4 +94,8 @@ async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:
             line = await lines.get()
     except TimeoutError:
         return b"\n"
-    return None if line is None else _encode(line) + b"\n"
+    return None if line is None else _line(line)
+
+
+def _line(line: Line) -> bytes:
+    return _encode(line) + b"\n"
