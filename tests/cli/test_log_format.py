@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,9 +11,10 @@ import threading
 from datetime import datetime
 from pathlib import Path
 
+import click
 import pytest
 
-from overwinter.cli.log_format import JsonFormatter
+from overwinter.cli.log_format import JsonFormatter, logging_to_stderr
 from tests.cli.conftest import Run
 
 PRINTS = """
@@ -64,6 +66,34 @@ def test_every_line_of_a_node_is_an_object(local: Run, workshop: Path, tmp_path:
     for line in lines:
         assert {"time", "level", "logger", "message"} <= line.keys()
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "levels", "said"),
+    [
+        ((), 1, ["error"], "--port"),
+        (("--host", "0.0.0.0"), 2, ["error"], "--insecure"),
+        (("--host", "0.0.0.0", "--insecure"), 1, ["warning", "error"], "--port"),
+    ],
+    ids=["a port that is taken", "wrong usage", "after a warning"],
+)
+def test_why_a_node_does_not_start_is_a_line_of_the_log(
+    local: Run, tmp_path: Path, options: tuple[str, ...], code: int, levels: list[str], said: str
+) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        where = ("--port", str(taken.getsockname()[1]), "--data", str(tmp_path), "--log-format", "json")
+        failed = local("serve", *where, *options, exit_code=code)
+    lines = [json.loads(line) for line in failed.stderr.splitlines()]
+    assert [line["level"] for line in lines] == levels
+    assert said in lines[-1]["message"]
+
+
+def test_why_a_node_fails_is_a_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.exceptions.Exit) as ended, logging_to_stderr("json"):
+        raise ExceptionGroup("tasks", [ZeroDivisionError("so")])
+    assert ended.value.exit_code == 1
+    [line] = map(json.loads, capsys.readouterr().err.splitlines())
+    assert line["exception"].rstrip().endswith("ZeroDivisionError: so\n    +------------------------------------")
 
 
 def test_an_error_has_its_traceback_and_what_it_is_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,14 @@
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Literal
 
+import click
 import msgspec
 
+from overwinter.cli.failures import foreseen, told
 from overwinter.core.ids import FunctionId
 from overwinter.node.log import Level
 
@@ -25,21 +27,23 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
-        told: dict[str, str] = {
+        line: dict[str, str] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        told |= {field: str(value) for field in FIELDS if (value := getattr(record, field, None))}
+        line |= {field: str(value) for field in FIELDS if (value := getattr(record, field, None))}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(told).decode()
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
 
 
 @contextmanager
 def logging_to_stderr(form: LogFormat) -> Iterator[None]:
-    """All that is logged within goes to the standard error in this form: what the node says, and warnings of others."""
+    """All that is logged within goes to the standard error in this form: what the node says, warnings of others, and as
+    JSON also why it ends.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(message)s"))
     root, own = logging.getLogger(), logging.getLogger("overwinter")
@@ -47,10 +51,30 @@ def logging_to_stderr(form: LogFormat) -> Iterator[None]:
     own.setLevel(logging.INFO)
     logging.captureWarnings(True)
     try:
-        yield
+        with _failures_logged() if form == "json" else nullcontext():
+            yield
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
+
+
+@contextmanager
+def _failures_logged() -> Iterator[None]:
+    """A failure becomes one line, and the exit code that it has as text."""
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except click.ClickException as error:
+        log(error.format_message(), level="error")
+        raise click.exceptions.Exit(error.exit_code) from error
+    except Exception as error:
+        errors = foreseen(error)
+        for each in errors:
+            log(told(each), level="error")
+        if not errors:
+            _node.error("the node failed: %s", error, exc_info=error)
+        raise click.exceptions.Exit(1) from error
 
 
 def log(text: str, /, *, level: Level = "warning", function: FunctionId | None = None) -> None:

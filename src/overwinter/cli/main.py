@@ -5,13 +5,14 @@ modules (the HTTP client, tables, PyTorch) inside their functions, so that `--he
 """
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import click
 
 from overwinter.cli.deploy import deploy
 from overwinter.cli.doctor import doctor
+from overwinter.cli.failures import FORESEEN, foreseen, told
 from overwinter.cli.functions import load, ps, rm, show, unload
 from overwinter.cli.infer import infer
 from overwinter.cli.options import printable
@@ -21,11 +22,8 @@ from overwinter.cli.simulate import simulate
 from overwinter.cli.telemetry import explain, logs, top, usage
 from overwinter.cli.token import token
 from overwinter.cli.traffic import promote, split
-from overwinter.core.errors import OverwinterError
 
 INTERRUPTED = 130
-FORESEEN = (OverwinterError, OSError)
-"""What is raised on purpose, and what the system refuses: told in words, without a traceback."""
 
 
 class Commands(click.Group):
@@ -41,9 +39,9 @@ class Commands(click.Group):
                 raise
             _fail(ctx, [error])
         except ExceptionGroup as group:
-            if group.split(FORESEEN)[1] is not None:
+            if not (errors := foreseen(group)):
                 raise
-            _fail(ctx, _leaves(group))
+            _fail(ctx, errors)
         except (KeyboardInterrupt, click.Abort):
             click.echo("\ninterrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -83,19 +81,5 @@ for _command in (
 
 def _fail(ctx: click.Context, errors: Iterable[Exception]) -> NoReturn:
     for error in errors:
-        click.echo(f"error: {printable(_told(error))}", err=True)
+        click.echo(f"error: {printable(told(error))}", err=True)
     ctx.exit(1)
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
-
-
-def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
-    for error in group.exceptions:
-        if isinstance(error, ExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -148,27 +148,37 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
 @as_json
 def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
-    from overwinter.store.tokens import TokenFile
     from overwinter.wiring import bind, run
+
+    with logging_to_stderr(log_format):
+        config = _allowed(values, insecure, log_format)
+        with bind(config.host, config.port) as listener:
+            port: int = listener.getsockname()[1]
+            run(config, listener, log, partial(_tell, config, port, port_file, "answer" if as_json else log_format))
+
+
+def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
+    """The configuration; UsageError where it is none, or would let in anybody who was not asked to."""
+    from overwinter.store.tokens import TokenFile
 
     try:
         config = config_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if not (is_loopback(config.host) or TokenFile(Path(config.data)).read().asked):
-        anybody = (
-            "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
-            "functions and pipelines under any tenant's name, and read metrics and usage of all"
+    if is_loopback(config.host) or TokenFile(Path(config.data)).read().asked:
+        return config
+    anybody = (
+        "whoever reaches this address can run every function, deploy, replace, load, unload, measure and remove "
+        "functions and pipelines under any tenant's name, and read metrics and usage of all"
+    )
+    if not insecure:
+        raise click.UsageError(
+            f"--host {config.host}: without tokens {anybody}. Make one first (overwinter token create --data "
+            f"{config.data}), or say --insecure"
         )
-        if not insecure:
-            raise click.UsageError(
-                f"--host {config.host}: without tokens {anybody}. Make one first (overwinter token create --data "
-                f"{config.data}), or say --insecure"
-            )
-        click.echo(f"warning: listening on {config.host} without tokens: {anybody}", err=True)
-    with bind(config.host, config.port) as listener, logging_to_stderr(log_format):
-        port: int = listener.getsockname()[1]
-        run(config, listener, log, partial(_tell, config, port, port_file, "answer" if as_json else log_format))
+    warning = f"listening on {config.host} without tokens: {anybody}"
+    log(warning if log_format == "json" else f"warning: {warning}")
+    return config
 
 
 def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> None:

@@ -1,0 +1,32 @@
+"""How is an error told to whoever started a command?
+
+What is raised on purpose, and what the system refuses, is told in words. Anything else is a programming error, and
+needs its traceback.
+"""
+
+from collections.abc import Iterator
+
+from overwinter.core.errors import OverwinterError
+
+FORESEEN = (OverwinterError, OSError)
+
+
+def foreseen(error: Exception) -> list[Exception]:
+    """The errors of a group, or the one; none where one of them is not foreseen."""
+    errors = list(_leaves(error))
+    return errors if all(isinstance(each, FORESEEN) for each in errors) else []
+
+
+def told(error: Exception) -> str:
+    """An error in words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _leaves(error: Exception) -> Iterator[Exception]:
+    if not isinstance(error, ExceptionGroup):
+        yield error
+        return
+    for each in error.exceptions:
+        yield from _leaves(each)
