@@ -8,8 +8,9 @@ import torch
 
 from overwinter.api.deployer import package
 from overwinter.core.config import NodeConfig
-from overwinter.core.errors import StoreError
+from overwinter.core.errors import NotFoundError, StoreError
 from overwinter.model.export import export
+from overwinter.node.runs import Runs
 from overwinter.running import running
 from overwinter.wiring import ZYGOTE_ENVIRONMENT
 from tests.node.rig import Same, until
@@ -46,6 +47,35 @@ def test_one_that_fails_before_it_is_tried(deploying, monkeypatch):
             patch.setattr(node.profiler, "stored", stored)
             with pytest.raises(StoreError):
                 await node.deploy(manifest)
+
+    deploying(scene)
+
+
+def test_whose_a_function_is_is_not_looked_for_among_all(deploying, monkeypatch):
+    class Unread(dict):
+        """Of which only single entries are asked for."""
+
+        def values(self):
+            raise AssertionError("all functions were read")
+
+    async def scene(node, manifest):
+        ready, worker_ready = [], Runs.worker_ready
+        with monkeypatch.context() as patch:
+            patch.setattr(Runs, "worker_ready", lambda *what: ready.append(what))
+            deploy = asyncio.create_task(node.deploy(manifest))
+            await until(lambda: ready)
+            patch.setattr(node._registry, "functions", Unread(node._registry.functions))
+            assert node.owner("f") == manifest.tenant
+            with pytest.raises(NotFoundError):
+                node.owner("g")
+        worker_ready(*ready.pop())
+        await deploy
+        with monkeypatch.context() as patch:
+            patch.setattr(node._registry, "functions", Unread(node._registry.functions))
+            assert node.owner("f") == manifest.tenant
+        await node.remove("f", 1)
+        with pytest.raises(NotFoundError):
+            node.owner("f")
 
     deploying(scene)
 

@@ -79,7 +79,7 @@ def test_what_is_under_way_at_once_counts_until_it_is_among_the_others():
         with made.deploying("b", 10), pytest.raises(NoSpaceError, match="this node has 4"), made.deploying("c", 10):
             pass
         with made.deploying("c", 10) as counted:
-            counted()
+            counted(SimpleNamespace())
             # As `quotas` has it, its function is not there: what was counted is no longer kept.
             with made.deploying("b", 10):
                 pass

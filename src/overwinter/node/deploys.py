@@ -70,22 +70,19 @@ class Deploys:
         with self._quotas.deploying_pipeline(self._pipelines.tenants(), pipeline.name, tenant):
             return await self._pipelines.deploy(pipeline, tenant)
 
-    async def _deploy(self, manifest: Manifest, counted: Callable[[], None]) -> DeployedVersion:
+    async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         await in_thread(self._check, manifest)
-        name = manifest.name
-        self._traffic.check_new(name, manifest, self._versions_of(name))
+        self._traffic.check_new(manifest, self._versions_of)
         deployment = await self._register(manifest)
         try:
             function = DeployedFunction(deployment, self._config.scheduler.memory_bytes)
             function.profile = await asyncio.to_thread(self._profiler.stored, function)
             self._registry.functions[function.id] = function
-            counted()
+            counted(function)
             function.on_trial = True
             # Pipelines and promotions may be others by then.
-            function.check_publish = lambda: self._traffic.check_new(
-                name, manifest, self._versions_of(name), deployment.version
-            )
+            function.check_publish = partial(self._traffic.check_new, manifest, self._versions_of, deployment.version)
             await self._calls.ask(function.id, Deployed(function.spec(), on_trial=True))
             function.on_trial = False
             await asyncio.to_thread(self._repository.prove, deployment.name, deployment.version)
@@ -142,6 +139,14 @@ class Deploys:
         with suppress(NotFoundError):
             # Its owner may have removed it meanwhile.
             self._repository.remove(deployment.name, deployment.version)
+
+    def owner(self, name: FunctionName) -> TenantId:
+        """The tenant of a function, also of one on trial; NotFoundError."""
+        answering = [function_id(name, version) for version in self._versions_of(name).numbers[-1:]]
+        for function in (*map(self._registry.functions.__getitem__, answering), *self._quotas.on_trial):
+            if function.deployment.name == name:
+                return function.manifest.tenant
+        raise NotFoundError(f"no function {name!r} here")
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove one version, or all with None; its runs end. NotFoundError; ConflictError if a pipeline needs it."""

@@ -130,7 +130,7 @@ class Node:
 
     def owner(self, name: FunctionName) -> TenantId:
         """The tenant of a function or a pipeline, also of one on trial; NotFoundError."""
-        return self._pipelines.view(name, None).tenant if name in self._pipelines else self._registry.owner(name)
+        return self._pipelines.view(name, None).tenant if name in self._pipelines else self._deploys.owner(name)
 
     def view(self, name: FunctionName, version: int | None) -> FunctionView | PipelineView:
         """What answers calls of that name: a pipeline, or a function; NotFoundError."""

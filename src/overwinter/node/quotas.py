@@ -30,17 +30,19 @@ class Quotas:
         self._deploys: Counter[TenantId] = Counter()
         self._reserved: list[_Share] = []
         """To deploys under way whose function is not among the others yet."""
+        self.on_trial: list[DeployedFunction] = []
+        """The functions of the other deploys under way."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
         """Under way."""
 
     @contextmanager
     def deploying(
         self, tenant: TenantId, manifest_bytes: int, functions_max: int | None = None
-    ) -> Iterator[Callable[[], None]]:
+    ) -> Iterator[Callable[[DeployedFunction], None]]:
         """A deploy is under way; OverloadedError or NoSpaceError when there are too many, or too much is deployed.
         `functions_max`: what the tenant may have, if that is fewer than the node lets any have.
 
-        What is given is called once its function is among the others; until then its place is kept for it.
+        What is given is called with its function once that is among the others; until then its place is kept for it.
         """
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:
@@ -59,16 +61,21 @@ class Quotas:
         _check_bytes(taken + sum(share.manifest_bytes for share in others), room, "this node")
         self._deploys[tenant] += 1
         reserved = [_Share(tenant, manifest_bytes)]
+        tried: list[DeployedFunction] = []
         self._reserved += reserved
 
-        def counted() -> None:
-            while reserved:
-                self._reserved.remove(reserved.pop())
+        def counted(function: DeployedFunction) -> None:
+            self._reserved.remove(reserved.pop())
+            tried.append(function)
+            self.on_trial.append(function)
 
         try:
             yield counted
         finally:
-            counted()
+            for share in reserved:
+                self._reserved.remove(share)
+            for function in tried:
+                self.on_trial.remove(function)
             self._deploys[tenant] -= 1
             self._deploys += Counter()
 

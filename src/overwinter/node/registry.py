@@ -59,13 +59,6 @@ class Registry:
                     blocks[whose] = TenantBlocks(function, self._published, self._hosts)
                 yield FunctionView(function, self._published, self._hosts, blocks[whose])
 
-    def owner(self, name: FunctionName) -> TenantId:
-        """The tenant of a function, also of one on trial; NotFoundError."""
-        for function in self.functions.values():
-            if function.deployment.name == name:
-                return function.manifest.tenant
-        raise NotFoundError(f"no function {name!r} here")
-
     def is_resident(self, function: DeployedFunction) -> bool:
         """Whether all blocks of a function are in its host store."""
         host = self._hosts.store(function.store)

@@ -15,6 +15,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares, Versions, check_shares, default_of
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.registry import Registry
+from overwinter.store.manifest import Manifest
 from overwinter.store.traffic import KeptTraffic
 
 
@@ -60,13 +61,16 @@ class Traffic:
                 del self._coming[name]
             self._post(TrafficSet(name, shares))
 
-    def check_new(self, name: FunctionName, new: Typed, known: Versions, version: int | None = None) -> None:
-        """ConflictError if a pipeline would break when a new version answers from now on; `known`: those that answer,
-        `version`: its number, if it has one yet.
+    def check_new(
+        self, new: Manifest, answering: Callable[[FunctionName], Versions], version: int | None = None
+    ) -> None:
+        """ConflictError if a pipeline would break when a new version answers from now on. `version`: its number, if it
+        has one yet.
         """
+        known = answering(new.name)
         is_newest = version is None or version > max(known.numbers, default=0)
-        if is_newest and not (known.shares and self._coming.get(name, known.shares)):
-            self._pipelines.protect(name, new)
+        if is_newest and not (known.shares and self._coming.get(new.name, known.shares)):
+            self._pipelines.protect(new.name, new)
 
     def restore(self) -> None:
         """Post the stored choice to the scheduler, after its functions."""
