@@ -1,3 +1,4 @@
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from overwinter.api.app import DISK_THREADS
 from overwinter.core.tensor import TENSORS_MAX
 from overwinter.core.versions import Share
 from overwinter.store.blocks import address_of
+from overwinter.store.uploads import DiskBounds
 from tests.api.door import BLOCK_BYTES_MAX, LIMITS, Served, manifest_of, serving, spec
 
 BLOCKS = "/overwinter/v1/blocks"
@@ -43,6 +45,17 @@ def test_a_block_is_stored_once(http: httpx.Client, served: Served) -> None:
     assert (again.status_code, again.json()["new"]) == (200, False)
     assert http.post(f"{BLOCKS}/missing", json={"addresses": [address]}).json() == {"missing": []}
     assert served.door.repository.read(address) == block
+
+
+def test_how_full_the_disk_is_is_logged_and_not_told(
+    http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bounds = DiskBounds(free_min_bytes=1 << 60)
+    monkeypatch.setattr(served.door.repository, "_bounds", bounds)
+    with caplog.at_level(logging.WARNING, "overwinter.api"):
+        answer = http.put(f"{BLOCKS}/{address_of(b'no room')}", content=b"no room")
+    assert (answer.status_code, str(1 << 60) in answer.text) == (507, False)
+    assert str(1 << 60) in caplog.text
 
 
 def test_a_block_that_is_not_what_it_says(http: httpx.Client, served: Served) -> None:

@@ -34,8 +34,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, small_disk):
     blobs = stored(repository, 5, nbytes=400_000)
     host = HostStore(small_disk / "host", repository)
-    with pytest.raises(NoSpaceError, match=r"host store .* needs \d+ bytes for 5 blocks.* on the tmpfs are free"):
+    with pytest.raises(NoSpaceError, match=r"host store .* 5 blocks of \d+ bytes") as told:
         host.load(blobs)
+    assert "on the tmpfs are free" in told.value.totals
     assert names(host) == set()
     assert host.load(blobs[:2]) == 800_000
 
@@ -61,7 +62,7 @@ def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
 def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
     repository = Repository(small_disk / "repository")
     large = os.urandom(2 << 20)
-    with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}.*bytes free"):
+    with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}"):
         put(repository, address_of(large), large)
     assert blocks_and_drafts(repository) == set()
     assert put(repository, BLOB.address, DATA)

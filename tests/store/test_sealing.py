@@ -43,7 +43,7 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     with Draft(tmp_path, address_of(DATA)) as draft:
         resource.setrlimit(resource.RLIMIT_FSIZE, (CHUNK_BYTES, hard))
         try:
-            with pytest.raises(NoSpaceError, match=f"{tmp_path}.*bytes free"):
+            with pytest.raises(NoSpaceError, match=str(tmp_path)):
                 draft.write(DATA)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -56,8 +56,9 @@ def test_a_directory_that_went_away_is_named(tmp_path):
 
 
 def test_a_full_disk_is_named_even_for_a_directory_that_is_yet_to_be_made(tmp_path):
-    with pytest.raises(NoSpaceError, match="bytes free"), disk_errors("make a room", tmp_path / "a" / "b"):
+    with pytest.raises(NoSpaceError) as told, disk_errors("make a room", tmp_path / "a" / "b"):
         raise OSError(28, "No space left on device")
+    assert "bytes free" in told.value.totals
 
 
 def test_reading_in_chunks_gives_the_digest(tmp_path):

@@ -22,6 +22,8 @@ def answer_error(scope: Scope, error: Exception) -> Response:
         name, own = scope.get("path_params", {}).get("name"), scope[FIELDS].get(REQUEST_ID, b"")
         about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
         _log.error("a request failed unexpectedly", exc_info=error, extra=about)
+    elif error.totals:
+        _log.warning("a request was refused: %s", error.whole())
     # Its frames hold what the request sent, and are held by it: that would stay until the next collection.
     error.__traceback__ = None
     return error_response(error, scope.get(CALLER))

@@ -294,7 +294,7 @@ class TenantFront:
         return _View(FunctionName(view.name.removeprefix(self.names.prefix)), view, self.names)
 
     def _raise_told(self, error: OverwinterError) -> NoReturn:
-        raise type(error)(self.names.told(str(error)), error.retry_after_s) from error
+        raise type(error)(self.names.told(str(error)), error.retry_after_s, error.totals) from error
 
 
 def _absent(name: FunctionName) -> NotFoundError:

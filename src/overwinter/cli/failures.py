@@ -21,7 +21,7 @@ def told(error: Exception) -> str:
     """An error in words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+    return (error.whole() if isinstance(error, OverwinterError) else str(error)) or type(error).__name__
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:

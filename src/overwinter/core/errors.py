@@ -29,9 +29,15 @@ class OverwinterError(Exception):
 
     status: ClassVar[int] = 500
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, totals: str = "") -> None:
+        """`totals`: what the node has and uses in all. Its operator is told, and no tenant."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.totals = totals
+
+    def whole(self) -> str:
+        """The message for the operator."""
+        return f"{self} ({self.totals})" if self.totals else str(self)
 
 
 class CallerError(OverwinterError):

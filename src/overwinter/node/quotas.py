@@ -51,14 +51,21 @@ class Quotas:
         shares = [*deployed, *self._reserved]
         others = [share for share in shares if share.tenant != tenant]
         own = [share for share in shares if share.tenant == tenant]
-        self._check(len(others) + len(own), self._config.functions_max, "this node")
-        any_max = self._config.tenant_functions_max
+        any_max, every, room = self._config.tenant_functions_max, len(shares), self._config.manifests_bytes_max
         own_max = any_max if functions_max is None else min(any_max, functions_max)
-        self._check(len(own), own_max, f"tenant {tenant!r}")
-        room = self._config.manifests_bytes_max
+        if every >= self._config.functions_max:
+            totals = f"{every} versions of functions, and at most {self._config.functions_max}"
+            raise NoSpaceError("this node has no room for more versions of functions: remove some", totals=totals)
+        if len(own) >= own_max:
+            counts = f"{len(own)} versions of functions, and may have {own_max}"
+            raise NoSpaceError(f"tenant {tenant!r} has {counts}: remove some first")
         taken = manifest_bytes + sum(share.manifest_bytes for share in own)
-        _check_bytes(taken, room // 2, f"tenant {tenant!r}")
-        _check_bytes(taken + sum(share.manifest_bytes for share in others), room, "this node")
+        if taken > room // 2:
+            counts = f"{taken} bytes, and may have {room // 2}"
+            raise NoSpaceError(f"the manifests of tenant {tenant!r} would have {counts}: remove some first")
+        if (together := taken + sum(share.manifest_bytes for share in others)) > room:
+            totals = f"{together} bytes of manifests, and at most {room}"
+            raise NoSpaceError("this node has no room for more manifests: remove functions", totals=totals)
         self._deploys[tenant] += 1
         reserved = [_Share(tenant, manifest_bytes)]
         tried: list[DeployedFunction] = []
@@ -96,15 +103,8 @@ class Quotas:
     def _check_pipelines(self, known: Mapping[FunctionName, TenantId], tenant: TenantId) -> None:
         most = self._config.pipelines_max
         if len(known) >= most:
-            raise NoSpaceError(f"this node keeps {most} pipelines and no more: remove one that nobody calls")
-        if 2 * list(known.values()).count(tenant) >= most > 1:
-            raise NoSpaceError(f"tenant {tenant!r} has half of the {most} pipelines of this node: remove one first")
-
-    def _check(self, count: int, most: int, whose: str) -> None:
-        if count >= most:
-            raise NoSpaceError(f"{whose} has {count} versions of functions, and may have {most}: remove some first")
-
-
-def _check_bytes(taken: int, most: int, whose: str) -> None:
-    if taken > most:
-        raise NoSpaceError(f"the manifests of {whose} would have {taken} bytes, and may have {most}: remove some first")
+            totals = f"{len(known)} pipelines, and at most {most}"
+            raise NoSpaceError("this node has no room for more pipelines: remove one that nobody calls", totals=totals)
+        own, own_max = list(known.values()).count(tenant), -(-most // 2)
+        if own >= own_max and most > 1:
+            raise NoSpaceError(f"tenant {tenant!r} has {own} pipelines, and may have {own_max}: remove one first")

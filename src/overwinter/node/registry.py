@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from overwinter.core.errors import NotFoundError, StoreError
+from overwinter.core.errors import NotFoundError, OverwinterError, StoreError
 from overwinter.core.events import Event, WorkerReady, ZygoteLost
 from overwinter.core.ids import FunctionId, FunctionName, StoreName, TenantId, function_id
 from overwinter.node.functions import DeployedFunction, Family, mapped_bytes
@@ -66,7 +66,8 @@ class Registry:
 
     def told(self, function: DeployedFunction, error: Exception) -> str:
         """What callers hear of an error of the store; the log hears all of it."""
-        self._log(f"function {function.id}: {error}", level="error", function=function.id)
+        whole = error.whole() if isinstance(error, OverwinterError) else str(error)
+        self._log(f"function {function.id}: {whole}", level="error", function=function.id)
         return f"function {function.id}: {without_addresses(str(error))}"
 
     def family(self, function: DeployedFunction) -> list[DeployedFunction]:

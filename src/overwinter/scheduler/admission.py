@@ -372,8 +372,8 @@ def _never_fits(cycle: Cycle, function: Function, limit: int) -> str | None:
     size, pinned = sum(function.sizes.values()), victims.pinned_bytes(cycle, function)
     if size + pinned <= limit:
         return None
-    beside = f", {pinned} of them pinned by others: make it larger, or unpin" if pinned else ": make it larger"
-    return f"function {function.spec.id} needs {size} bytes of the host store, which has {limit}{beside}"
+    beside = " beside what others have pinned: make it larger, or unpin" if pinned else ": make it larger"
+    return f"function {function.spec.id} needs {size} bytes of the host store, which has less{beside}"
 
 
 def _give_bytes(cycle: Cycle) -> None:
@@ -393,7 +393,6 @@ def _never_runs(cycle: Cycle, function: Function) -> bool:
     needed = function.latency.too_large_bytes
     if needed is None or function.has_worker:
         return False
-    limit = cycle.config.memory_bytes
-    why = f"a worker of function {function.spec.id} needs {needed} bytes, and all workers may have {limit}"
+    why = f"a worker of function {function.spec.id} needs {needed} bytes, and all workers together may have less"
     give_up(cycle, function, f"{why}: raise memory_bytes")
     return True

@@ -164,7 +164,7 @@ def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
 
 def _told(worker: Worker, limit: int | None) -> str:
     """Why a worker is stopped, and what can be done."""
-    most = "the machine runs short" if limit is None else f"all workers may have {limit / MIB:.1f} MiB (--memory-bytes)"
+    most = "the machine runs short" if limit is None else "all workers together may have no more (--memory-bytes)"
     return (
         f"a worker of function {worker.function} took {worker.taken / MIB:.1f} MiB and was stopped: it was to need "
         f"{worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Let it take less, set memory_mib so that it hears of "

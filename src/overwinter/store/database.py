@@ -94,7 +94,7 @@ class Database:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & PRIMARY_CODE_MASK
             if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and free < INDEX_BYTES):
                 raise NoSpaceError(
-                    f"cannot write {self.path}: its disk is full ({free} bytes free); remove functions, or give it "
-                    f"more room"
+                    f"cannot write {self.path}: its disk is full; remove functions, or give it more room",
+                    totals=f"{free} bytes free",
                 ) from error
             raise StoreError(f"cannot use {self.path}: {error}") from error

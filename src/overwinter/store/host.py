@@ -267,8 +267,9 @@ class HostStore:
         free = free_bytes(self.root) - claimed
         if needed > free:
             raise NoSpaceError(
-                f"the host store {self.root} needs {needed} bytes for {len(mine)} blocks, and {max(free, 0)} bytes "
-                f"on the tmpfs are free: unload or remove functions, or give the host store more"
+                f"the host store {self.root} has no room for {len(mine)} blocks of {needed} bytes: unload or remove "
+                f"functions, or give the host store more",
+                totals=f"{max(free, 0)} bytes on the tmpfs are free",
             )
 
     def _copy_claimed(self, mine: dict[Address, int]) -> int:

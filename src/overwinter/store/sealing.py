@@ -29,14 +29,14 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def disk_errors(action: str, directory: Path) -> Iterator[None]:
-    """Turn OSErrors into NoSpaceError, naming the disk and its free bytes, or StoreError."""
+    """Turn OSErrors into NoSpaceError, naming the disk, or StoreError."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
             raise NoSpaceError(
-                f"cannot {action}: the disk of {directory} is full ({free_bytes(directory)} bytes free, "
-                f"{error.strerror}); remove functions, or give it more room"
+                f"cannot {action}: the disk of {directory} is full; remove functions, or give it more room",
+                totals=f"{free_bytes(directory)} bytes free, {error.strerror}",
             ) from error
         raise StoreError(f"cannot {action} in {directory}: {error.strerror or error}") from error
 
