@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -57,24 +59,44 @@ class Held:
         self._worker_ready(*self.ready.pop())
 
 
+@contextmanager
+def held_in(node, monkeypatch) -> Iterator[Held]:
+    with monkeypatch.context() as patch:
+        held = Held(node, patch)
+        try:
+            yield held
+        finally:
+            held.may_store.set()
+
+
+def run(tmp_path, scene) -> None:
+    """A scene with a node that has the blobs of two versions, the second of which has other inputs."""
+    first, second = packed(Same(), "x"), packed(Two(), "x", "z")
+
+    async def within() -> None:
+        config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
+        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
+            for address, content in (*first.contents.items(), *second.contents.items()):
+                node.repository.put(first.manifest.tenant, address, bytes(content()), 0.0)
+            await scene(node, first.manifest, second.manifest)
+
+    asyncio.run(within())
+
+
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "being stored"])
 @pytest.mark.parametrize("what", ["a pipeline", "a promotion"])
 def test_what_changes_during_a_trial_counts_when_it_is_over(tmp_path, monkeypatch, what, is_stored):
-    async def scene(node) -> None:
-        first, second = packed(Same(), "x"), packed(Two(), "x", "z")
-        for address, content in (first.contents | second.contents).items():
-            node.repository.put(first.manifest.tenant, address, bytes(content()), 0.0)
-        await node.deploy(first.manifest)
-        if what == "a promotion":
-            await node.deploy_pipeline(PIPELINE, first.manifest.tenant)
+    async def scene(node, first, second) -> None:
+        await node.deploy(first)
+        takes_back = what == "a promotion"
+        if takes_back:
+            await node.deploy_pipeline(PIPELINE, first.tenant)
             await node.set_traffic("f", (Share(1, 100),))
-        with monkeypatch.context() as patch:
-            held = Held(node, patch)
-            deploying = asyncio.create_task(node.deploy(second.manifest))
+        with held_in(node, monkeypatch) as held:
+            deploying = asyncio.create_task(node.deploy(second))
             await until(lambda: held.ready)
-            takes_back = what == "a promotion"
             changing = asyncio.create_task(
-                node.set_traffic("f", ()) if takes_back else node.deploy_pipeline(PIPELINE, first.manifest.tenant)
+                node.set_traffic("f", ()) if takes_back else node.deploy_pipeline(PIPELINE, first.tenant)
             )
             await until(held.stores.is_set)
             if is_stored:
@@ -88,9 +110,20 @@ def test_what_changes_during_a_trial_counts_when_it_is_over(tmp_path, monkeypatc
         assert node.versions("f") == [1]
         assert node.view("passes", None).state == "READY"
 
-    async def within() -> None:
-        config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
-        async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
-            await scene(node)
+    run(tmp_path, scene)
 
-    asyncio.run(within())
+
+def test_a_version_on_trial_answers_for_a_promoted_one_that_was_removed_meanwhile(tmp_path, monkeypatch):
+    async def scene(node, first, second) -> None:
+        await node.deploy(first)
+        await node.set_traffic("f", (Share(1, 100),))
+        with held_in(node, monkeypatch) as held:
+            deploying = asyncio.create_task(node.deploy(second))
+            await until(lambda: held.ready)
+            await node.remove("f", 1)
+            held.end_trial()
+            assert (await deploying).warning == ""
+        assert node.versions("f") == [2]
+        assert node.view("f", None).version == 2
+
+    run(tmp_path, scene)

@@ -51,5 +51,19 @@ def test_a_version_with_a_share_goes_with_all_others_or_not_at_all(catalog, traf
         catalog.remove(F, 2)
     assert len(catalog.rows()) == 3
     catalog.remove(F, 3)
-    assert catalog.remove(F, None) == (1, 2)
+    catalog.add(F, T, b"{}", 0.0, proven=False)
+    with pytest.raises(ConflictError):
+        catalog.remove(F, 2)
+    assert catalog.remove(F, None) == (1, 2, 4)
     assert traffic.all() == {}
+
+
+def test_the_only_version_that_answers_goes_while_another_is_on_trial(catalog, traffic):
+    for version in (1, 2):
+        catalog.remove(F, version)
+    traffic.put(F, (Share(3, 100),))
+    on_trial = catalog.add(F, T, b"{}", 0.0, proven=False)
+    assert catalog.remove(F, 3) == (3,)
+    catalog.prove(F, on_trial)
+    assert traffic.all() == {}
+    assert [row.version for row in catalog.rows()] == [on_trial]

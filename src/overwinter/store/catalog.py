@@ -135,14 +135,15 @@ class Catalog:
 
     def remove(self, name: FunctionName, version: int | None) -> tuple[int, ...]:
         """Forget one version, or all with None, and return their numbers; NotFoundError when there is none,
-        ConflictError when it was said that one gets requests and others stay.
+        ConflictError when it was said that one gets requests, and others that answer stay.
         """
         with self.file.transaction() as db:
             present = _versions(db, name)
             gone = present if version is None else tuple(number for number in present if number == version)
             if not gone:
                 raise _not_found(name, version, present)
-            if gone == present:
+            if set(_versions(db, name, proven=True)) <= set(gone):
+                # None is left that could be promoted. One that is on trial answers if it passes.
                 forget(db, name)
             else:
                 check_removal(db, name, gone)
@@ -220,8 +221,10 @@ def _next_version(db: sqlite3.Connection, name: FunctionName) -> int:
     return int(version)
 
 
-def _versions(db: sqlite3.Connection, name: FunctionName) -> tuple[int, ...]:
-    found = db.execute("SELECT version FROM functions WHERE name = ? ORDER BY version", (name,))
+def _versions(db: sqlite3.Connection, name: FunctionName, proven: bool = False) -> tuple[int, ...]:
+    """`proven`: without those that are on trial."""
+    query = "SELECT version FROM functions WHERE name = ? AND proven >= ? ORDER BY version"
+    found = db.execute(query, (name, proven))
     return tuple(number for (number,) in found)
 
 
