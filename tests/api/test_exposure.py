@@ -1,8 +1,11 @@
 """Of a node's metrics a tenant sees the samples of its own functions, and nothing that depends on others."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
-from overwinter.api.exposure import SHARED_FAMILIES, own_metrics
+from overwinter.api.exposure import SHARED_FAMILIES, own_activity, own_metrics
+from overwinter.scheduler.snapshot import FamilyWorker
+from overwinter.telemetry.activity import FunctionActivity, NodeActivity
 
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -45,3 +48,21 @@ def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None
     assert [name for name in SHARED_FAMILIES if f"`{name.decode()}" not in documented] == []
     text = b"".join(b'# TYPE %b gauge\n%b{function="mine"} 9.0\n' % (name, name) for name in SHARED_FAMILIES)
     assert own_metrics(text, {b"mine"}) == b""
+
+
+def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
+    numbers = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes", "wakes", "requests", "refused"), 3)
+    numbers |= {"members": 1, "rate": 1.0, "shared": None, "p50_ms": None, "p99_ms": None, "attainment": None}
+    told = {"name": "mine", "tenant": "me", "state": "awake", "family": "mine@1", "workers": (1,), "slo_ms": None}
+    mine = FunctionActivity(**told, **numbers, exclusive_bytes=3)
+    # It cannot be made into anything else: nobody looks at more of it than whose it is.
+    theirs = SimpleNamespace(tenant="them", workers=(2,))
+    workers = [FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",)) for id_ in (1, 2)]
+    totals = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes"), 99)
+    totals |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "functions_deployed": 99}
+    node = NodeActivity(**totals, worker_states={"idle": 2}, functions=[theirs, mine], workers=workers)
+    own = own_activity(node, "me")
+    assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.functions_deployed) == (3, 3, 3, 3, 1)
+    assert (own.cores_running, own.host_budget, own.private_budget) == (None, None, None)
+    assert [(each.name, each.exclusive_bytes) for each in own.functions] == [("mine", None)]
+    assert ([each.worker for each in own.workers], own.worker_states) == ([1], {"idle": 1})

@@ -8,12 +8,13 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Container
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import msgspec
 
 from overwinter.api.front import Front
 from overwinter.core.ids import FunctionName, TenantId
+from overwinter.telemetry.activity import NodeActivity
 
 SHARED_FAMILIES = (b"overwinter_function_bytes", b"overwinter_loaded_bytes")
 """Metrics of a function that depend on what others hold."""
@@ -57,7 +58,7 @@ class TenantTelemetry:
         if self._operator:
             return text
         own = {view.name.encode() for view in self._node.pipelines() if view.tenant == self._tenant}
-        own.update(each["name"].encode() for each in (await self._activity())["functions"])
+        own.update(each.name.encode() for each in (await self._activity()).functions)
         return self._names.told_bytes(await asyncio.to_thread(own_metrics, text, own))
 
     async def usage(self, tenant: TenantId | None) -> object:
@@ -85,28 +86,30 @@ class TenantTelemetry:
         """The last output of the code of a function of the tenant; NotFoundError."""
         return self._names.told_json(await self._node.telemetry.logs(self._inner(name), version))
 
-    async def _activity(self) -> dict[str, Any]:
-        activity = await self._node.telemetry.activity()
+    async def _activity(self) -> NodeActivity:
+        activity = cast(NodeActivity, await self._node.telemetry.activity())
         return await asyncio.to_thread(own_activity, activity, self._tenant)
 
 
-def own_activity(activity: object, tenant: TenantId) -> dict[str, Any]:
-    """The part of a node's activity that concerns one tenant's functions. Slow with a thousand functions."""
-    told = msgspec.to_builtins(activity)
-    functions = [each | {"exclusive_bytes": None} for each in told["functions"] if each["tenant"] == tenant]
-    ids = {worker for each in functions for worker in each["workers"]}
-    workers = [each for each in told["workers"] if each["worker"] in ids]
-    own = {
-        "cores_running": None,
-        "worker_states": Counter(each["state"] for each in workers),
-        "functions_deployed": len(functions),
-        "host_budget": None,
-        "private_budget": None,
-        "functions": functions,
-        "workers": workers,
-    }
-    sums = {key: sum(each[key] for each in functions) for key in ("running", "queued", "host_bytes", "private_bytes")}
-    return {**told, **own, **sums}
+def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:
+    """The part of a node's activity that concerns one tenant's functions. Slow with a thousand functions of its own."""
+    own = [each for each in activity.functions if each.tenant == tenant]
+    ids = {worker for each in own for worker in each.workers}
+    workers = [each for each in activity.workers if each.worker in ids]
+    return msgspec.structs.replace(
+        activity,
+        cores_running=None,
+        worker_states=dict(Counter[str](each.state for each in workers)),
+        functions_deployed=len(own),
+        running=sum(each.running for each in own),
+        queued=sum(each.queued for each in own),
+        host_bytes=sum(each.host_bytes for each in own),
+        host_budget=None,
+        private_bytes=sum(each.private_bytes for each in own),
+        private_budget=None,
+        functions=[msgspec.structs.replace(each, exclusive_bytes=None) for each in own],
+        workers=workers,
+    )
 
 
 def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
