@@ -21,7 +21,7 @@ from overwinter.core.profiling import Line, Progress, Wanted
 SILENT_S = 10.0
 """The longest without a line: a client may take a longer silence for a dead node."""
 LINES = "application/x-ndjson"
-STOPPED = Line(error="the node is stopping before all was measured: try again; what was is kept", status=503)
+STOPPED = Line(error="the node is stopping before all was measured: try again, what it measured is kept", status=503)
 
 _wanted_decoder = msgspec.json.Decoder(Wanted)
 _encode = msgspec.json.Encoder().encode
