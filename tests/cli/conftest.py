@@ -1,4 +1,4 @@
-"""One real node, started by the command itself, for all tests of the command line."""
+"""Fixtures: one real node, started by the command itself, for all tests of the command line."""
 
 import json
 import signal
@@ -81,7 +81,7 @@ def postprocess(outputs, inputs, state):
 
 
 class Serving(msgspec.Struct):
-    """A node in a process of its own."""
+    """A node in a separate process."""
 
     url: str
     port: int
@@ -91,7 +91,7 @@ class Serving(msgspec.Struct):
 
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[Serving]:
-    """`overwinter serve` until the end of the block; it must then end well, and leave nothing in memory."""
+    """Run `overwinter serve` until the end of the block; it must then exit successfully and leave nothing in memory."""
     memory = Path(tempfile.mkdtemp(prefix="overwinter-cli-tests-", dir="/dev/shm"))
     where = ("--port", "0", "--data", str(root), "--host-store", str(memory))
     command = [sys.executable, "-m", "overwinter", "serve", "--json", "--no-profile-on-deploy", *where, *options]
@@ -105,13 +105,13 @@ def serving(root: Path, *options: str) -> Iterator[Serving]:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
     assert process.returncode == 0
-    # Fails when anything is left in it.
+    # This fails if the directory is not empty.
     memory.rmdir()
 
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a deployer's files."""
+    """Return a directory with a deployer's files."""
     root = tmp_path_factory.mktemp("workshop")
     (root / "cli_scale.py").write_text(SOURCE)
     (root / "handler.py").write_text(HANDLER)
@@ -121,21 +121,21 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A node that nothing was deployed to by hand."""
+    """Yield a node without functions."""
     with serving(tmp_path_factory.mktemp("node") / "data") as node:
         yield node
 
 
 @pytest.fixture
 def run(node: Serving, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in the workshop, against the node; it must end with `exit_code`."""
+    """Return a function that runs a command in the workshop against the node and checks its `exit_code`."""
     monkeypatch.setenv("OVERWINTER_URL", node.url)
     return local_run(workshop, monkeypatch)
 
 
 @pytest.fixture
 def local(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in the workshop, with no node."""
+    """Return a function that runs a command in the workshop, without a node."""
     monkeypatch.delenv("OVERWINTER_URL", raising=False)
     return local_run(workshop, monkeypatch)
 
@@ -154,6 +154,6 @@ def local_run(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def scale(run: Run) -> str:
-    """The name of a function that scales by 2 and 10, deployed."""
+    """Deploy a function that scales by 2 and 10, and return its name."""
     run("deploy", "cli_scale:model", "--name", "scale", "--slo", "80ms", "--set", "max_workers=2")
     return "scale"

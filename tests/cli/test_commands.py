@@ -20,7 +20,7 @@ from tests.cli.conftest import Run, Serving
 
 @pytest.fixture
 def labels(run: Run) -> str:
-    """The name of a function with a handler, deployed: texts of 5 letters and more are long."""
+    """Deploy a function with a handler for which texts of 5 letters and more are long, and return its name."""
     files = ("--handler", "handler.py", "--asset", "words=words.txt")
     run("deploy", "cli_scale:model", "--name", "labels", *files)
     return "labels"
@@ -32,8 +32,8 @@ def test_deploy_says_what_it_cost(run: Run) -> None:
     assert (first["name"], first["version"]) == ("twins", 1)
     assert first["nbytes"] >= first["added_bytes"]
     assert second.stdout.startswith("twins@2: ")
-    assert "0 B of it new to the node" in second.stdout
-    # Standard error is no terminal here.
+    assert "0 B new to the node" in second.stdout
+    # Standard error is not a terminal here.
     assert second.stderr == ""
     assert run("infer", "twins@1", "-i", "x=[1, 1]").stdout.splitlines()[-1].startswith("twins@1, ")
 
@@ -43,7 +43,7 @@ def test_a_batch_that_would_mix_callers_is_refused_and_one_request_a_run_is_expl
     assert "max_batch is 4" in refused.stderr
     assert "'output'" in refused.stderr
     run("deploy", "cli_scale:centred", "--name", "centred")
-    assert "one request a run: " in run("show", "centred").stdout
+    assert "one request per run: " in run("show", "centred").stdout
 
 
 def test_a_size_that_cannot_be_one_is_told_and_a_request_of_one_is_refused_with_the_range(run: Run) -> None:
@@ -69,7 +69,7 @@ def postprocess(outputs, inputs, state):
 
 
 def test_a_sample_that_is_not_there_is_told_before_the_work(run: Run, workshop: Path) -> None:
-    """The module is not even imported."""
+    """The module is not imported."""
     told = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
     assert "none.npy" in told.stderr
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> 
     assert "evil.pt2" in told
     assert "--trust" in told
     refused = run("deploy", "cli_scale:model", "--name", "x", "--trust", exit_code=2).stderr
-    assert "--trust is for a .pt2 file" in refused
+    assert "--trust is for .pt2 files only" in refused
 
 
 def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
 def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
     run("deploy", "cli_scale:model", "--name", "leaving")
     for command in (("rm", "leaving", "--yes"), ("load", "leaving"), ("unload", "leaving"), ("profile", "leaving")):
-        assert "another tenant" in run(*command, "--tenant", "other", exit_code=1).stderr
+        assert "does not belong to tenant" in run(*command, "--tenant", "other", exit_code=1).stderr
     assert run("rm", "leaving", text="y\n").stdout == "removed all versions of leaving\n"
     run("rm", "leaving", "--yes", exit_code=1)
 
@@ -156,7 +156,7 @@ def test_infer_for_programs(run: Run, scale: str, workshop: Path) -> None:
 def test_numbers_that_json_has_no_word_for_go_in_and_come_out(run: Run, scale: str) -> None:
     told = run("infer", scale, "-i", 'x=[["Infinity", 1], ["NaN", 1], [NaN, -1], [1, -Infinity]]', "--json").stdout
     (output,) = json.loads(told, parse_constant=pytest.fail)["outputs"]
-    # Each row is multiplied by [[2, 0], [0, 10]], and infinity times 0 is no number.
+    # Each row is multiplied by [[2, 0], [0, 10]], and infinity times 0 is NaN.
     assert output["data"] == [["Infinity", "NaN"], ["NaN", "NaN"], ["NaN", "NaN"], ["NaN", "-Infinity"]]
 
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_deployed(run: Run, arguments: list[str], words: str) -> 
 def test_a_deploy_shows_what_it_does_and_can_be_interrupted(node: Serving, workshop: Path) -> None:
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "overwinter", "deploy", "cli_scale:waiting", "--name", "never", "--url", node.url]
-    # Whoever runs the tests in the background ignores interrupts, and so would this.
+    # A shell that runs the tests in the background ignores interrupts, and its children inherit this.
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=terminal, text=True, cwd=workshop, preexec_fn=heeds
@@ -235,7 +235,7 @@ def test_a_deploy_shows_what_it_does_and_can_be_interrupted(node: Serving, works
 
 
 def read_until(screen: int, words: str) -> str:
-    """What a terminal shows, up to `words`; OSError when its program ends without them."""
+    """Return the output of a terminal up to `words`; raise OSError if its program ends before."""
     shown = b""
     while words.encode() not in shown:
         shown += os.read(screen, 4096)

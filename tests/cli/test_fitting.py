@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: columns are left out, names are folded, and no number is cut."""
+"""Tables on narrow terminals: columns are omitted, names are wrapped, and no number is cut."""
 
 import fcntl
 import os
@@ -73,7 +73,7 @@ def shown(name: str, width: int) -> list[str]:
 
 
 def cells(lines: list[str]) -> tuple[list[str], list[list[str]]]:
-    """The titles of a table and the cells of each line below."""
+    """Return the titles of a table and the cells of each line below."""
     rule = next(number for number, line in enumerate(lines) if "─" in line)
     titles, *rows = (re.split(" {2,}", line.strip()) for line in [lines[rule - 1], *lines[rule + 1 :]] if line.strip())
     return titles, rows
@@ -86,7 +86,7 @@ def test_nothing_is_cut(name: str, width: int) -> None:
     titles, rows = cells(lines)
     assert max(map(len, lines)) <= width
     assert set(STAY[name]) <= set(titles) <= set(all_titles)
-    # A cell is there as a whole, or it is a piece of a name.
+    # A cell is shown whole, or as a part of a name.
     known = {cell for row in whole for cell in row}
     names = [NAME, USED["tenant"], whole[0][all_titles.index("FUNCTIONS")] if "FUNCTIONS" in all_titles else ""]
     pieces = [cell for row in rows for cell in row if cell not in known]
@@ -131,7 +131,7 @@ def test_top_shows_whole_functions_only(width: int) -> None:
 
 
 def on_terminal(width: int, *arguments: str) -> list[str]:
-    """What a command shows on a terminal so wide."""
+    """Return the output of a command on a terminal of this width."""
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     command = [sys.executable, "-m", "overwinter", *arguments]

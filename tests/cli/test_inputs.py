@@ -1,4 +1,4 @@
-"""What a person writes on a command line becomes the right inputs, or a clear error."""
+"""Command-line values become the right inputs, or a clear error."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_literals(name: str, text: str, value: object) -> None:
 
 @pytest.mark.parametrize("text", ['["NaN", "-Infinity"]', "[NaN, -Infinity]"])
 def test_what_json_has_no_word_for(text: str, tmp_path: Path) -> None:
-    """With quotes as protocol buffers write it, without as Python does."""
+    """With quotes as in the JSON of protocol buffers, without as Python writes them."""
     (tmp_path / "x.json").write_text(text)
     document_of = read_document(document(f'{{"x": {text}}}'), SPECS)
     for value in (read("x", text), read("x", f"@{tmp_path}/x.json"), document_of["x"]):

@@ -1,4 +1,4 @@
-"""The node's log as JSON: one object a line, which says when, how bad, by whom, what, and of which function."""
+"""The node's log as JSON: one object per line with time, level, logger, message and function."""
 
 import json
 import logging

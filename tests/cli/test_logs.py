@@ -1,4 +1,4 @@
-"""What a function's code prints is shown to its tenant, and to nobody else."""
+"""The output of a function's code is shown to its tenant only."""
 
 import json
 import time
@@ -21,14 +21,14 @@ WAIT_S = 20.0
 
 @pytest.fixture
 def talking(run: Run, workshop: Path) -> str:
-    """The name of a function that prints without flushing, deployed."""
+    """Deploy a function that prints without flushing, and return its name."""
     (workshop / "prints.py").write_text(PRINTS)
     run("deploy", "cli_scale:model", "--name", "talking", "--handler", "prints.py")
     return "talking"
 
 
 def printed(run: Run, name: str, words: str) -> list[dict]:
-    """The lines, once one of them has these words."""
+    """Return the lines as soon as one of them contains these words."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         lines: list[dict] = json.loads(run("logs", name, "--json").stdout)
@@ -49,7 +49,7 @@ def test_what_the_code_of_a_function_prints_is_shown(run: Run, talking: str) -> 
 
 
 def test_only_to_its_tenant(run: Run, talking: str) -> None:
-    assert "another tenant" in run("logs", talking, "--tenant", "other", exit_code=1).stderr
+    assert "does not belong to tenant" in run("logs", talking, "--tenant", "other", exit_code=1).stderr
     assert "no function 'nothing'" in run("logs", "nothing", exit_code=1).stderr
 
 

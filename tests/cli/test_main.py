@@ -1,4 +1,4 @@
-"""What every command has in common: help, how it ends, and how little it loads."""
+"""Common properties of all commands: help, exit codes, and few imports."""
 
 import errno
 import subprocess

@@ -1,4 +1,4 @@
-"""What newcomers write first and wrongly gets one line that names it, and the way out."""
+"""Common mistakes of new users get one line with the error and the remedy."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def even_named():
 
 @pytest.fixture
 def mistakes(workshop: Path) -> str:
-    """A module of models that are given wrongly."""
+    """Write a module with invalid models."""
     (workshop / "cli_mistakes.py").write_text(SOURCE)
     return "cli_mistakes"
 
@@ -96,7 +96,7 @@ def test_what_is_written_in_place_of_an_even_size_works(run: Run, mistakes: str)
 
 
 def overwinter(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, without a terminal."""
+    """Return a function that runs the command in a separate process without a terminal."""
     command = [sys.executable, "-m", "overwinter", *arguments]
     return subprocess.run(command, cwd=at, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""Sizes, functions and assignments are read as they are written."""
+"""Parsing of sizes, functions and assignments."""
 
 import click
 import pytest

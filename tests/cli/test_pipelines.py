@@ -54,7 +54,7 @@ def test_a_pipeline_comes_and_goes(run: Run, twice: str) -> None:
 
 def test_what_cannot_be_deployed(run: Run, twice: str, workshop: Path) -> None:
     failed = run("deploy", twice, "--name", "other", exit_code=2)
-    assert "leave out the options of functions" in failed.stderr
+    assert "leave out the options for functions" in failed.stderr
     assert "Missing option '--name'" in run("deploy", "cli_scale:model", exit_code=2).stderr
     (workshop / "wrong.toml").write_text((workshop / twice).read_text().replace("[outputs]", "[output]"))
     failed = run("deploy", "wrong.toml", exit_code=1)

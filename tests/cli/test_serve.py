@@ -83,7 +83,7 @@ def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
 
 
 def test_a_node_listens_to_others_with_tokens_or_when_it_is_told_to(local: Run, tmp_path: Path) -> None:
-    # A port that is taken: nobody is listened to in this test.
+    # The port is taken.
     with socket.create_server(("0.0.0.0", 0)) as taken:
         where = ("serve", "--host", "0.0.0.0", "--port", str(taken.getsockname()[1]), "--data", str(tmp_path))
         refused = local(*where, exit_code=2)
@@ -95,7 +95,7 @@ def test_a_node_listens_to_others_with_tokens_or_when_it_is_told_to(local: Run, 
         )
         assert local(*where, exit_code=1).stderr.startswith("error: cannot listen on 0.0.0.0")
         local("token", "revoke", made["id"], "--data", str(tmp_path))
-        # Nobody is let in any more, and nobody is let in without one.
+        # The token is revoked, and a request without a token is refused.
         assert local(*where, exit_code=1).stderr.startswith("error: cannot listen on 0.0.0.0")
 
 

@@ -1,4 +1,4 @@
-"""SOURCE of a deploy names a model, or says why it does not."""
+"""SOURCE of a deploy names a model, or the error says why it does not."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 
 @pytest.fixture(autouse=True)
 def _own_path(local: Run) -> None:
-    """Python's search path is put back after each test."""
+    """Restore Python's search path after each test."""
 
 
 def test_a_callable_with_and_without_dynamic_sizes(workshop: Path) -> None:

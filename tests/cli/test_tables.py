@@ -1,4 +1,4 @@
-"""How values look to people."""
+"""The format of values for people."""
 
 import pytest
 from hypothesis import given
@@ -70,7 +70,7 @@ def test_a_comparison_is_told_in_a_line_each() -> None:
     near = agreement_facts(agreement("output 'b' mixes", a=(True, 0.0), b=(False, 3e-7)))
     assert "3e-07" in near["agreement"]
     assert "'b'" in near["agreement"]
-    assert near["batching"] == "one request a run: output 'b' mixes"
+    assert near["batching"] == "one request per run: output 'b' mixes"
     assert list(agreement_facts(None)) == ["agreement"]
 
 

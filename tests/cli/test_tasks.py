@@ -1,4 +1,4 @@
-"""A directory of transformers is deployed for a task with one line, and asked with another."""
+"""A directory of transformers is deployed for a task with one command, and called with another."""
 
 import json
 from pathlib import Path
@@ -48,4 +48,4 @@ def test_wrong_order_is_named(run: Run, weather: str, options: tuple[str, ...], 
 def test_task_brings_its_handler(run: Run, weather: str) -> None:
     order = ("deploy", weather, "--name", "twice", "--task", "text-classification", "--handler", "handler.py")
     assert "leave out --handler" in run(*order, exit_code=2).stderr
-    assert "for a directory" in run("deploy", "cli_scale:model", "--name", "x", "--task", "y", exit_code=1).stderr
+    assert "need a directory" in run("deploy", "cli_scale:model", "--name", "x", "--task", "y", exit_code=1).stderr

@@ -1,4 +1,4 @@
-"""How activity, explanations and usage look: nothing is left out, and nothing that is not known is made up."""
+"""Output of activity, explanations and usage: nothing is omitted, and unknown values are shown as unknown."""
 
 from rich.console import Console
 
@@ -70,15 +70,15 @@ def test_an_explanation_tells_why() -> None:
         shown.split()
     )
     assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
-    assert "80 ms, met by 50.0%; no configuration keeps it here" in shown
-    assert "2 configurations, known for 2 min; in service 1.50 of what was measured" in shown
+    assert "80 ms, met by 50.0%; no configuration meets it on this machine" in shown
+    assert "2 configurations, known for 2 min; in service at 1.50 of the measured latency" in shown
     assert "the fastest takes 250 ms with 2 cores, batch 4, 2 at once, 1.0 KiB" in shown
     assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
     ]  # fmt: skip
     assert "others needed room" in shown
     assert "REFUSED" not in shown
-    assert "shares workers with nobody" in shown
+    assert "shares workers with no function" in shown
     assert "HAS" not in shown
 
 
@@ -101,11 +101,11 @@ def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> N
         "cost": None, "beside": {f"g{number}": 7 - number for number in range(7)},
     }  # fmt: skip
     shown = " ".join(text(*explained_tables({**EXPLAINED, "shared": shared})).split())
-    assert "4 of 10, 5 of 20 requests; paid 0.5 of their 2 core seconds; 25.0%" in shown
+    assert "4 of 10, 5 of 20 requests; charged 0.5 of their 2 core seconds; 25.0%" in shown
     assert "with g0, g1, g2, g3, g4 and 2 more" in shown
     assert "they took" not in shown
     told = explained_tables({**EXPLAINED, "shared": {**shared, "cost": 0.625}})
-    assert "they took 62.5% of the time of runs of each alone" in " ".join(text(*told).split())
+    assert "they took 62.5% of the time of separate runs" in " ".join(text(*told).split())
 
 
 def test_usage_is_told_in_units_that_people_read() -> None:

@@ -1,4 +1,4 @@
-"""Tokens are made, listed, bounded and revoked on the node's machine, and a command uses one."""
+"""Tokens are created, listed, limited and revoked on the node's machine, and a command uses one."""
 
 import json
 from pathlib import Path
@@ -84,7 +84,9 @@ def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, workshop: P
         local("deploy", "cli_scale:model", "--name", "scale", *where, "--token", deploy)
         named = json.loads(local("show", "scale", "--json", *where, "--token", infer).output)["inputs"][0]["name"]
         asked = ("infer", "scale", "--input", f"{named}=[[1, 2]]", "--json", *where)
-        assert local(*asked, "--token", deploy, exit_code=1).stderr.startswith("error: this token is for deploy")
+        assert local(*asked, "--token", deploy, exit_code=1).stderr.startswith(
+            "error: this token has the scopes deploy"
+        )
         environment = {"OVERWINTER_TOKEN": infer, "OVERWINTER_URL": node.url}
         for command in (asked, ("usage",), ("top", "--once"), ("explain", "scale"), ("ps",)):
             done = CliRunner().invoke(main, command, env=environment, prog_name="overwinter")

@@ -13,7 +13,7 @@ def deploy_twice(run: Run, name: str) -> None:
 
 
 def shown(run: Run, name: str) -> dict[int, tuple[int, bool]]:
-    """What each version of a function gets."""
+    """Return the share of the traffic of each version of a function."""
     listed = json.loads(run("ps", "--json").output)
     return {each["version"]: (each["traffic"], each["promoted"]) for each in listed if each["name"] == name}
 
@@ -43,7 +43,7 @@ def test_a_rollback_a_split_and_the_newest_again(run: Run) -> None:
         (("split", "two", "1=90", "2=20"), "110 per cent"),
         (("split", "two", "1=50", "1=50"), "two shares"),
         (("split", "two", "1=x", "2=20"), "2=10"),
-        (("split", "two", "1", "2"), "before the value"),
+        (("split", "two", "1", "2"), "NAME=VALUE"),
         (("split", "two"), "Missing argument"),
     ],
 )

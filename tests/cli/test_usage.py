@@ -1,4 +1,4 @@
-"""What nobody calls is not billed."""
+"""A function that is not called is not billed for its trial."""
 
 import json
 import time

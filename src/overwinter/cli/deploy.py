@@ -20,7 +20,7 @@ from overwinter.cli.options import (
     print_json,
     printable,
     size_text,
-    whose,
+    tenant_option,
 )
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from overwinter.cli.inputs import File
 
 TIMEOUT_S = 600.0
-"""Longest wait for one answer of the node: it tries a new version before it says that it is deployed."""
+"""The longest wait for one answer of the node. It is long because the node tries a new version before it answers."""
 
 
 @click.command()
 @click.argument("source")
-@click.option("--name", help="What the function is called.")
-@click.option("--slo", help="Its SLO, a latency as 80ms.")
+@click.option("--name", help="Name of the function.")
+@click.option("--slo", help="Latency objective of the function, for example 80ms.")
 @click.option(
     "--handler",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A Python file with preprocess and postprocess.",
+    help="Python file that defines preprocess and postprocess.",
 )
 @click.option(
     "--asset",
@@ -46,7 +46,7 @@ TIMEOUT_S = 600.0
     type=assignment,
     metavar="NAME=PATH",
     multiple=True,
-    help="A file handed to the handler. One for each.",
+    help="File that the handler receives. Repeat the option for more.",
 )
 @click.option(
     "--sample",
@@ -54,30 +54,32 @@ TIMEOUT_S = 600.0
     type=assignment,
     metavar="NAME=VALUE",
     multiple=True,
-    help="An input of a request that it must answer before it is deployed, as for `infer --input`. One for each.",
+    help="Input of the request that tests the new version; same form as `infer --input`. Repeat for more inputs.",
 )
-@click.option("--task", help="What a directory of transformers is for, as text-classification: brings its handler.")
+@click.option("--task", help="Task of a transformers directory, for example text-classification. Adds a handler.")
 @click.option(
     "--option",
     "options",
     type=assignment,
     metavar="KEY=VALUE",
     multiple=True,
-    help="How a directory of transformers is deployed: sequence=128, height=any, part=encoder, or what its task knows.",
+    help="Option for a transformers directory: sequence=128, height=any, part=encoder, or an option of the task.",
 )
-@click.option("--trust", is_flag=True, help="Open a .pt2 file that is more than data: code in it may run here.")
-@whose
+@click.option(
+    "--trust", is_flag=True, help="Open a .pt2 file that contains more than data. Its code may run on this machine."
+)
+@tenant_option
 @click.option(
     "--set",
     "settings",
     type=assignment,
     metavar="KEY=VALUE",
     multiple=True,
-    help="Any other setting, as max_workers=4; `overwinter show` lists them. One for each.",
+    help="Any other setting, for example max_workers=4. `overwinter show` lists them. Repeat for more.",
 )
 @node_url
 @as_json
-def deploy(  # noqa: PLR0913 - what a person may want to say of a function
+def deploy(  # noqa: PLR0913 - one parameter for each option
     source: str,
     name: str | None,
     slo: str | None,
@@ -95,10 +97,11 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     """Deploy a model as a new version of a function, or a pipeline of functions.
 
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
-    file of torch.export.save; or a directory of transformers, which with --task takes texts, images or sound and gives
-    labels, entities, features or a text. Code in a module runs here; code in a .pt2 file or a directory does not,
-    unless the file is opened with --trust. The model is exported here, and only blocks that the node lacks are sent. A
-    .toml file is a pipeline: it says all of it, its name too, and takes the place of one that has the name.
+    file that torch.export.save wrote; or a directory that transformers saved, which with --task takes texts, images or
+    sound and returns labels, entities, features or a text. Code in a module runs on this machine; code in a .pt2 file
+    or a directory does not, unless the file is opened with --trust. The model is exported here, and only blocks that
+    the node lacks are sent. A .toml file defines a pipeline completely, including its name, and replaces a pipeline of
+    that name.
     """
     if source.endswith(".toml"):
         beside = (name, slo, handler, assets, sample, task, options, trust, settings)
@@ -108,14 +111,14 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
         raise click.UsageError("Missing option '--name'.")
     from overwinter.api.deployer import settings_of
     from overwinter.cli.inputs import open_files
-    from overwinter.cli.progress import counting
+    from overwinter.cli.progress import byte_bar
 
     begun = time.monotonic()
     _check_names(name, [key for key, _ in assets], handler)
-    # All that can be wrong at once is, before the long work: settings, files, the node.
+    # Check settings, files and the connection to the node before the slow export.
     chosen = settings_of(slo, {key: _value(text) for key, text in settings})
     if task is not None and handler is not None:
-        raise click.UsageError("--task brings a handler of its own: leave out --handler")
+        raise click.UsageError("--task adds its own handler: leave out --handler")
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
     opened = open_files(sample)
@@ -124,13 +127,13 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
         function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": chosen}
         wanted = Wanted(source, task, {key: _value(text) for key, text in options}, trust)
         package = _packaged(wanted, function, opened)
-        with counting("uploading") as counted:
+        with byte_bar("uploading") as counted:
             uploaded = package.upload(client, counted)
     seconds = time.monotonic() - begun
     if as_json:
         print_json(msgspec.to_builtins(uploaded) | {"seconds": seconds})
         return
-    sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} of it new to the node"
+    sizes = f"{size_text(uploaded.nbytes)}, {size_text(uploaded.added_bytes)} new to the node"
     click.echo(f"{uploaded.name}@{uploaded.version}: {sizes}, in {seconds:.1f} s")
     if uploaded.warning:
         click.echo(f"warning: {printable(uploaded.warning)}", err=True)
@@ -140,7 +143,7 @@ def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_j
     from overwinter.core.pipeline import parse_pipeline
 
     if with_options:
-        raise click.UsageError(f"{path} says all of a pipeline: leave out the options of functions")
+        raise click.UsageError(f"{path} defines the whole pipeline: leave out the options for functions")
     pipeline = parse_pipeline(path.read_text())
     with connect(url, tenant=tenant) as client:
         made = client.deploy_pipeline(pipeline)
@@ -152,7 +155,7 @@ def _deploy_pipeline(path: Path, with_options: bool, tenant: str, url: str, as_j
 
 
 class Wanted(NamedTuple):
-    """What is to be opened."""
+    """What the command line asks to open."""
 
     source: str
     task: str | None
@@ -163,25 +166,25 @@ class Wanted(NamedTuple):
 def _packaged(wanted: Wanted, function: dict[str, Any], sample: "Sequence[tuple[str, str | File]]") -> "Package":
     from overwinter.api.deployer import declared, package
     from overwinter.cli.inputs import read_assignments
-    from overwinter.cli.progress import turning
+    from overwinter.cli.progress import spinner
 
-    with turning("importing PyTorch"):
+    with spinner("importing PyTorch"):
         from overwinter.cli.source import export_source, open_source
         from overwinter.model.agreement import agree
         from overwinter.tasks.directory import Directory
-    # What the author's code prints must not come between a program and its JSON.
+    # The author's code may print; standard output is reserved for the JSON of `--json`.
     with redirect_stdout(sys.stderr):
-        with turning(f"loading {wanted.source}"):
+        with spinner(f"loading {wanted.source}"):
             opened = open_source(wanted.source, Path.cwd(), wanted.task, wanted.options)
             if wanted.trusted and not isinstance(opened, Path):
-                raise click.UsageError(f"--trust is for a .pt2 file, and {wanted.source!r} is none")
+                raise click.UsageError(f"--trust is for .pt2 files only, and {wanted.source!r} is not one")
         samples: list[Mapping[str, Any]] = []
         if isinstance(opened, Directory) and opened.handler is not None:
             function |= {"handler": opened.handler, "assets": opened.assets}
             samples.extend(opened.samples)
-        with turning(f"exporting {wanted.source}"):
+        with spinner(f"exporting {wanted.source}"):
             exported = export_source(opened, trusted=wanted.trusted)
-        with turning("comparing the program with the model"):
+        with spinner("comparing the program with the model"):
             program, weights, agreement = agree(exported, function["settings"].max_batch)
     for note in agreement.notes:
         click.echo(printable(note), err=True)
@@ -189,24 +192,26 @@ def _packaged(wanted: Wanted, function: dict[str, Any], sample: "Sequence[tuple[
     taken = (None if handler is None else declared(handler, "INPUTS")) or program.inputs
     if sample:
         samples.append(read_assignments(sample, {spec.name: spec for spec in taken}))
-    with turning("hashing its blocks"):
+    with spinner("hashing its blocks"):
         return package(program=program, weights=weights, agreement=agreement, samples=samples, **function)
 
 
 def _check_names(name: str, assets: list[str], handler: Path | None) -> None:
-    """A usage error for what the node would refuse only after the upload."""
+    """Raise a usage error for names that the node would otherwise refuse only after the upload."""
     from overwinter.store.manifest import ASSET_PATTERN
 
     checked_name("--name", name)
     for asset in assets:
         if not re.search(ASSET_PATTERN, asset):
-            raise click.UsageError(f"--asset {asset!r}: the name before the = is letters, digits, dots and dashes")
+            raise click.UsageError(
+                f"--asset {asset!r}: the name before the = may contain letters, digits, dots and dashes"
+            )
     if assets and handler is None:
-        raise click.UsageError("--asset hands a file to a handler, and there is no --handler")
+        raise click.UsageError("--asset gives a file to a handler: add --handler")
 
 
 def _value(text: str) -> Any:
-    """A setting's value: a JSON literal, or else the text itself."""
+    """Parse the value of a setting: a JSON literal, otherwise plain text."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -14,9 +14,9 @@ NEEDED = ("data", "host_store")
 )
 @as_json
 def doctor(data: str, host_store: str, as_json: bool) -> None:
-    """Look at what a node needs of this machine: kernel, limits, memory, disk, the build of PyTorch.
+    """Check what a node needs of this machine: kernel, limits, memory, disk, PyTorch build.
 
-    Each thing that is lacking is told with its remedy. Ends with 1 if a node could not run at all.
+    Each problem is printed with its remedy. The exit code is 1 if a node cannot run at all.
     """
     from pathlib import Path
 

@@ -10,10 +10,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from overwinter.cli.tables import plain_table
 
-FOLDED = 20
-"""Columns of the terminal that a name has at least; a longer one goes on in the next line where there are no more."""
-BETWEEN = 3
-"""Columns of the terminal between two of the table."""
+NAME_WIDTH_MIN = 20
+"""The least width of a name column, in terminal columns. A longer name continues on the next line."""
+GAP = 3
+"""The terminal columns between two columns of the table."""
 
 Kind = Literal["name", "word", "number"]
 
@@ -23,20 +23,20 @@ class Column(NamedTuple):
 
     title: str
     kind: Kind = "number"
-    leaves: int = 0
-    """When it is left out: 1 is the first to go; 0 stays."""
+    drop_order: int = 0
+    """The order in which columns are dropped: 1 is dropped first; 0 is never dropped."""
 
 
 class Fitted:
-    """A table with as many of its columns as there is room for."""
+    """A table that shows as many of its columns as fit."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-        """Each row has a text for each column."""
+        """Create the table; each row has one text per column."""
         self._columns = columns
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As rich asks for it."""
+        """Render the table at the width that rich offers."""
         table = plain_table()
         widths = self._widths(options.max_width)
         for at, width in widths.items():
@@ -50,24 +50,24 @@ class Fitted:
         yield table
 
     def _widths(self, width: int) -> dict[int, int]:
-        """The columns that there is room for, by their places, and how wide each is."""
+        """Return the width of each column that fits, by its index."""
         whole = [
             max(cell_len(text) for text in (column.title, *(row[at] for row in self._rows)))
             for at, column in enumerate(self._columns)
         ]
         widths = {
-            at: min(whole[at], FOLDED) if column.kind == "name" else whole[at]
+            at: min(whole[at], NAME_WIDTH_MIN) if column.kind == "name" else whole[at]
             for at, column in enumerate(self._columns)
         }
-        for _, at in sorted((column.leaves, at) for at, column in enumerate(self._columns) if column.leaves):
+        for _, at in sorted((column.drop_order, at) for at, column in enumerate(self._columns) if column.drop_order):
             if _sum(widths) <= width:
                 break
             del widths[at]
-        # What is left is for names, the shortest first.
+        # Distribute the width that is left among the name columns, the shortest first.
         for at in sorted(widths, key=whole.__getitem__):
             widths[at] += max(0, min(whole[at] - widths[at], width - _sum(widths)))
         return widths
 
 
 def _sum(widths: Mapping[int, int]) -> int:
-    return sum(each + BETWEEN for each in widths.values()) - BETWEEN
+    return sum(each + GAP for each in widths.values()) - GAP

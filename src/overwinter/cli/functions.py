@@ -5,7 +5,7 @@ import time
 
 import click
 
-from overwinter.cli.options import as_json, connect, id_of, named_function, node_url, print_json, whose
+from overwinter.cli.options import as_json, connect, id_of, named_function, node_url, print_json, tenant_option
 
 
 @click.command()
@@ -14,7 +14,7 @@ from overwinter.cli.options import as_json, connect, id_of, named_function, node
 def ps(url: str, as_json: bool) -> None:
     """List every version of every function, and every pipeline.
 
-    A terminal shows the columns that it has room for; a pipe and --json have all.
+    A terminal shows the columns that fit; a pipe and --json show all.
     """
     with connect(url) as client:
         functions, pipelines = client.functions(), client.pipelines()
@@ -38,7 +38,7 @@ def ps(url: str, as_json: bool) -> None:
 @node_url
 @as_json
 def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
-    """Show all that is known of a function or a pipeline."""
+    """Show the details of a function or a pipeline."""
     with connect(url) as client:
         described = client.function(*function)
     if as_json:
@@ -53,12 +53,12 @@ def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
 
 @click.command()
 @named_function
-@click.option("--yes", "-y", is_flag=True, help="Do not ask first.")
-@whose
+@click.option("--yes", "-y", is_flag=True, help="Remove without asking.")
+@tenant_option
 @node_url
 @as_json
 def rm(function: tuple[str, int | None], yes: bool, tenant: str, url: str, as_json: bool) -> None:
-    """Remove one version of a function, or with NAME alone all of them; or a pipeline."""
+    """Remove one version of a function, all versions (NAME alone), or a pipeline."""
     name, version = function
     with connect(url, tenant=tenant) as client:
         pipeline = "stages" in client.function(name, version)
@@ -70,22 +70,22 @@ def rm(function: tuple[str, int | None], yes: bool, tenant: str, url: str, as_js
 
 
 def _agreed(what: str) -> bool:
-    """Whether a person agrees; a usage error where there is none to ask."""
+    """Ask whether to remove; raise a usage error if there is no terminal to ask on."""
     try:
         return click.confirm(f"Remove {what}?", err=True)
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise click.UsageError(f"there is no terminal to ask whether to remove {what}: say --yes") from None
+        raise click.UsageError(f"there is no terminal to ask whether to remove {what}: add --yes") from None
 
 
 @click.command()
 @click.argument("name")
-@whose
+@tenant_option
 @node_url
 @as_json
 def load(name: str, tenant: str, url: str, as_json: bool) -> None:
-    """Wake a function, or all of a pipeline's, and make it available again."""
+    """Wake a function, or all functions of a pipeline, and accept requests again."""
     with connect(url, tenant=tenant) as client:
         client.load(name)
     _done({"loaded": name}, f"loaded {name}", as_json)
@@ -93,11 +93,11 @@ def load(name: str, tenant: str, url: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@whose
+@tenant_option
 @node_url
 @as_json
 def unload(name: str, tenant: str, url: str, as_json: bool) -> None:
-    """Make a function give back its memory, and answer no more until it is loaded."""
+    """Free the memory of a function; its requests are refused until it is loaded again."""
     with connect(url, tenant=tenant) as client:
         client.unload(name)
     _done({"unloaded": name}, f"unloaded {name}", as_json)

@@ -9,12 +9,12 @@ from overwinter.cli.options import as_json, assignment, connect, id_of, named_fu
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
-    "warm": "a worker was awake",
+    "warm": "warm worker",
     "bound": "bound in a worker of its family",
     "host": "woken from the host store",
     "disk": "woken from disk",
 }
-"""What each kind of start means."""
+"""The text printed for each kind of start."""
 
 
 @click.command()
@@ -26,15 +26,15 @@ STARTS = {
     type=assignment,
     metavar="NAME=VALUE",
     multiple=True,
-    help="An input: JSON, plain text for BYTES, or @file (.json, .npy, any file for BYTES). One for each.",
+    help="Input: JSON, plain text for BYTES, or @file (.json, .npy; any file for BYTES). Repeat for more inputs.",
 )
 @click.option(
     "--from",
     "document",
     type=click.File("rb"),
-    help="A JSON file (- for standard input) of all inputs by name, or an Open Inference Protocol request.",
+    help="JSON file with all inputs by name, or an Open Inference Protocol request. - reads standard input.",
 )
-@click.option("--timeout", help="Longest to wait for the answer, as 500ms; without it, the function's own.")
+@click.option("--timeout", help="Timeout of the request, for example 500ms. [default: the function's timeout]")
 @node_url
 @as_json
 def infer(
@@ -45,10 +45,10 @@ def infer(
     url: str,
     as_json: bool,
 ) -> None:
-    """Run a function once and print what it answers.
+    """Run a function once and print its outputs.
 
-    JSON has no word for NaN and the infinities: --json prints them as "NaN", "Infinity" and "-Infinity", and inputs
-    take them so.
+    JSON has no literals for NaN and the infinities: --json prints them as "NaN", "Infinity" and "-Infinity", and inputs
+    accept them in this form.
     """
     from overwinter.api.deployer import milliseconds
 
@@ -94,7 +94,7 @@ def _inputs(
 
 
 def _lists(array: Any) -> tuple[list[int], Any]:
-    """The shape of an output, and its elements as nested lists of numbers and text."""
+    """Return the shape of an output and its elements as nested lists of numbers and text."""
     value = array.tolist() if hasattr(array, "tolist") else array
     if hasattr(array, "shape"):
         return list(array.shape), _as_text(value)
@@ -106,7 +106,7 @@ def _lists(array: Any) -> tuple[list[int], Any]:
 
 
 def _for_json(value: Any) -> Any:
-    """The same with words for the numbers that JSON has none for."""
+    """Replace NaN and the infinities, which JSON cannot represent, by their names."""
     from overwinter.cli.inputs import shown_number
 
     if isinstance(value, list):
@@ -115,7 +115,7 @@ def _for_json(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """The same with text for bytes; bytes that are no UTF-8 stay, and are base64 in JSON."""
+    """Decode bytes to text. Bytes that are not UTF-8 stay, and JSON shows them as base64."""
     if isinstance(value, list):
         return [_as_text(item) for item in value]
     if isinstance(value, bytes):

@@ -26,14 +26,14 @@ _WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 
 class File(NamedTuple):
-    """A file that an input is taken from."""
+    """A file from which an input is read."""
 
     path: Path
     content: bytes
 
 
 def open_files(assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str | File]]:
-    """The same with the files that are named read; OSError when one cannot be."""
+    """Read the files that the assignments name; raise OSError if one cannot be read."""
     return [(name, _opened(text)) for name, text in assignments]
 
 
@@ -42,7 +42,7 @@ def _opened(text: str) -> str | File:
 
 
 def read_assignments(assignments: Sequence[tuple[str, str | File]], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """The inputs given as `name=value`; CallerError for a name or a value that does not fit."""
+    """Parse the inputs given as `name=value`; raise CallerError if a name or a value does not match."""
     inputs: dict[str, Any] = {}
     for name, text in assignments:
         spec = specs.get(name)
@@ -57,14 +57,16 @@ def read_assignments(assignments: Sequence[tuple[str, str | File]], specs: Mappi
 
 
 def read_document(file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """The inputs in a JSON object of values by name, or in an Open Inference Protocol request; CallerError."""
+    """Read inputs from a JSON object of values by name or from an Open Inference Protocol request, or raise
+    CallerError.
+    """
     body = file.read()
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise CallerError(f"{file.name} is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise CallerError(f"{file.name} must hold a JSON object of inputs by name")
+        raise CallerError(f"{file.name} must contain a JSON object of inputs by name")
     if isinstance(document.get("inputs"), list) and "inputs" not in specs:
         from overwinter.api.arrays import from_tensor
         from overwinter.api.oip import decode_request
@@ -75,7 +77,7 @@ def read_document(file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, 
 
 
 def shown_number(value: float) -> float | str:
-    """A number as JSON can say it: read back, it is the same."""
+    """Return a number in a form that JSON can represent and inputs accept."""
     if isfinite(value):
         return value
     return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -88,7 +90,7 @@ def _from_text(text: str, spec: TensorSpec) -> Any:
         if spec.datatype == BYTES:
             return text
         raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}") from None
-    # A number or a word of JSON is still text where text is asked for.
+    # A JSON number or literal is plain text if the input has the datatype BYTES.
     return text if spec.datatype == BYTES and not isinstance(value, str | list) else value
 
 
@@ -113,7 +115,7 @@ def _from_numpy(file: File, spec: TensorSpec) -> Any:
         raise CallerError(f"reading {file.path} needs NumPy: pip install numpy") from error
     try:
         array = read_array(BytesIO(file.content), allow_pickle=False)
-    except Exception as error:  # the border to a parser of files of others, which raises whatever it meets
+    except Exception as error:  # `numpy` may raise any exception on a file that is not in its format
         raise CallerError(f"{file.path} is not a NumPy file that can be read without pickle: {error}") from error
     return array[(None,) * max(0, len(spec.shape) - array.ndim)]
 
@@ -123,14 +125,14 @@ def _fitted(value: Any, spec: TensorSpec) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """The same with numbers for their words."""
+    """Replace the names of NaN and the infinities by the numbers."""
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     return _WORDS.get(value, value) if isinstance(value, str) else value
 
 
 def _deepened(value: Any, rank: int) -> Any:
-    """A list, a number or a text inside as many lists as it lacks; arrays know their own shape."""
+    """Add the leading dimensions that a value lacks. NumPy arrays are returned unchanged."""
     if not isinstance(value, list | bytes | str | int | float):
         return value
     depth = 0

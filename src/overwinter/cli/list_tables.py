@@ -8,7 +8,7 @@ from overwinter.cli.tables import Description, age_text, family_text, slo_text, 
 
 
 def functions_table(functions: Sequence[Description], now: float) -> Fitted:
-    """One line for each version of each function."""
+    """Build a table with one row for each version of each function."""
     rows = [
         (
             each["name"],
@@ -35,16 +35,16 @@ _FUNCTIONS = (
     Column("LIFE", "word", 8),
     Column("FAMILY", "word", 1),
     Column("WORKERS", "word", 2),
-    Column("WAITING", leaves=5),
-    Column("SIZE", leaves=6),
-    Column("MISSING", leaves=3),
-    Column("SLO", leaves=7),
-    Column("CREATED", leaves=4),
+    Column("WAITING", drop_order=5),
+    Column("SIZE", drop_order=6),
+    Column("MISSING", drop_order=3),
+    Column("SLO", drop_order=7),
+    Column("CREATED", drop_order=4),
 )
 
 
 def pipelines_table(pipelines: Sequence[Description], now: float) -> Fitted:
-    """One line for each pipeline."""
+    """Build a table with one row for each pipeline."""
     rows = [
         (
             each["name"],
@@ -64,11 +64,11 @@ _PIPELINES = (
     Column("PIPELINE", "name"),
     Column("VERSION", "word"),
     Column("STATE", "word"),
-    Column("RUNNING", leaves=4),
+    Column("RUNNING", drop_order=4),
     Column("ANSWERED"),
-    Column("IN SLO", leaves=5),
+    Column("IN SLO", drop_order=5),
     Column("FAILED"),
-    Column("SLO", leaves=3),
-    Column("CREATED", leaves=2),
+    Column("SLO", drop_order=3),
+    Column("CREATED", drop_order=2),
     Column("FUNCTIONS", "name", 1),
 )

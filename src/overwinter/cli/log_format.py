@@ -16,14 +16,14 @@ from overwinter.node.log import Level
 
 LogFormat = Literal["text", "json"]
 FIELDS = ("function", "request")
-"""What a line may be about, where that is known: the id of a function, and the id that a caller gave its request."""
+"""Optional fields of a log line: the id of a function, and the request id that the caller chose."""
 LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _node = logging.getLogger("overwinter.node")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line."""
+    """Formats each record as one JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON."""
@@ -78,5 +78,5 @@ def _failures_logged() -> Iterator[None]:
 
 
 def log(text: str, /, *, level: Level = "warning", function: FunctionId | None = None) -> None:
-    """Write a line of the node."""
+    """Write one line to the node's log."""
     _node.log(LEVELS[level], "%s", text, extra={"function": function})

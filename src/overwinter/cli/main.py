@@ -27,15 +27,15 @@ INTERRUPTED = 130
 
 
 class Commands(click.Group):
-    """The group of all commands, and the border at which errors become words and exit codes."""
+    """The group of all commands. It turns expected errors into messages and exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; errors that are foreseen are told in one line each."""
+        """Run a command; print each expected error as one line."""
         try:
             return super().invoke(ctx)
-        except FORESEEN as error:
+        except EXPECTED as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                # Nobody reads on, as with `| head`: click ends quietly.
+                # The reader of the pipe has closed it, as with `| head`; click handles this quietly.
                 raise
             _fail(ctx, [error])
         except ExceptionGroup as group:

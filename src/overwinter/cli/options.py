@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TOKEN = "overwinter.token"
-"""Where the context of a command has the token."""
+"""The key of the token in the context of a command."""
 BYTES_OF = {
     "": 1,
     "b": 1,
@@ -28,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def byte_size(value: str | int) -> int:
-    """Whole bytes out of 8GiB, 500MB or 4096; a usage error for what is no size."""
+    """Parse a size such as 8GiB, 500MB or 4096 to bytes; raise a usage error otherwise."""
     if isinstance(value, int):
         return value
     found = _SIZE.fullmatch(value.strip())
@@ -39,7 +39,7 @@ def byte_size(value: str | int) -> int:
 
 
 def size_text(nbytes: float) -> str:
-    """A number of bytes in the largest binary unit that leaves it at least 1."""
+    """Format bytes in the largest binary unit in which the value is at least 1."""
     if nbytes < 1024:
         return f"{nbytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
@@ -50,12 +50,12 @@ def size_text(nbytes: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what would move the cursor, colour or rename the terminal: a function's author wrote some of it."""
+    """Replace control characters: a function's author wrote parts of the text, and they could control the terminal."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
 
 
 def function_version(value: str) -> tuple[str, int | None]:
-    """The name and the version in NAME[@VERSION], None for whichever answers; a usage error if it is no number."""
+    """Split NAME[@VERSION] into name and version; the version is None if it is left out."""
     name, mark, version = value.partition("@")
     if not mark:
         return name, None
@@ -65,27 +65,27 @@ def function_version(value: str) -> tuple[str, int | None]:
 
 
 def assignment(value: str) -> tuple[str, str]:
-    """The key and the content of key=content; a usage error without both."""
+    """Split key=content; raise a usage error if a part is missing."""
     key, mark, content = value.partition("=")
     if not (key and mark):
-        raise click.BadParameter(f"{value!r} has no name and = before the value")
+        raise click.BadParameter(f"{value!r} must have the form NAME=VALUE")
     return key, content
 
 
 def named_function(command: Command) -> Command:
-    """Give a command its argument NAME[@VERSION]."""
+    """Add the argument NAME[@VERSION] to a command."""
     return click.argument("function", type=function_version, metavar="NAME[@VERSION]")(command)
 
 
 def node_url(command: Command) -> Command:
-    """Give a command the address of the node, and the token for it (`connect` finds it in the context)."""
+    """Add --url and --token to a command; `connect` reads the token from the context."""
     with_token = click.option(
         "--token",
         envvar="OVERWINTER_TOKEN",
         show_envvar=True,
         expose_value=False,
         callback=_keep_token,
-        help="Token for the node. Others on this machine can read a command line: better set the variable.",
+        help="Token for the node. Prefer the variable: other users can read command lines.",
     )(command)
     return click.option(
         "--url", default=DEFAULT_URL, envvar="OVERWINTER_URL", show_envvar=True, help="Address of the node."
@@ -97,19 +97,19 @@ def _keep_token(ctx: click.Context, _option: click.Parameter, value: str | None)
 
 
 def as_json(command: Command) -> Command:
-    """Give a command the choice to answer in JSON."""
-    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")(command)
+    """Add --json to a command."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def whose(command: Command) -> Command:
-    """Give a command the tenant for which it speaks."""
+def tenant_option(command: Command) -> Command:
+    """Add --tenant to a command."""
     return click.option(
-        "--tenant", default="default", envvar="OVERWINTER_TENANT", show_envvar=True, metavar="NAME", help="Whose it is."
+        "--tenant", default="default", envvar="OVERWINTER_TENANT", show_envvar=True, metavar="NAME", help="Tenant."
     )(command)
 
 
 def connect(url: str, timeout_s: float = 75.0, tenant: str = "default") -> "Client":
-    """A client of the node at `url` for a tenant; a usage error when either is none."""
+    """Return a client of the node at `url`; raise a usage error if the address or the tenant is invalid."""
     from overwinter.api.client import Client
 
     token = click.get_current_context().meta.get(TOKEN)
@@ -117,25 +117,25 @@ def connect(url: str, timeout_s: float = 75.0, tenant: str = "default") -> "Clie
 
 
 def checked_name(option: str, text: str) -> str:
-    """The same; a usage error when it is no name."""
+    """Return `text` if it is a valid name; raise a usage error otherwise."""
     if not re.search(NAME_PATTERN, text):
         allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
-        raise click.UsageError(f"{option} {text!r} is no name: {allowed}")
+        raise click.UsageError(f"{option} {text!r} is not a valid name: {allowed}")
     return text
 
 
 def checked_url(url: str) -> str:
-    """The same; a usage error when it is no address."""
+    """Return `url` if it is an HTTP address; raise a usage error otherwise."""
     if not url.startswith(("http://", "https://")):
         raise click.UsageError(f"--url {url!r} must begin with http:// or https://")
     return url
 
 
 def print_json(value: object) -> None:
-    """One JSON value on a line of its own."""
+    """Print a value as one line of JSON."""
     click.echo(msgspec.json.encode(value))
 
 
 def id_of(name: str, version: int | None) -> str:
-    """The function as people write it."""
+    """Return NAME or NAME@VERSION."""
     return name if version is None else f"{name}@{version}"

@@ -4,43 +4,58 @@ from typing import Any
 
 import click
 
-from overwinter.cli.options import as_json, connect, named_function, node_url, print_json, whose
+from overwinter.cli.options import as_json, connect, named_function, node_url, print_json, tenant_option
 from overwinter.core.profiling import Wanted
 
 
-def numbers(value: str) -> tuple[int, ...]:
-    """1,2,4 as numbers; a usage error for anything else."""
+def number_list(value: str) -> tuple[int, ...]:
+    """Parse numbers separated by commas, such as 1,2,4; raise a usage error otherwise."""
     parts = [part.strip() for part in value.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise click.BadParameter(f"{value!r} must be whole numbers with commas between them, as in 1,2,4")
+        raise click.BadParameter(f"{value!r} must be whole numbers separated by commas, for example 1,2,4")
     return tuple(int(part) for part in parts)
 
 
 @click.command()
 @named_function
-@click.option("--cores", type=numbers, metavar="LIST", help="Numbers of cores, as 1,2; up to its threads if not given.")
-@click.option("--batches", type=numbers, metavar="LIST", help="Requests of one run, as 1,2,4; up to its max_batch.")
-@click.option("--concurrency", type=numbers, metavar="LIST", help="Runs at once, as 1,2; up to its concurrency.")
-@click.option("--layers/--no-layers", default=True, help="Also measure each layer alone.")
-@click.option("--again", is_flag=True, help="Measure also what is known.")
-@click.option("--known", is_flag=True, help="Only show what is known.")
-@whose
+@click.option(
+    "--cores",
+    type=number_list,
+    metavar="LIST",
+    help="Numbers of cores, for example 1,2. [default: up to the function's threads]",
+)
+@click.option(
+    "--batches",
+    type=number_list,
+    metavar="LIST",
+    help="Batch sizes, for example 1,2,4. [default: up to the function's max_batch]",
+)
+@click.option(
+    "--concurrency",
+    type=number_list,
+    metavar="LIST",
+    help="Concurrent runs, for example 1,2. [default: up to the function's concurrency]",
+)
+@click.option("--layers/--no-layers", default=True, help="Also measure each layer by itself.")
+@click.option("--again", is_flag=True, help="Measure again what is already known.")
+@click.option("--known", is_flag=True, help="Show the known profile without measuring.")
+@tenant_option
 @node_url
 @as_json
 def profile(function: tuple[str, int | None], known: bool, tenant: str, url: str, as_json: bool, **wanted: Any) -> None:
-    """Measure memory and latency of a function over cores, batches and runs at once, and of each of its layers.
+    """Measure memory and latency of a function over cores, batch sizes and concurrency, and of each of its layers.
 
-    What is known already, of this or of any function of its tenant with the same program, is not measured again. While
-    requests are served the node takes its time.
+    Configurations that are already known are not measured again; functions of a tenant with the same program share a
+    profile. While the node serves requests it measures slowly.
     """
-    from overwinter.cli.progress import measuring
+    from overwinter.cli.progress import configuration_bar
 
     with connect(url, tenant=tenant) as client:
         if known:
             found = client.known_profile(*function)
         else:
-            with measuring(f"measuring {function[0]}") as told:
-                found = client.profile(*function, Wanted(**wanted), told)
+            with configuration_bar(f"measuring {function[0]}") as report:
+                found = client.profile(*function, Wanted(**wanted), report)
     if as_json:
         print_json(found)
         return

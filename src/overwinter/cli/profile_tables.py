@@ -10,13 +10,13 @@ from overwinter.core.profile import LayerPoint, Point, Profile
 
 
 def summary(profile: Profile) -> str:
-    """What does not depend on a configuration, in one line."""
+    """Format in one line what does not depend on a configuration."""
     wake = "" if profile.wake_s is None else f", wakes in {latency_text(profile.wake_s)}"
     return f"{size_text(profile.weight_bytes)} of weights, {count_text(profile.macs)} MACs a request{wake}"
 
 
 def points_table(points: Sequence[Point]) -> Table:
-    """One line for each configuration."""
+    """Build a table with one row for each configuration."""
     table = _table("CORES", "RUNS AT ONCE", "BATCH", "PRIVATE MEMORY", "LATENCY", "REQUESTS/S")
     for point in points:
         table.add_row(
@@ -31,7 +31,7 @@ def points_table(points: Sequence[Point]) -> Table:
 
 
 def layers_table(layers: Sequence[LayerPoint]) -> Table:
-    """One line for each layer, a column for each batch."""
+    """Build a table with one row for each layer and one column for each batch size."""
     batches = sorted({batch for layer in layers for batch in layer.latency_s})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("LAYER", no_wrap=True)
@@ -50,7 +50,7 @@ def layers_table(layers: Sequence[LayerPoint]) -> Table:
 
 
 def latency_text(seconds: float) -> str:
-    """Seconds in a unit that shows three digits."""
+    """Format seconds with three digits in a fitting unit."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
@@ -58,7 +58,7 @@ def latency_text(seconds: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """A count with a decimal prefix."""
+    """Format a count with three digits and a decimal prefix."""
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"

@@ -18,12 +18,12 @@ from rich.progress import (
 from overwinter.core.profiling import Progress as Measuring
 
 Counted = Callable[[str, int, int], None]
-"""Told what is being done, how many bytes of it are done, and how many there are."""
+"""Receives the name of the current step, the bytes done and the bytes in total."""
 
 
 @contextmanager
-def turning(text: str) -> Iterator[None]:
-    """A spinner beside `text` while the work goes on; gone with it."""
+def spinner(text: str) -> Iterator[None]:
+    """Show a spinner beside `text` until the block ends."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -32,8 +32,8 @@ def turning(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def counting(text: str) -> Iterator[Counted]:
-    """A bar of bytes while the work goes on; gone with it."""
+def byte_bar(text: str) -> Iterator[Counted]:
+    """Show a progress bar of bytes until the block ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
     shown = (*columns, TransferSpeedColumn())
@@ -43,12 +43,12 @@ def counting(text: str) -> Iterator[Counted]:
 
 
 @contextmanager
-def measuring(text: str) -> Iterator[Callable[[Measuring], None]]:
-    """A bar of configurations while a node measures; gone with it."""
+def configuration_bar(text: str) -> Iterator[Callable[[Measuring], None]]:
+    """Show a progress bar of measured configurations until the block ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=None)
-        yield lambda told: progress.update(
-            task, description=f"{text}: {told.what}", completed=told.done, total=told.total
+        yield lambda step: progress.update(
+            task, description=f"{text}: {step.what}", completed=step.done, total=step.total
         )

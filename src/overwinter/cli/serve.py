@@ -15,71 +15,71 @@ from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
 from overwinter.core.policies import POLICIES
 
 HELP = {
-    "host": "Address to listen on. Anything but loopback opens the node to others, and needs tokens or --insecure.",
-    "port": "Port to listen on; 0 takes a free one.",
-    "drain_s": "Seconds for which a node that stops goes on answering the requests that it has.",
-    "data": "Directory of the repository: what is deployed lives here.",
-    "host_store": "The tmpfs under which the blocks of warm functions lie.",
-    "keep_warm": "Leave the blocks in memory after a clean stop, for the next start.",
-    "requests_bytes_max": "Memory that all requests together may hold; without it, an eighth of what is there.",
-    "client_share": "Of that memory, of connections and of uploads, what one caller's address may hold.",
-    "request_bytes_max": "Largest body of a request, and what a compressed one may become.",
-    "json_bytes_max": "Most JSON in a request or an answer; larger tensors travel as binary.",
-    "elements_max": "Most elements of BYTES tensors in a request.",
+    "host": "Address to listen on. Any address but loopback needs tokens or --insecure.",
+    "port": "Port to listen on; 0 chooses a free port.",
+    "drain_s": "Seconds that a stopping node may take to answer its open requests.",
+    "data": "Directory of the repository, which stores everything deployed.",
+    "host_store": "Directory on a tmpfs for the blocks of warm functions.",
+    "keep_warm": "Keep the blocks in memory after a clean stop, for the next start.",
+    "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the memory]",
+    "client_share": "Share of that memory, the connections and the uploads that one client address may use.",
+    "request_bytes_max": "Largest request body, also after decompression.",
+    "json_bytes_max": "Largest JSON of a request or a reply. Larger tensors must use the binary extension.",
+    "elements_max": "Most elements of BYTES tensors in one request.",
     "manifest_bytes_max": "Largest manifest of a function or a pipeline.",
     "block_bytes_max": "Largest block of a deploy.",
-    "uploads_max": "Blocks on their way in at once.",
+    "uploads_max": "Concurrent uploads of blocks.",
     "room_wait_s": "Seconds that a large request waits for memory before it is refused.",
-    "head_bytes_max": "Most bytes of a request's line, headers and trailers.",
+    "head_bytes_max": "Most bytes of a request's request line, headers and trailers.",
     "headers_max": "Most headers of a request.",
-    "head_timeout_s": "Seconds in which the headers of a request must have come.",
-    "idle_timeout_s": "Seconds after which a connection without a request is closed.",
-    "stall_s": "Seconds over which the least rate of a body or an answer is measured.",
-    "rate_min_bytes": "Least bytes a second of a body that is sent or an answer that is read.",
-    "connections_max": "Connections open at once.",
-    "memory_free_min_bytes": "Memory to keep free: with less, unused blocks and idle workers go.",
-    "functions_max": "Versions of functions deployed at once.",
-    "tenant_functions_max": "Of these, what one tenant may have.",
-    "tenant_deploys_max": "Deploys of one tenant under way at once.",
-    "pipelines_max": "Pipelines deployed at once; one tenant may have half of them.",
-    "manifests_bytes_max": "Bytes of all functions' manifests together; one tenant may have half.",
-    "verify_share": "Share of one core that looks for changed bits in the blocks in memory; 0: none.",
-    "disk_free_min_bytes": "Disk to keep free: a deploy that would leave less is refused.",
-    "tenant_disk_bytes": "Most disk for the blocks of one tenant, as 8GiB; without it, any.",
-    "unneeded_keep_s": "Seconds for which blocks that no function needs stay on disk.",
-    "journal": "File to which every step of the scheduler is appended.",
+    "head_timeout_s": "Seconds within which the headers of a request must arrive.",
+    "idle_timeout_s": "Seconds after which an idle connection is closed.",
+    "stall_s": "Seconds over which the transfer rate of a request body or a reply is measured.",
+    "rate_min_bytes": "Lowest transfer rate of a request body or a reply, in bytes per second.",
+    "connections_max": "Most open connections.",
+    "memory_free_min_bytes": "Memory to keep free. Below it, unused blocks are evicted and idle workers are stopped.",
+    "functions_max": "Most deployed versions of all functions.",
+    "tenant_functions_max": "Most deployed versions of one tenant.",
+    "tenant_deploys_max": "Most concurrent deploys of one tenant.",
+    "pipelines_max": "Most deployed pipelines; one tenant may have half of them.",
+    "manifests_bytes_max": "Most bytes of the manifests of all functions; one tenant may have half.",
+    "verify_share": "Share of one core used to verify the blocks in memory. 0 turns verification off.",
+    "disk_free_min_bytes": "Disk space to keep free. A deploy that would leave less is refused.",
+    "tenant_disk_bytes": "Disk limit for the blocks of one tenant, for example 8GiB. [default: none]",
+    "unneeded_keep_s": "Seconds that blocks without a function stay on disk.",
+    "journal": "File to which the journal of the scheduler is appended.",
     "journal_ring": "Steps of the scheduler kept in memory.",
-    "profile_on_deploy": "Measure each new program in the background, while no request is under way.",
-    "accounting_s": "Seconds between two comparisons of the bytes that are counted with the kernel's.",
-    "profile_share": "Share of the time that measuring may take while the node serves.",
-    "policy": "The rules by which it decides: Overwinter's own, a paper's, or a baseline's.",
-    "cores": "Cores for all workers; without it, what the machine has.",
-    "memory_bytes": "Most private memory of all workers, as 8GiB; without it, half of what is there.",
-    "host_bytes": "Most memory for the blocks of warm functions, as 8GiB; without it, what the tmpfs has.",
-    "host_keep_alive_s": "Seconds after which the blocks of a function that nobody uses leave the host store.",
-    "workers_max": "Worker processes alive at once; without it, what the system's limits allow.",
-    "tenant_workers_max": "Worker processes of one tenant; without it, a sixteenth is kept for others.",
-    "runs_max": "Runs that all workers alive may have at once; without it, what the system's limits allow.",
-    "workers_ahead": "Processes forked before a request needs them, at most 2 a tenant; without it, 8.",
-    "requests_max": "Requests without an answer; one tenant may have as many as places are left.",
-    "attempts_max": "Times a request may be tried when its worker dies.",
+    "profile_on_deploy": "Profile each new program in the background, while no request runs.",
+    "accounting_s": "Seconds between two comparisons of the accounted memory with the kernel's figures.",
+    "profile_share": "Share of the time that profiling may take while the node serves.",
+    "policy": "Set of scheduling policies: Overwinter's, a paper's, or a baseline.",
+    "cores": "Cores for all workers. [default: all cores]",
+    "memory_bytes": "Limit of the private memory of all workers, for example 8GiB. [default: half of the memory]",
+    "host_bytes": "Memory limit for the blocks of warm functions, for example 8GiB. [default: the size of the tmpfs]",
+    "host_keep_alive_s": "Seconds without a request after which the blocks of a function leave the host store.",
+    "workers_max": "Most worker processes. [default: as many as the system's limits allow]",
+    "tenant_workers_max": "Most worker processes of one tenant. [default: all but a sixteenth]",
+    "runs_max": "Most concurrent runs of all workers. [default: as many as the system's limits allow]",
+    "workers_ahead": "Processes forked in advance, at most 2 per tenant. [default: 8]",
+    "requests_max": "Most open requests; one tenant may use as many as are still free.",
+    "attempts_max": "Most attempts of a request whose worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",
-    "drain_timeout_s": "Seconds that a run may go on when its function is removed or others need its worker.",
-    "warm_up_max_s": "Longest run of a program that is held compiled.",
-    "prepared_max": "Programs of a tenant held compiled, ready for a wake.",
-    "zygotes_max": "Tenants whose programs are held compiled at once.",
-    "zygote_timeout_s": "Seconds in which a zygote must answer or fork before it is replaced.",
-    "warm_up_timeout_s": "Seconds that compiling a program ahead may take.",
-    "imports": "Modules that handlers use, as numpy,scipy.signal: imported once, not at each wake.",
+    "drain_timeout_s": "Seconds that a run may continue after its function is removed or its worker is needed.",
+    "warm_up_max_s": "Longest run of a program that is kept compiled, in seconds.",
+    "prepared_max": "Most programs of a tenant that are kept compiled for faster wakes.",
+    "zygotes_max": "Most tenants whose programs are kept compiled.",
+    "zygote_timeout_s": "Seconds within which a zygote must answer or fork; otherwise it is replaced.",
+    "warm_up_timeout_s": "Seconds that compiling a program in advance may take.",
+    "imports": "Modules that handlers use, for example numpy,scipy.signal. They are imported once, not at each wake.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
-    "backoff_max_s": "Most seconds between such tries.",
-    "retry_after_min_s": "Least seconds that a refused caller is asked to wait.",
+    "backoff_max_s": "Most seconds between two such attempts.",
+    "retry_after_min_s": "Lowest Retry-After of a refusal, in seconds.",
 }
-"""What each field of the configuration means to whoever starts a node."""
+"""The help text of each field of the configuration."""
 
 WITHIN: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "requests": RequestLimits}
-"""Fields of the configuration that are structs of their own."""
+"""The fields of the configuration that are structs."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
 SHARES = ("profile_share", "client_share", "verify_share")
 MAY_BE_NONE = ("verify_share", "workers_ahead")
@@ -88,14 +88,14 @@ LARGEST_PORT = 65535
 
 
 def configured() -> list[click.Option]:
-    """One option for each field of NodeConfig, and of the structs within it."""
+    """Create one option for each field of NodeConfig and of its structs."""
     fields = [field for field in msgspec.structs.fields(NodeConfig) if field.name not in WITHIN]
     fields += [field for kind in WITHIN.values() for field in msgspec.structs.fields(kind)]
     return [_option(field) for field in fields]
 
 
 def config_of(values: dict[str, Any]) -> NodeConfig:
-    """The configuration that the options of `configured` describe."""
+    """Build the configuration from the options that `configured` made."""
     within: dict[str, Any] = {
         name: kind(**{field.name: values.pop(field.name) for field in msgspec.structs.fields(kind)})
         for name, kind in WITHIN.items()
@@ -133,18 +133,18 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
 
 @click.command(
     params=configured(),
-    # Not OVERWINTER_SERVE_PORT: a node's settings have the short names.
+    # The variables are named OVERWINTER_PORT, not OVERWINTER_SERVE_PORT.
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
-    epilog="Every option can also come from the environment: --host-bytes as OVERWINTER_HOST_BYTES, and so on.",
+    epilog="Every option can be set by a variable: --host-bytes by OVERWINTER_HOST_BYTES, and so on.",
 )
-@click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), help="File to write the port to.")
+@click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), help="File to which the port is written.")
 @click.option(
     "--log-format",
     type=click.Choice(get_args(LogFormat)),
     default="text",
-    help="How the log on the standard error looks: as text, or as one JSON object a line.",
+    help="Format of the log on standard error: text, or one JSON object per line.",
 )
-@click.option("--insecure", is_flag=True, help="Listen beyond loopback also while there is no token.")
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback even without tokens.")
 @as_json
 def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json: bool, **values: Any) -> None:
     """Run a node until it is interrupted or terminated."""
@@ -182,7 +182,7 @@ def _allowed(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> N
 
 
 def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> None:
-    """The node is ready: say so to the script, the program, the log or the person that started it."""
+    """Announce that the node is ready: to the port file, as JSON, in the log or on the terminal."""
     if port_file is not None:
         write_port(port_file, port)
     url = f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"
@@ -195,7 +195,7 @@ def _tell(config: NodeConfig, port: int, port_file: Path | None, how: str) -> No
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Whether the address can be reached from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -203,7 +203,7 @@ def is_loopback(host: str) -> bool:
 
 
 def write_port(path: Path, port: int) -> None:
-    """Write the port in one step: a script that waits for the file never reads half of it."""
+    """Write the port atomically, so that a script that waits for the file never reads a part of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(f"{port}\n")
     draft.replace(path)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from overwinter.telemetry.report import Figures, Report
 
 ROWS = 20
-"""Functions in the table; the JSON has all."""
+"""The functions in the printed table; the JSON contains all."""
 TARGET = 0.98
-"""Share of the requests within the SLO that is marked in the figure where --capacity asks for none."""
+"""The attainment that the figure marks when --capacity is not given."""
 
 _existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _directory = click.Path(file_okay=False, path_type=Path)
@@ -30,15 +30,17 @@ _directory = click.Path(file_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("scenario", type=_existing_file)
-@click.option("--capacity", type=click.FloatRange(0, 1, min_open=True), help="Find how many copies fit at this share.")
-@click.option("--traces", type=_directory, help="Where relative paths of recorded traces begin; else the scenario.")
-@click.option("--out", type=_directory, help="Where report.json and the figures go; else simulated/SCENARIO.")
+@click.option(
+    "--capacity", type=click.FloatRange(0, 1, min_open=True), help="Find how many copies reach this attainment."
+)
+@click.option("--traces", type=_directory, help="Directory of the recorded traces. [default: the scenario's]")
+@click.option("--out", type=_directory, help="Directory for results. [default: simulated/SCENARIO]")
 @click.option("--figures/--no-figures", default=True, help="Draw PNG figures.")
-@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Write every step to this file.")
-@click.option("--seed", type=int, help="In place of the scenario's.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="In place of the scenario's duration_s.")
+@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Write the journal to this file.")
+@click.option("--seed", type=int, help="Replaces the scenario's seed.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Replaces the scenario's duration_s.")
 @as_json
-def simulate(  # noqa: PLR0913 - what a person may want to change of a simulation
+def simulate(  # noqa: PLR0913 - one parameter for each option
     scenario: Path,
     capacity: float | None,
     traces: Path | None,
@@ -49,70 +51,70 @@ def simulate(  # noqa: PLR0913 - what a person may want to change of a simulatio
     seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Simulate a scenario: a node's own scheduler in a modelled world.
+    """Simulate a scenario: the scheduler of a node on a modelled machine.
 
-    SCENARIO is a TOML file: a machine, functions with their blocks, times and workloads, and faults. The same seed
-    gives the same steps. With --capacity the question is how many copies of the functions the machine carries.
+    SCENARIO is a TOML file that describes a machine, functions with their blocks, times and workloads, and faults. The
+    same seed gives the same journal. --capacity finds how many copies of the functions the machine can serve.
     """
     from overwinter.simulation.scenario import read_scenario
 
     if figures and find_spec("matplotlib") is None:
-        raise click.UsageError("figures need matplotlib: pip install 'overwinter[figures]', or say --no-figures")
+        raise click.UsageError("figures need matplotlib: pip install 'overwinter[figures]', or add --no-figures")
     if capacity is not None and journal is not None:
-        raise click.UsageError("--capacity runs many simulations, and --journal is of one")
-    read = _changed(read_scenario(scenario), seed, seconds)
+        raise click.UsageError("--capacity runs many simulations; --journal records only one: leave one of them out")
+    read = _with_changes(read_scenario(scenario), seed, seconds)
     base = scenario.parent if traces is None else traces
     found: Capacity | Report
-    found = _simulated(read, base, journal) if capacity is None else _searched(read, base, capacity)
+    found = _run_once(read, base, journal) if capacity is None else _find_capacity(read, base, capacity)
     directory = out or Path("simulated") / scenario.stem
     written = _write(found, directory, figures)
     if as_json:
         print_json(found)
         return
-    _tell(found)
+    _print(found)
     click.echo(f"\nwritten: {', '.join(str(path) for path in written)}")
 
 
-def _changed(scenario: "Scenario", seed: int | None, seconds: float | None) -> "Scenario":
+def _with_changes(scenario: "Scenario", seed: int | None, seconds: float | None) -> "Scenario":
     changes = {"seed": seed, "duration_s": seconds}
     return msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
 
 
-def _simulated(scenario: "Scenario", base: Path, journal: Path | None) -> "Report":
+def _run_once(scenario: "Scenario", base: Path, journal: Path | None) -> "Report":
     from overwinter.simulation.world import World
 
     with ExitStack() as stack:
         file = None if journal is None else stack.enter_context(journal.open("wb"))
-        told = stack.enter_context(_progress("simulating", scenario.duration_s))
-        with _traces_there():
-            return World(scenario, base, file).run(told)
+        report_progress = stack.enter_context(_progress("simulating", scenario.duration_s))
+        with _missing_trace_as_error():
+            return World(scenario, base, file).run(report_progress)
 
 
-def _searched(scenario: "Scenario", base: Path, target: float) -> "Capacity":
+def _find_capacity(scenario: "Scenario", base: Path, target: float) -> "Capacity":
     from overwinter.simulation.capacity import capacity
 
-    def told(tried: "Tried") -> None:
+    def print_attempt(tried: "Tried") -> None:
         fits = "fits" if tried.fits else "does not fit"
         click.echo(f"{tried.copies} copies, {tried.functions} functions: {tried.attainment:.4f}, {fits}", err=True)
 
-    with _traces_there():
-        return capacity(scenario, target, base, told)
+    with _missing_trace_as_error():
+        return capacity(scenario, target, base, print_attempt)
 
 
 @contextmanager
-def _traces_there() -> Iterator[None]:
-    """CallerError with the way out where a recorded trace is not there."""
+def _missing_trace_as_error() -> Iterator[None]:
+    """Turn a missing trace file into a CallerError that names --traces."""
     try:
         yield
     except FileNotFoundError as error:
         raise CallerError(
-            f"there is no trace {error.filename}: say with --traces DIR where the scenario's recorded traces lie"
+            f"there is no trace {error.filename}: give the directory of the recorded traces with --traces DIR"
         ) from error
 
 
 @contextmanager
 def _progress(text: str, seconds: float) -> Iterator[Callable[[float], None]]:
-    """A bar of simulated seconds on the terminal of standard error; nothing where that is none."""
+    """Show a progress bar of simulated seconds if standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -137,7 +139,7 @@ def _write(found: "Capacity | Report", directory: Path, figures: bool) -> list[P
     return [path, *draw(report, directory, TARGET if isinstance(found, Report) else found.target)]
 
 
-def _tell(found: "Capacity | Report") -> None:
+def _print(found: "Capacity | Report") -> None:
     from overwinter.cli.tables import show
     from overwinter.telemetry.report import Report
 
@@ -152,7 +154,7 @@ def _tell(found: "Capacity | Report") -> None:
         click.echo(f"the worst {ROWS} of {len(worst)} functions; report.json has all")
     memory = report.memory
     click.echo(
-        f"\nmemory: {size_text(memory.mean)} on average, {size_text(memory.peak)} at most; of it blocks, each once, "
+        f"\nmemory: {size_text(memory.mean)} on average, {size_text(memory.peak)} at peak; blocks "
         f"{size_text(memory.blocks_mean)} and {size_text(memory.blocks_peak)}, "
         f"workers {size_text(memory.workers_mean)} and {size_text(memory.workers_peak)}"
     )
@@ -184,7 +186,7 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
 
 
 def _share(figures: "Figures") -> float:
-    """Attainment, or for functions without an SLO the share of requests answered."""
+    """Return the attainment, or without an SLO the share of requests answered."""
     if figures.attainment is not None:
         return figures.attainment
     return figures.answered / figures.requests if figures.requests else 1.0

@@ -25,7 +25,7 @@ RETURNS = "(module, example_inputs) or (module, example_inputs, dynamic)"
 
 
 class Opened(NamedTuple):
-    """A model with what its export needs besides."""
+    """A model with the further data that its export needs."""
 
     module: torch.nn.Module
     example_inputs: Any
@@ -35,10 +35,10 @@ class Opened(NamedTuple):
 def open_source(
     source: str, directory: Path, task: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Opened | Directory | Path:
-    """The model that `source` names, or the path of a `.pt2` file; modules are also looked for in `directory`.
+    """Open the model that `source` names; a `.pt2` file is returned as its path.
 
-    `task` and `options` say what a directory of `transformers` becomes. CallerError when it names nothing, AuthorError
-    when the author's code fails.
+    Modules are also searched in `directory`. `task` and `options` apply to a directory of `transformers`. Raise
+    CallerError if `source` names nothing, AuthorError if the author's code fails.
     """
     path = directory / source
     if path.is_dir():
@@ -46,7 +46,7 @@ def open_source(
     if task is not None or options:
         if not path.exists() and ":" not in source:
             raise CallerError(f"there is no directory {path}")
-        raise CallerError(f"a task and its options are for a directory of transformers, and {source!r} is none")
+        raise CallerError(f"a task and its options need a directory of transformers, and {source!r} is not one")
     if path.suffix == ".pt2":
         if not path.is_file():
             raise CallerError(f"there is no file {path}")
@@ -58,9 +58,9 @@ def open_source(
 
 
 def export_source(opened: Opened | Directory | Path, *, trusted: bool = False) -> Exported:
-    """The program and the weights; ProgramError when it cannot be exported.
+    """Export the program and its weights; raise ProgramError if that is impossible.
 
-    A `.pt2` file that is not `trusted` must be data alone.
+    A `.pt2` file that is not `trusted` must contain data only.
     """
     if isinstance(opened, Directory):
         return export_directory(opened)
@@ -80,7 +80,7 @@ def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:
         raise CallerError(f"there is no module {module!r} in {directory} or on Python's path{hint}") from error
     except AttributeError as error:
         raise CallerError(f"{module} has no {name!r}: {error}{_line(error)}") from error
-    except Exception as error:  # the border to the author's code
+    except Exception as error:  # the author's code may raise anything
         raise AuthorError(f"{module} cannot be imported: {_words(error)}{_line(error)}") from error
     if not callable(value):
         raise CallerError(f"{module}:{name} is a {type(value).__name__}, not a function that returns {RETURNS}")
@@ -90,7 +90,7 @@ def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:
 def _called(source: str, make: Callable[[], Any]) -> Opened:
     try:
         made = make()
-    except Exception as error:  # the border to the author's code
+    except Exception as error:  # the author's code may raise anything
         raise AuthorError(f"{source} failed: {_words(error)}{_line(error)}") from error
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module)):
         raise AuthorError(f"{source} must return {RETURNS}; it returned {_described(made)}")
@@ -109,7 +109,7 @@ def _words(error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    """The innermost line of the author's own that led to the error."""
+    """Return the innermost line of the author's code in the traceback."""
     outside = (__file__, torch.__file__.removesuffix("__init__.py"), "<frozen")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(outside)]
     own = [frame for frame in frames if "importlib" not in frame.filename]

@@ -12,10 +12,10 @@ from overwinter.cli.options import printable, size_text
 from overwinter.core.versions import WHOLE
 
 PIPE_WIDTH = 400
-"""Columns when nobody's terminal sets the width: nothing is cut off for grep."""
+"""The width without a terminal. It is large, so that lines are complete for `grep`."""
 
 Description = dict[str, Any]
-"""A function as the node describes it."""
+"""A function as the node's API describes it."""
 
 
 def show(what: object) -> None:
@@ -27,14 +27,14 @@ def show(what: object) -> None:
 
 
 def pipeline_table(pipeline: Description, now: float) -> Table:
-    """All that is known of a pipeline, a fact a line."""
+    """Build a table of all facts of a pipeline, one per row."""
     requests, slo_ms = pipeline["requests"], pipeline["settings"]["slo_ms"]
     return facts_table(
         {
             "pipeline": f"{pipeline['name']}@{pipeline['version']}",
             "state": f"{pipeline['state']} ({pipeline['reason']})" if pipeline["reason"] else pipeline["state"],
             "requests": f"{requests['running']} running, {requests['answered']} answered, {requests['failed']} failed",
-            "SLO": "none" if slo_ms is None else f"{slo_text(slo_ms)}, kept {requests['in_slo']} times",
+            "SLO": "none" if slo_ms is None else f"{slo_text(slo_ms)}, met {requests['in_slo']} times",
             "timeout": f"{pipeline['settings']['timeout_s']:g} s for all stages together",
             "created": age_text(now - pipeline["created"]),
             **{f"input {spec['name']}": spec_text(spec) for spec in pipeline["inputs"]},
@@ -48,7 +48,7 @@ def pipeline_table(pipeline: Description, now: float) -> Table:
 
 
 def function_table(function: Description, now: float) -> Table:
-    """All that is known of one version, a fact a line."""
+    """Build a table of all facts of one version, one per row."""
     state = f"{function['state']}, {function['life']}"
     facts = {
         "function": f"{function['name']}@{function['version']}",
@@ -70,7 +70,7 @@ def function_table(function: Description, now: float) -> Table:
 
 
 def _sharing_facts(function: Description) -> dict[str, str]:
-    """With which functions it shares workers, and what each worker has."""
+    """Return the functions that share its workers, and what each worker holds."""
     if function["sharing"] is None:
         return {"workers": workers_text(function["workers"])}
     sharing, members = function["sharing"], function["sharing"]["members"]
@@ -81,48 +81,50 @@ def _sharing_facts(function: Description) -> dict[str, str]:
 
 
 def version_text(function: Description) -> str:
-    """A version, and what it gets of the requests that name none unless that is all."""
+    """Format a version with its share of the traffic, unless it gets all of it."""
     percent = function["traffic"]
     return f"{function['version']}{'' if percent == WHOLE else f' ({percent}%)'}"
 
 
 def traffic_text(function: Description) -> str:
-    """What a version gets of the requests that name none, and who says so."""
+    """Format the share of the requests without a version that this version gets, and why."""
     why = "as promoted or split" if function["promoted"] else "the newest version gets all"
     return f"{function['traffic']}% of the requests that name no version ({why})"
 
 
 def members_text(members: Sequence[str]) -> str:
-    """A family, in words."""
-    return ids_text(members) if len(members) > 1 else "shares workers with nobody"
+    """Format the number of members of a family."""
+    return ids_text(members) if len(members) > 1 else "shares workers with no function"
 
 
 def ids_text(ids: Sequence[str], shown: int = 20) -> str:
-    """The first of some functions, and how many they are if there are more."""
+    """Join the first ids, and the number of further ones."""
     return ", ".join(ids[:shown]) + (f" and {len(ids) - shown} more" if len(ids) > shown else "")
 
 
 def family_text(function: Description) -> str:
-    """The family of a function, and how many are in it."""
+    """Format the family of a function and the number of its members."""
     return "-" if function["members"] == 1 else f"{function['family']} ({function['members']})"
 
 
 def workers_text(workers: Sequence[int]) -> str:
-    """Which workers have a function."""
+    """Format which workers have bound a function."""
     return ",".join(map(str, workers)) or "-"
 
 
 def agreement_facts(agreement: Description | None) -> dict[str, str]:
-    """How the program compared with its model, and whether requests may share a run."""
+    """Return how the program compared with its model, and whether requests may share a run."""
     if agreement is None:
-        return {"agreement": "nobody compared the program with its model"}
+        return {"agreement": "the program was not compared with its model"}
     count = len(agreement["sizes"])
     where = f"at {count} sizes" if count > 1 else "at its fixed sizes"
     facts = {"agreement": f"{_closeness_text(agreement['outputs'])}, {where}"}
     facts |= {f"agreement {number}": note for number, note in enumerate(agreement["notes"], 1)}
     obstacle = agreement["batching"]["obstacle"]
     shared = _closeness_text(agreement["batching"]["outputs"])
-    return facts | {"batching": f"one request a run: {obstacle}" if obstacle else f"requests may share a run: {shared}"}
+    return facts | {
+        "batching": f"one request per run: {obstacle}" if obstacle else f"requests may share a run: {shared}"
+    }
 
 
 def _closeness_text(outputs: Mapping[str, Description]) -> str:
@@ -133,7 +135,7 @@ def _closeness_text(outputs: Mapping[str, Description]) -> str:
 
 
 def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> Table:
-    """Each output with its spec, its shape and its elements, shortened."""
+    """Build a table of the outputs with spec, shape and shortened elements."""
     table = plain_table()
     for title in ("OUTPUT", "DATATYPE", "SHAPE"):
         table.add_column(title, no_wrap=True)
@@ -144,18 +146,20 @@ def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> 
 
 
 def spec_text(spec: Description) -> str:
-    """The datatype and the shape of a tensor."""
+    """Format the datatype and the shape of a tensor."""
     return f"{spec['datatype']} {_shape_text(spec['shape'])}"
 
 
 def stage_text(stage: Description) -> str:
-    """The function of a pipeline's stage."""
+    """Format the function of a pipeline's stage."""
     version = stage.get("version")
     return stage["function"] if version is None else f"{stage['function']}@{version}"
 
 
 def short_text(value: Any, shown: int = 4) -> str:
-    """A nested list with at most `shown` elements at either end of each level; floats in four digits, text quoted."""
+    """Format a nested list with at most `shown` elements at either end of each level, floats with four digits, text
+    quoted.
+    """
     if isinstance(value, list):
         texts = [short_text(item, shown) for item in value[:shown]]
         if len(value) > 2 * shown:
@@ -168,7 +172,7 @@ def short_text(value: Any, shown: int = 4) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago something was, in the largest unit that leaves it at least 1."""
+    """Format an age in the largest unit in which it is at least 1."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit} ago"
@@ -176,7 +180,7 @@ def age_text(seconds: float) -> str:
 
 
 def slo_text(slo_ms: float | None) -> str:
-    """A latency objective."""
+    """Format a latency objective."""
     return "-" if slo_ms is None else f"{slo_ms:g} ms"
 
 
@@ -186,7 +190,7 @@ def _wiring_text(stage: Description) -> str:
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """A fact a line."""
+    """Build a table with one fact per row."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -196,7 +200,7 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def plain_table() -> Table:
-    """A table without lines but under its titles."""
+    """Create an empty table whose only line is under its titles."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
 
 

@@ -15,7 +15,7 @@ from overwinter.cli.options import (
     node_url,
     print_json,
     printable,
-    whose,
+    tenant_option,
 )
 
 if TYPE_CHECKING:
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print it once; so it is also where nobody's terminal is.")
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="SECONDS", help="Time between two looks.")
-@click.option("--limit", type=click.IntRange(1), metavar="NUMBER", help="Most functions; what a terminal has room for.")
+@click.option("--once", is_flag=True, help="Print once and exit. This is the default without a terminal.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="SECONDS", help="Time between updates.")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="NUMBER", help="Most functions to show. [default: as many as fit]"
+)
 @node_url
 @as_json
 def top(once: bool, every: float, limit: int | None, url: str, as_json: bool) -> None:
-    """Watch what the node and its functions do, the most active first, until interrupted.
+    """Show the activity of the node and its functions, the most active first, until interrupted.
 
-    A terminal shows the columns that it has room for; a pipe and --json have all.
+    A terminal shows the columns that fit; a pipe and --json show all.
     """
     with connect(url) as client:
         if as_json:
@@ -60,7 +62,7 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
                 live.update(activity_table(seen, limit or rows_for(seen, console)), refresh=True)
                 pause.wait(every)
     except KeyboardInterrupt:
-        # The way to leave it.
+        # Ctrl-C is how the user ends `top`.
         return
 
 
@@ -69,7 +71,7 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
 @node_url
 @as_json
 def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
-    """Say why a function is as it is: where its blocks are, how fast it is, what was decided and refused."""
+    """Explain the state of a function: its blocks, its latency, recent decisions and refusals."""
     with connect(url) as client:
         explained = client.explain(*function)
     if as_json:
@@ -86,13 +88,13 @@ def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
 
 @click.command()
 @named_function
-@whose
+@tenant_option
 @node_url
 @as_json
 def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
-    """Show the last lines that a function's code printed, oldest first.
+    """Show the last lines that a function's code printed, the oldest first.
 
-    Functions that share workers share what is printed there. The node keeps some hundred lines, until it stops.
+    Functions that share workers share their output. The node keeps a few hundred lines in memory.
     """
     with connect(url, tenant=tenant) as client:
         lines = client.logs(*function)
@@ -107,15 +109,14 @@ def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool)
 
 
 @click.command()
-@click.option("--tenant", metavar="NAME", help="Only of this tenant.")
+@click.option("--tenant", metavar="NAME", help="Show only this tenant.")
 @node_url
 @as_json
 def usage(tenant: str | None, url: str, as_json: bool) -> None:
-    """Show what each function used: cores while it ran and while it idled, and memory over time on each tier.
+    """Show what each function used: cores during runs and while idle, and memory over time on each tier.
 
-    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth; a worker that was started to
-    try a version is not billed before it serves a request. A terminal shows the columns that it has room for; a pipe
-    and --json have all.
+    Functions that share a block pay equal parts of it. Idle cores are billed at a tenth. A worker that tests a new
+    version is not billed before it serves a request. A terminal shows the columns that fit; a pipe and --json show all.
     """
     with connect(url) as client:
         used = client.usage(tenant)
@@ -128,4 +129,4 @@ def usage(tenant: str | None, url: str, as_json: bool) -> None:
     if used:
         show(usage_table(used))
     else:
-        click.echo("nothing was used yet" if tenant is None else f"nothing was used by {tenant} yet")
+        click.echo("no usage yet" if tenant is None else f"no usage of {tenant} yet")

@@ -22,12 +22,12 @@ from overwinter.cli.tables import (
     workers_text,
 )
 
-BESIDE = 5
-"""Functions that are named of those that share runs with one."""
+SHOWN_MAX = 5
+"""The most functions named among those that share runs with a function."""
 
 
 def activity_table(activity: Description, limit: int | None) -> RenderableType:
-    """What the node does in two lines, and a line for each function, at most `limit`."""
+    """Build a summary of the node in two lines and a row for each of at most `limit` functions."""
     shown = activity["functions"][:limit]
     rows = [
         (
@@ -58,7 +58,7 @@ def activity_table(activity: Description, limit: int | None) -> RenderableType:
 
 
 def rows_for(activity: Description, console: Console) -> int:
-    """Of how many functions a terminal shows all lines: names may take several, and so may what is above them."""
+    """Return how many functions fit on a terminal; names and the summary may take several lines."""
 
     def lines(rows: int) -> int:
         return len(console.render_lines(activity_table(activity, rows)))
@@ -72,26 +72,26 @@ _ACTIVITY = (
     Column("STATE", "word"),
     Column("FAMILY", "word", 1),
     Column("WORKERS", "word", 5),
-    Column("RUN", leaves=11),
+    Column("RUN", drop_order=11),
     Column("QUEUE"),
-    Column("SHARED", leaves=2),
-    Column("RATE/S", leaves=14),
-    Column("P50", leaves=10),
+    Column("SHARED", drop_order=2),
+    Column("RATE/S", drop_order=14),
+    Column("P50", drop_order=10),
     Column("P99"),
-    Column("SLO", leaves=12),
-    Column("MET", leaves=13),
-    Column("IN HOST", leaves=7),
-    Column("ITS OWN", leaves=3),
-    Column("PRIVATE", leaves=9),
-    Column("WAKES", leaves=4),
-    Column("REQUESTS", leaves=8),
-    Column("REFUSED", leaves=6),
+    Column("SLO", drop_order=12),
+    Column("MET", drop_order=13),
+    Column("IN HOST", drop_order=7),
+    Column("ITS OWN", drop_order=3),
+    Column("PRIVATE", drop_order=9),
+    Column("WAKES", drop_order=4),
+    Column("REQUESTS", drop_order=8),
+    Column("REFUSED", drop_order=6),
 )
 
 
 def _node_text(activity: Description) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(activity["worker_states"].items())) or "none"
-    # Only the operator is told of the whole node.
+    # Only the operator receives the figures of the whole node.
     running = activity["cores_running"]
     return (
         f"cores {'-' if running is None else running} of {activity['cores']} run   workers: {states}   requests: "
@@ -107,7 +107,7 @@ def _memory_text(activity: Description) -> str:
 
 
 def explained_tables(explained: Description) -> Iterator[RenderableType]:
-    """What is known of a function, a table for each side of it; only those that have something to say."""
+    """Build a table for each aspect of a function about which something is known."""
     yield facts_table(_facts_of(explained))
     tiers = _titled("TIER", numbers=("RESIDENT", "MISSING", "ITS OWN", "SHARED", "WITH FUNCTIONS"))
     for tier in explained["tiers"]:
@@ -132,7 +132,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
     if explained["attainment"] is not None:
         slo += f", met by {_share_text(explained['attainment'])}"
     if explained["best_effort"]:
-        slo += "; no configuration keeps it here: served as fast as it can be"
+        slo += "; no configuration meets it on this machine: it is served as fast as possible"
     run_s = explained["run_s"]
     own = _count(_workers_that_have(explained), "worker", "workers")
     return {
@@ -150,17 +150,17 @@ def _facts_of(explained: Description) -> dict[str, str]:
 
 
 def _shared_text(shared: Description) -> str:
-    """How often the function shared a run, what it paid for that, and with whom."""
+    """Format how often the function shared a run, the cost, and with which functions."""
     if not shared["runs"]:
         return "none"
     names = list(shared["beside"])
-    others = ", ".join(names[:BESIDE]) + (f" and {len(names) - BESIDE} more" if len(names) > BESIDE else "")
+    others = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
     counts = f"{shared['runs']} of {shared['all_runs']}, {shared['requests']} of {shared['all_requests']} requests"
-    paid = f"paid {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
+    paid = f"charged {shared['core_s']:.3g} of their {shared['whole_core_s']:.3g} core seconds"
     cost = shared["cost"]
-    took = "" if cost is None else f"; they took {_share_text(cost)} of the time of runs of each alone"
-    own = f"{_share_text(shared['own'])} of one is each function's own"
-    return f"{counts}; {paid}{took}; {own}; of late with {others}"
+    took = "" if cost is None else f"; they took {_share_text(cost)} of the time of separate runs"
+    own = f"{_share_text(shared['own'])} of a run is separate for each function"
+    return f"{counts}; {paid}{took}; {own}; recently with {others}"
 
 
 def _workers_that_have(explained: Description) -> list[Description]:
@@ -176,7 +176,7 @@ def _profile_text(profile: Description) -> str:
     age_s = profile["age_s"]
     age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
     known = _count(profile["points"], "configuration", "configurations")
-    text = f"{known}{age}; in service {profile['pace']:.2f} of what was measured"
+    text = f"{known}{age}; in service at {profile['pace']:.2f} of the measured latency"
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (
@@ -202,7 +202,7 @@ def _workers_table(workers: Sequence[Description]) -> Table:
 
 
 def _bound_table(workers: Sequence[Description]) -> Table:
-    """A line for each function in each worker."""
+    """Build a table with one row for each function in each worker."""
     table = _titled("WORKER", "HAS", "WHICH IS", numbers=("RUNS", "REQUESTS", "ITS PRIVATE"))
     for worker in workers:
         for bound in worker["bound"]:
@@ -221,7 +221,7 @@ def _happened_table(title: str, happened: Sequence[Description]) -> Table:
 
 
 def usage_table(used: Sequence[Description]) -> Fitted:
-    """One line for each function of each tenant."""
+    """Build a table with one row for each function of each tenant."""
     rows = [
         (
             each["tenant"],
@@ -243,12 +243,12 @@ _USAGE = (
     Column("FAMILY", "word", 1),
     Column("SINCE", "word", 2),
     Column("REQUESTS"),
-    Column("CORE", leaves=7),
-    Column("IDLE CORE", leaves=4),
+    Column("CORE", drop_order=7),
+    Column("IDLE CORE", drop_order=4),
     Column("BILLED"),
-    Column("DISK", leaves=3),
-    Column("HOST", leaves=5),
-    Column("PRIVATE", leaves=8),
+    Column("DISK", drop_order=3),
+    Column("HOST", drop_order=5),
+    Column("PRIVATE", drop_order=8),
 )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def data_directory(command: Command) -> Command:
-    """Give a command the directory of the node."""
+    """Add --data, the node's directory, to a command."""
     return click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
@@ -26,40 +26,41 @@ def data_directory(command: Command) -> Command:
         envvar="OVERWINTER_DATA",
         show_envvar=True,
         metavar="PATH",
-        help="Directory of the node's repository, as for `overwinter serve`.",
+        help="Directory of the node's repository, as in `overwinter serve`.",
     )(command)
 
 
 @click.group()
 def token() -> None:
-    """Say who may use a node, as what tenant, for what.
+    """Manage the tokens and quotas of a node.
 
-    These commands change files of the node, and are for whoever runs it, on its machine. A node that is up follows at
-    once. From the first token on it answers nobody without one, also when all are revoked.
+    These commands change files in the node's data directory, so the operator runs them on the node's machine. A running
+    node applies the changes at once. After the first token was created the node refuses requests without one, even if
+    all tokens are revoked.
     """
 
 
 @token.command()
-@click.option("--tenant", required=True, metavar="NAME", help="For which the token speaks.")
+@click.option("--tenant", required=True, metavar="NAME", help="Tenant of the token.")
 @click.option(
     "--scope",
     "scopes",
     type=click.Choice(["infer", "deploy", "admin"]),
     multiple=True,
     required=True,
-    help="infer: run functions. deploy: deploy, promote, load, unload, measure, remove. admin: both, for any tenant, "
-    "and what is told of the whole node. Any may look at the tenant's own. One for each.",
+    help="infer: run functions. deploy: deploy, promote, load, unload, profile, remove. admin: both, for any tenant, "
+    "and the telemetry of the whole node. Each scope may read its tenant's data. Repeat for more.",
 )
-@click.option("--label", default="", help="What it is for, as people remember it.")
+@click.option("--label", default="", help="Note on the purpose of the token.")
 @data_directory
 @as_json
 def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_json: bool) -> None:
-    """Make a token and print it. It is shown this once: the node keeps a hash of it."""
+    """Create a token and print it. It cannot be printed again: the node keeps only a hash."""
     from overwinter.store.tokens import TokenFile
 
     data = data.expanduser()
     made, text = TokenFile(data).create(tenant, scopes, label, time.time())
-    # Whatever fails from here on: the token is made, and is told this once.
+    # Print the token before the audit line is written: if that fails, the token exists and could not be printed again.
     if as_json:
         print_json({"token": text, "id": made.id, "tenant": made.tenant, "scopes": made.scopes})
     else:
@@ -76,7 +77,7 @@ def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_
 @data_directory
 @as_json
 def list_(data: Path, as_json: bool) -> None:
-    """List all tokens, without what is secret of them, and the quotas of tenants."""
+    """List all tokens without their secrets, and the quotas of tenants."""
     from overwinter.store.tokens import TokenFile
 
     known = TokenFile(data.expanduser()).read()
@@ -86,7 +87,7 @@ def list_(data: Path, as_json: bool) -> None:
         print_json({"tokens": shown, "quotas": told["quotas"]})
         return
     if not known.tokens:
-        click.echo("no tokens: make one with `overwinter token create --tenant NAME --scope infer`")
+        click.echo("no tokens: create one with `overwinter token create --tenant NAME --scope infer`")
         return
     from overwinter.cli.tables import show
 
@@ -98,7 +99,7 @@ def list_(data: Path, as_json: bool) -> None:
 @data_directory
 @as_json
 def revoke(id_: str, data: Path, as_json: bool) -> None:
-    """Take a token away: from the next request on it is worth nothing, also on connections that are open."""
+    """Revoke a token. Requests with it are refused at once, also on open connections."""
     from overwinter.store.tokens import TokenFile
 
     data = data.expanduser()
@@ -112,18 +113,18 @@ def revoke(id_: str, data: Path, as_json: bool) -> None:
 
 @token.command()
 @click.argument("tenant")
-@click.option("--functions", type=click.IntRange(0), metavar="NUMBER", help="Versions of functions deployed.")
-@click.option("--bytes", "nbytes", type=byte_size, metavar="SIZE", help="Of the disk, for its blocks, as 8GiB.")
+@click.option("--functions", type=click.IntRange(0), metavar="NUMBER", help="Most deployed versions.")
+@click.option("--bytes", "nbytes", type=byte_size, metavar="SIZE", help="Disk space for its blocks, for example 8GiB.")
 @click.option(
     "--requests-per-s",
     type=click.FloatRange(0, min_open=True),
     metavar="NUMBER",
-    help="Requests a second, of any kind.",
+    help="Requests per second, of any kind.",
 )
 @data_directory
 @as_json
 def limit(tenant: str, data: Path, as_json: bool, **bounds: float | None) -> None:
-    """Say how much a tenant may take, in place of what was said before; without options what all may take."""
+    """Set the quota of a tenant, replacing its previous quota. Without options the node's defaults apply."""
     from overwinter.store.tokens import Quota, TokenFile
 
     data = data.expanduser()
@@ -137,12 +138,12 @@ def limit(tenant: str, data: Path, as_json: bool, **bounds: float | None) -> Non
 
 
 def _record(data: Path, tenant: str, what: str, id_: str) -> None:
-    from overwinter.api.audit import FILE, Line, said_at, write_line
+    from overwinter.api.audit import FILE, Line, time_text, write_line
     from overwinter.core.ids import TenantId
     from overwinter.store.sealing import disk_errors
 
     who = f"user {os.getuid()}"
-    line = Line(at=said_at(time.time()), by=who, tenant=TenantId(tenant), method=f"token {what}", path=id_, status=0)
+    line = Line(at=time_text(time.time()), by=who, tenant=TenantId(tenant), method=f"token {what}", path=id_, status=0)
     with disk_errors("write the audit", data):
         write_line(data / FILE, line)
 

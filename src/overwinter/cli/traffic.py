@@ -2,7 +2,7 @@
 
 import click
 
-from overwinter.cli.options import as_json, assignment, connect, node_url, print_json, whose
+from overwinter.cli.options import as_json, assignment, connect, node_url, print_json, tenant_option
 from overwinter.core.errors import CallerError
 from overwinter.core.versions import WHOLE, Share, check_shares
 
@@ -12,17 +12,17 @@ NEWEST = "newest"
 @click.command()
 @click.argument("name")
 @click.argument("version", metavar=f"VERSION|{NEWEST}")
-@whose
+@tenant_option
 @node_url
 @as_json
 def promote(name: str, version: str, tenant: str, url: str, as_json: bool) -> None:
-    """Give one version of a function all requests that name none.
+    """Send all requests that name no version to one version of a function.
 
-    It has them until another one is promoted, also when new versions are deployed. An older one than before is a
-    rollback. NAME newest: each new version gets them when it is deployed, as it was before the first promotion.
+    That version gets them until another one is promoted, even when new versions are deployed. Promoting an older
+    version is a rollback. NAME newest restores the default: each new version gets the requests when it is deployed.
     """
     if version != NEWEST and not _is_count(version):
-        raise click.BadParameter(f"{version!r} must be the number of a version, or {NEWEST}")
+        raise click.BadParameter(f"{version!r} must be a version number or {NEWEST}")
     shares = {} if version == NEWEST else {int(version): WHOLE}
     with connect(url, tenant=tenant) as client:
         client.set_traffic(name, shares)
@@ -33,13 +33,13 @@ def promote(name: str, version: str, tenant: str, url: str, as_json: bool) -> No
 @click.command()
 @click.argument("name")
 @click.argument("shares", nargs=-1, required=True, metavar="VERSION=PERCENT...")
-@whose
+@tenant_option
 @node_url
 @as_json
 def split(name: str, shares: tuple[str, ...], tenant: str, url: str, as_json: bool) -> None:
-    """Divide the requests for a function that name no version among versions of it, as 1=90 2=10.
+    """Divide the requests that name no version among versions of a function, for example 1=90 2=10.
 
-    The versions must take and give the same tensors. `overwinter promote` ends it.
+    The versions must have the same inputs and outputs. `overwinter promote` ends the split.
     """
     chosen = [_share(text) for text in shares]
     try:
@@ -56,7 +56,7 @@ def split(name: str, shares: tuple[str, ...], tenant: str, url: str, as_json: bo
 def _share(text: str) -> Share:
     version, percent = assignment(text)
     if not (_is_count(version) and _is_count(percent)):
-        raise click.BadParameter(f"{text!r} must be a version and a whole number of per cent, as in 2=10")
+        raise click.BadParameter(f"{text!r} must be a version and a whole percentage, for example 2=10")
     return Share(int(version), int(percent))
 
 
