@@ -1,4 +1,4 @@
-"""A buffer grows under both its processes, can be shrunk by neither, and gives its memory back between runs."""
+"""A buffer grows in both of its processes, cannot be shrunk by either, and releases memory between runs."""
 
 import fcntl
 import os
@@ -48,7 +48,7 @@ def test_what_is_put_is_there_to_be_taken(nbytes):
 
 def test_what_is_not_there_is_not_taken():
     buffer = SharedBuffer.make("test")
-    with pytest.raises(ValueError, match="do not lie"):
+    with pytest.raises(ValueError, match="do not fit"):
         buffer.take(0, 2 * LARGE_BYTES)
     buffer.close()
 

@@ -1,4 +1,4 @@
-"""Messages and descriptors arrive whole, in order, with their descriptors, and an end is an end."""
+"""Messages and descriptors arrive complete and in order, and the end of a channel is reported."""
 
 import os
 import socket

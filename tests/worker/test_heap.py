@@ -1,4 +1,4 @@
-"""What a process keeps of memory that it needs no more. In processes that hold nothing else."""
+"""The memory that a process keeps after it is no longer needed, measured in separate processes."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ print(own_kib() - before)
 
 
 def told_kib(code: str) -> int:
-    """What a process says that runs this."""
+    """Run this code in a process, and return the number of KiB that it prints."""
     environment = {**os.environ, **ZYGOTE_ENVIRONMENT}
     told = subprocess.run(
         [sys.executable, "-c", COUNTS + code], capture_output=True, check=True, text=True, env=environment

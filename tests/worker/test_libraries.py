@@ -1,4 +1,4 @@
-"""What is imported ahead is in every fork, and tells one tenant nothing of another. It may be absent or broken."""
+"""Libraries imported in advance are in every fork, and share no state among tenants. They may be missing or broken."""
 
 import subprocess
 import sys

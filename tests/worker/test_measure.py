@@ -33,7 +33,7 @@ def test_only_memory_of_its_own_that_it_may_write_to_is_private():
 
 
 class Clock:
-    """Each look at it is a second later than the one before, and further from it by one more."""
+    """A clock whose intervals between two readings grow by one second each."""
 
     def __init__(self):
         self.now, self.step = 0.0, 0.0
@@ -53,7 +53,7 @@ def test_each_layer_is_timed_in_one_run(monkeypatch):
     gauge = Gauge.__new__(Gauge)
     gauge._timed = None
     assert len(prepared.program.layers) == 3
-    # A look before the first layer and one after each: a layer whose look is missed or doubled takes another time.
+    # One reading before the first layer and one after each: a missing or additional reading changes the times.
     assert gauge.layer_seconds(runner, 4) == (2.0, 3.0, 4.0)
     assert gauge.layer_seconds(runner, 4) == (6.0, 7.0, 8.0)
 

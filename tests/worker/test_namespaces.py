@@ -1,4 +1,4 @@
-"""What a zygote and all that it forks see of the system, and how they end."""
+"""What a zygote and its forks see of the system, and how they end."""
 
 import json
 import os
@@ -100,5 +100,5 @@ def test_all_end_with_the_process_that_started_them_even_who_did_not_ask_to():
         if outer.stdout.read(2) != b"up":
             pytest.skip("this system gives no namespaces")
         outer.kill()
-        # Whoever lives has the other end of the pipe.
+        # Any living process has the other end of the pipe.
         assert outer.stdout.read() == b""

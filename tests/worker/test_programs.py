@@ -1,4 +1,4 @@
-"""What a warm-up leaves behind, in a process that holds nothing else."""
+"""The memory that a warm-up leaves behind, in a separate process."""
 
 import os
 import subprocess
@@ -32,11 +32,11 @@ before = holes()
 programs.prepare(wanted, [int(fd) for fd in sys.argv[1:]])
 print(len(programs), holes() - before)
 """
-"""Tells how many programs are ready, and how much the warm-up has left free within the heap."""
+"""Prints how many programs are ready, and how much free memory the warm-up has left within the heap."""
 
 
 class Layers(torch.nn.Module):
-    """Convolutions, whose primitives are kept, between tensors that are not."""
+    """Convolutions, whose primitives are kept, between temporary tensors."""
 
     def __init__(self) -> None:
         super().__init__()

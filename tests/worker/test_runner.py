@@ -1,4 +1,4 @@
-"""A worker's run: requests that fit share it, one that fails hurts no other, and errors say whose they are."""
+"""Runs of a worker: compatible requests share one, a failed request affects no other, and errors name their cause."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from overwinter.worker.runner import Prepared, Runner
 
 
 class Counting(torch.nn.Module):
-    """An embedding and a sum, so that a bad index fails its run."""
+    """An embedding and a sum, so that an invalid index fails its run."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ def test_programs_of_several_threads_run_at_once_and_give_the_bits_of_one_alone(
     run = made._run
 
     def met(weights, inputs):
-        # Passed only when all three are inside.
+        # All three must be inside at once to pass.
         meeting.wait()
         return run(weights, inputs)
 
@@ -149,7 +149,7 @@ def test_a_handler_is_called_by_one_thread_at_a_time():
 
 
 class Grown(torch.nn.Module):
-    """Two outputs of different rank."""
+    """A model with two outputs of different rank."""
 
     def forward(self, x):
         return {"twice": x * 2, "sum": x.sum(-1)}

@@ -1,4 +1,4 @@
-"""What a worker may read by name, how much it may take, and what a tenant's zygote may do that a worker may not."""
+"""Which files a worker may read, its limits, and what a tenant's zygote may do that a worker may not."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_a_tenants_zygote_may_fork_and_what_it_forks_may_not_and_has_less():
     assert (zygote["fork"], worker["fork"]) == ("7", "PermissionError")
     assert (zygote["own smaps"], worker["own smaps"]) == ("True", "PermissionError")
     assert zygote["user"] == worker["user"] == (uid_of(1) or os.getuid())
-    # However much was asked for, no more than there is.
+    # Never more than the machine has, however much was requested.
     assert worker["data"] < zygote["data"] <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for process in (zygote, worker):
         assert {process[what] for what in ("list processes", "passwd", "execute")} == {"PermissionError"}

@@ -1,4 +1,4 @@
-"""Which system calls a worker may make, on every system that has a filter, and what the kernel says to the others."""
+"""The system calls that a worker may make, on each supported architecture, and the errors of all others."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 def verdict(code, number, arch, arguments=(0,) * 6) -> int:
-    """What the kernel would do with a call: an interpreter of the few instructions that a filter has."""
+    """Return the kernel's verdict on a call, by an interpreter of the instructions that a filter uses."""
     data = struct.pack("=IIQ6Q", number, arch, 0, *arguments)
     at, loaded = 0, 0
     while True:

@@ -1,4 +1,4 @@
-"""What fails for want of memory is told from what fails otherwise, whoever says so."""
+"""Failures for lack of memory are distinguished from other failures, whatever library reports them."""
 
 import errno
 import mmap
@@ -10,7 +10,7 @@ from overwinter.core.errors import HandlerError
 from overwinter.worker.shortage import lacks_memory
 
 MUCH = 1 << 50
-"""More than any system gives."""
+"""More than any system has."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A new version is refused for what it does to its author's requests, and only doubted for what it does to others."""
+"""A new version that fails its author's requests is refused; one that fails generated requests only gets a note."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ FAULTS = {
     "raises": ("def preprocess(inputs, state):\n    raise KeyError('no picture')\n", "no picture"),
     "leaves": ("def preprocess(inputs, state):\n    raise SystemExit('enough')\n", "enough"),
     "cannot be encoded": ("def preprocess(inputs, state):\n    raise ValueError('\\udc80')\n", "udc80"),
-    "names nothing": ("def preprocess(inputs, state):\n    return {1: inputs['x'], 'x': 2}\n", "1 is no name"),
+    "names nothing": ("def preprocess(inputs, state):\n    return {1: inputs['x'], 'x': 2}\n", "1 is not a string"),
     "is no function": (
         "class Step:\n    def __call__(self, inputs, state):\n        1 / 0\n\npreprocess = Step()\n",
         "preprocess failed: ZeroDivisionError",

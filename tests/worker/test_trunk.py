@@ -1,4 +1,6 @@
-"""Requests of several functions in one run: together through what they share, and each gets what it gets alone."""
+"""Requests of several functions in one run: shared calls run together, and each request gets the result of a separate
+run.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ IDS = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
 
 
 class Mixed(nn.Module):
-    """Weights of every kind: a table, a token put before each row, norms, rows in other dimensions and folded ones."""
+    """Weights of every kind: a table, a token inserted before each row, norms, rows in other dimensions and folded
+    ones.
+    """
 
     def __init__(self):
         super().__init__()
@@ -39,7 +43,7 @@ class Mixed(nn.Module):
 
 
 class Family:
-    """A program, and functions that have some of its weights otherwise."""
+    """A program, and functions that differ in some of its weights."""
 
     def __init__(self, module: nn.Module, example: dict[str, torch.Tensor], dynamic=None) -> None:
         dynamic = dynamic or {name: {0: "batch"} for name in example}
@@ -48,7 +52,7 @@ class Family:
         self.prepared = Prepared(encode_program(exported.program))
         self.program = self.prepared.program
         self.alone = 0
-        """Runs of one function."""
+        """The number of runs of one function."""
         run = self.prepared.run
 
         def counted(weights, inputs):
@@ -66,7 +70,7 @@ class Family:
         return Runner(name, self.prepared, weights, None)
 
     def is_together(self, asked) -> bool:
-        """Whether these run together; each gets what it gets alone."""
+        """Whether these requests run together; checks that each gets the result of a separate run."""
         wanted = [runner.answer([request])[0] for runner, request in asked]
         self.alone = 0
         given = answer(asked)
@@ -88,7 +92,7 @@ def ids(*first: int) -> dict:
 
 
 def asked(family: Family, *own: int) -> list:
-    """Requests of three functions in turn, one of them of two rows."""
+    """Return requests of three functions in rotation, one of them of two rows."""
     members = [family.member(name, *own) for name in ("f", "g", "h")]
     rows = [ids(1), ids(2, 3), ids(4), ids(5), ids(6), ids(7)]
     return [(members[at % 3], each) for at, each in enumerate(rows)]
@@ -144,12 +148,12 @@ def test_a_request_that_fails_fails_alone(mixed):
         assert "g" in bad.message
         assert torch.allclose(good["out"], f.answer([ids(1)])[0]["out"])
         assert torch.allclose(other["out"], g.answer([ids(2)])[0]["out"])
-    # A bad request says nothing about the functions: good ones share runs as before.
+    # An invalid request says nothing about the functions: valid ones share runs as before.
     assert mixed.is_together([(f, ids(1)), (g, ids(2))])
 
 
 class Turned(nn.Module):
-    """Between its weights the rows are in another order, which no shape tells."""
+    """Between its weights the rows are in another order, which no shape reveals."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +172,7 @@ def test_functions_whose_rows_get_mixed_up_run_apart():
 
 
 class Folded(nn.Module):
-    """Folds rows and positions into one, and takes means of what its own weight gives for them."""
+    """Folds rows and positions into one dimension, and takes means of the results of its own weight."""
 
     def __init__(self):
         super().__init__()
@@ -198,7 +202,7 @@ def test_requests_that_are_the_same_say_nothing_of_others():
 
 
 class Kept(nn.Module):
-    """Writes in place to something without rows that was there before its own weight."""
+    """Writes in place to a value without rows that was computed before its own weight."""
 
     def __init__(self):
         super().__init__()

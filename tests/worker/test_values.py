@@ -1,4 +1,4 @@
-"""What a handler may give becomes tensors of the wire."""
+"""Conversion of a handler's results to tensors."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from overwinter.core.errors import CallerError, HandlerError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, ELEMENTS_MAX, TensorMeta, pack_bytes
 from overwinter.worker.handler import Code, Handler
-from overwinter.worker.values import Parcel, parcels
+from overwinter.worker.values import EncodedTensor, encode_outputs
 
 GIVES = "def postprocess(outputs, inputs, state):\n    return {'y': %s}\n"
 
@@ -18,7 +18,7 @@ GIVES = "def postprocess(outputs, inputs, state):\n    return {'y': %s}\n"
 def test_bytes_of_one_and_two_ranks(given, shape):
     value = Handler(Code(GIVES % given), {}).after({}, {})["y"]
     flat = [item for row in value for item in (row if isinstance(row, list) else [row])]
-    assert Parcel("y", value).meta == TensorMeta("y", "BYTES", shape, len(pack_bytes(flat)))
+    assert EncodedTensor("y", value).meta == TensorMeta("y", "BYTES", shape, len(pack_bytes(flat)))
 
 
 @pytest.mark.parametrize("given", ["[b'a', [b'b']]", "[[b'a'], [b'b', b'c']]", "['text']", "[[1]]", "1"])
@@ -28,20 +28,20 @@ def test_what_is_no_tensor_is_refused(given):
 
 
 def test_an_answer_is_bounded_in_elements_and_bytes():
-    Parcel("y", [b""] * ELEMENTS_MAX)
+    EncodedTensor("y", [b""] * ELEMENTS_MAX)
     with pytest.raises(HandlerError, match=str(ELEMENTS_MAX)):
-        Parcel("y", [b""] * (ELEMENTS_MAX + 1))
+        EncodedTensor("y", [b""] * (ELEMENTS_MAX + 1))
     wide = torch.zeros(1).expand(ANSWER_BYTES_MAX // 8)
-    assert len(parcels({"y": wide, "z": wide})) == 2
+    assert len(encode_outputs({"y": wide, "z": wide})) == 2
     with pytest.raises(HandlerError, match=str(ANSWER_BYTES_MAX)):
-        parcels({"y": wide, "z": wide, "one": torch.zeros(1)})
+        encode_outputs({"y": wide, "z": wide, "one": torch.zeros(1)})
 
 
 def test_elements_of_bytes_are_counted_over_all_outputs() -> None:
     half = [b""] * (ELEMENTS_MAX // 2)
-    assert len(parcels({"y": half, "z": half})) == 2
+    assert len(encode_outputs({"y": half, "z": half})) == 2
     with pytest.raises(HandlerError, match=str(ELEMENTS_MAX + 1)):
-        parcels({"y": half, "z": half, "one": [b""]})
+        encode_outputs({"y": half, "z": half, "one": [b""]})
 
 
 LIES = """
@@ -109,7 +109,7 @@ def test_what_is_not_what_it_seems_is_refused(given, step):
     arguments = "inputs, state" if step == "preprocess" else "outputs, inputs, state"
     handler = Handler(Code(LIES % f"def {step}({arguments}):\n    return {WHOLE[given]}"), {})
     with pytest.raises(HandlerError):
-        parcels(handler.before({"x": torch.ones(1)}) if step == "preprocess" else handler.after({}, {}))
+        encode_outputs(handler.before({"x": torch.ones(1)}) if step == "preprocess" else handler.after({}, {}))
 
 
 @pytest.mark.parametrize(
@@ -126,22 +126,22 @@ def test_what_is_not_what_it_seems_is_refused(given, step):
     ],
 )
 def test_any_plain_tensor_is_sent_as_it_is(value):
-    parcel = Parcel("y", value)
-    content = bytearray(parcel.meta.nbytes + 64)
+    encoded = EncodedTensor("y", value)
+    content = bytearray(encoded.meta.nbytes + 64)
     with torch.inference_mode():
-        parcel.write(content, 64)
+        encoded.write(content, 64)
     if value.numel():
         assert torch.equal(torch.frombuffer(content, dtype=value.dtype, offset=64).view(value.shape), value.detach())
-    assert parcel.meta.shape == tuple(value.shape)
+    assert encoded.meta.shape == tuple(value.shape)
 
 
 def test_what_is_described_is_sent_whatever_becomes_of_the_tensor():
     value = torch.arange(4.0)
-    parcel = Parcel("y", value)
+    encoded = EncodedTensor("y", value)
     value.t_().unsqueeze_(0)
     content = bytearray(16)
-    parcel.write(content, 0)
-    assert parcel.meta == TensorMeta("y", "FP32", (4,), 16)
+    encoded.write(content, 0)
+    assert encoded.meta == TensorMeta("y", "FP32", (4,), 16)
     assert torch.equal(torch.frombuffer(content, dtype=torch.float32), torch.arange(4.0))
 
 

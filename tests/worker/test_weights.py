@@ -1,4 +1,4 @@
-"""Weights lie in their blocks read-only, each ends where it ends, and nothing else of the block can be reached."""
+"""Weights are read-only views of their blocks; nothing else of a block can be accessed through them."""
 
 import faulthandler
 import os

@@ -1,4 +1,4 @@
-"""What a fork says whose zygote the node has given up: nothing, for whoever reads the log would take it for a fault."""
+"""A fork of a zygote that the node has given up writes nothing to the log, because it would look like a fault."""
 
 import subprocess
 import sys
@@ -18,8 +18,8 @@ shelter = SimpleNamespace(close_in_zygote=lambda uid, limits, keep: None)
 means = zygote.Means(Channel(there, ToZygote), None, shelter, None)
 """
 FORKS = {
-    "worker": "zygote._be_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",
-    "zygote": "zygote._be_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), [there.fileno()], os.getppid(), means)",
+    "worker": "zygote._run_worker(ForkWorker(1, None, 1 << 30, 1 << 30), [], os.getppid(), means)",
+    "zygote": "zygote._run_zygote(ForkZygote(1, None, 1 << 30, 1 << 30), [there.fileno()], os.getppid(), means)",
 }
 
 

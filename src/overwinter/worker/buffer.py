@@ -15,15 +15,15 @@ from overwinter.core.tensor import Buffer, TensorMeta
 ALIGNMENT = 64
 FIRST_BYTES = 64 << 10
 KEPT_BYTES = 1 << 20
-"""Memory that a buffer nobody uses may keep, so that small runs find their pages."""
+"""The memory that an idle buffer keeps, so that small runs find their pages mapped."""
 GIVEN_BYTES = 4 << 20
-"""Given back at a time: for more, the kernel takes as long as a request."""
+"""The memory that one call releases; for more the kernel would take as long as a request."""
 LARGE_BYTES = 1 << 20
-"""Above that, tensors are copied by calls of the system: other threads run meanwhile, and no page is cleared first."""
+"""Larger tensors are copied by system calls, which let other threads run and do not clear pages first."""
 
 
 def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
-    """Where each tensor starts in a buffer that holds them in this order; the last value is the buffer's size."""
+    """Yield the offset of each tensor in a buffer with tensors in this order; the last value is the buffer's size."""
     at = 0
     for meta in metas:
         yield at
@@ -32,21 +32,23 @@ def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
 
 
 class SharedBuffer:
-    """A mapped memory file. Sealed against shrinking, so that no process can pull it from under another, and against
-    further seals, so that none can keep another from growing it.
+    """A mapped memory file.
+
+    It is sealed against shrinking, so that no process can remove memory that another uses, and against further seals,
+    so that no process can keep another from growing it.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
         self._grown = nbytes
-        """The file, as far as this process made it so large, which may not have found room to map it."""
+        """The size to which this process has grown the file; mapping that size may have failed for lack of memory."""
         self.map = mmap.mmap(fd, nbytes)
         self.view = memoryview(self.map)
 
     @classmethod
     def make(cls, name: str) -> "SharedBuffer":
-        """A new buffer; its name appears in the maps of a process. OSError without descriptors."""
+        """Create a buffer; its name appears in the maps of a process. Raises OSError without descriptors."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, FIRST_BYTES)
@@ -58,11 +60,11 @@ class SharedBuffer:
 
     @classmethod
     def open(cls, fd: int) -> "SharedBuffer":
-        """A buffer that another process made."""
+        """Map a buffer that another process created."""
         return cls(fd, os.fstat(fd).st_size)
 
     def hold(self, nbytes: int) -> None:
-        """Grow to `nbytes`; OSError when the system has no memory."""
+        """Grow to `nbytes`; raise OSError when the system lacks memory."""
         if nbytes > self.nbytes:
             grown = max(nbytes, 2 * self.nbytes, self._grown)
             os.ftruncate(self.fd, grown)
@@ -70,14 +72,14 @@ class SharedBuffer:
             self._remap(grown)
 
     def follow(self, nbytes: int) -> None:
-        """Map as much as the other process says it has; ValueError if the file is shorter."""
+        """Map as much as the other process reports; raise ValueError if the file is shorter."""
         if nbytes > self.nbytes:
             if os.fstat(self.fd).st_size < nbytes:
                 raise ValueError(f"a buffer of {os.fstat(self.fd).st_size} bytes is said to hold {nbytes}")
             self._remap(nbytes)
 
     def put(self, at: int, data: Buffer) -> None:
-        """Copy bytes to this offset; they must fit. OSError when the system has no memory."""
+        """Copy bytes to this offset; they must fit. Raises OSError when the system lacks memory."""
         if len(data) <= LARGE_BYTES:
             self.view[at : at + len(data)] = data
             return
@@ -87,8 +89,9 @@ class SharedBuffer:
             rest, at = rest[written:], at + written
 
     def take(self, at: int, nbytes: int) -> Buffer:
-        """A copy of so many bytes from this offset; ValueError if they do not exist, OSError or MemoryError when this
-        process has no memory for them.
+        """Return a copy of this many bytes from this offset.
+
+        Raises ValueError if they do not exist, OSError or MemoryError when this process lacks memory.
         """
         if nbytes <= LARGE_BYTES:
             return bytes(self.view[at : at + nbytes])
@@ -97,7 +100,7 @@ class SharedBuffer:
         while rest:
             read = os.preadv(self.fd, [rest], at)
             if not read:
-                raise ValueError(f"{nbytes} bytes do not lie in a buffer of {os.fstat(self.fd).st_size}")
+                raise ValueError(f"{nbytes} bytes do not fit in a buffer of {os.fstat(self.fd).st_size}")
             rest, at = rest[read:], at + read
         return taken.toreadonly()
 
@@ -110,13 +113,13 @@ class SharedBuffer:
             yield
 
     def _remap(self, nbytes: int) -> None:
-        # The old map stays alive as long as a tensor lies in it.
+        # The old map stays alive while a tensor uses it.
         self.map = mmap.mmap(self.fd, nbytes)
         self.view = memoryview(self.map)
         self.nbytes = nbytes
 
     def close(self) -> None:
-        """Close the mapping and the file; no tensor may be in it any more."""
+        """Close the mapping and the file; no tensor may use it any more."""
         self.view.release()
         self.map.close()
         os.close(self.fd)

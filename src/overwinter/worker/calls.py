@@ -7,10 +7,10 @@ limits, outlive the worker, or reach other processes. Some calls are allowed wit
 from collections.abc import Mapping
 
 Numbers = tuple[int | None, int | None]
-"""On x86_64 and on aarch64; None: that system has no such call."""
+"""The numbers of a system call on x86_64 and on aarch64; None if the system does not have it."""
 
 ALLOWED: Mapping[str, Numbers] = {
-    # Memory, which its limits count.
+    # Memory; resource limits count it.
     "mmap": (9, 222),
     "munmap": (11, 215),
     "mprotect": (10, 226),
@@ -18,7 +18,7 @@ ALLOWED: Mapping[str, Numbers] = {
     "madvise": (28, 233),
     "brk": (12, 214),
     "msync": (26, 227),
-    # Files, which Landlock and the mount namespace choose.
+    # Files; Landlock and the mount namespace restrict them.
     "read": (0, 63),
     "write": (1, 64),
     "readv": (19, 65),
@@ -49,7 +49,7 @@ ALLOWED: Mapping[str, Numbers] = {
     "dup3": (292, 24),
     "fcntl": (72, 25),
     "ioctl": (16, 29),
-    # Waiting.
+    # Waiting for events.
     "poll": (7, None),
     "ppoll": (271, 73),
     "select": (23, None),
@@ -59,14 +59,14 @@ ALLOWED: Mapping[str, Numbers] = {
     "clock_nanosleep": (230, 115),
     "sched_yield": (24, 124),
     "restart_syscall": (219, 128),
-    # The channel that it has. It makes no other.
+    # The channel of the worker; creating a socket is not allowed.
     "sendto": (44, 206),
     "sendmsg": (46, 211),
     "recvfrom": (45, 207),
     "recvmsg": (47, 212),
     "getsockname": (51, 204),
     "getsockopt": (55, 209),
-    # Threads, and their end.
+    # Creating and ending threads.
     "clone": (56, 220),
     "set_robust_list": (273, 99),
     "set_tid_address": (218, 96),
@@ -76,7 +76,7 @@ ALLOWED: Mapping[str, Numbers] = {
     "prctl": (157, 167),
     "exit": (60, 93),
     "exit_group": (231, 94),
-    # Its own signals.
+    # The process's own signals.
     "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139),
@@ -85,7 +85,7 @@ ALLOWED: Mapping[str, Numbers] = {
     "tgkill": (234, 131),
     "alarm": (37, None),
     "setitimer": (38, 103),
-    # What it is, and what time it is.
+    # Identity and time.
     "getpid": (39, 172),
     "getppid": (110, 173),
     "gettid": (186, 178),
@@ -116,7 +116,7 @@ ALLOWED: Mapping[str, Numbers] = {
 }
 
 FORKING: Mapping[str, Numbers] = {
-    # To make workers, to hear of their end, and to contain them further.
+    # Forking workers, reaping them and restricting them further.
     "fork": (57, None),
     "wait4": (61, 260),
     "waitid": (247, 95),
@@ -127,4 +127,4 @@ FORKING: Mapping[str, Numbers] = {
     "capset": (126, 91),
     "landlock_restrict_self": (446, 446),
 }
-"""What a tenant's zygote may call beside that."""
+"""The further calls that a tenant's zygote may make."""

@@ -14,11 +14,12 @@ import msgspec
 
 PACKET_BYTES_MAX = 1 << 20
 FDS_A_PACKET = 200
-"""The kernel takes 253 descriptors a packet; what goes beyond travels in packets of its own before the message."""
+"""The most descriptors in one packet; the kernel takes 253. Further descriptors travel in packets before the message.
+"""
 MORE = b"+"
 FDS_MAX = 1 << 16
 _CREDENTIALS = struct.Struct("iII")
-"""Process, user and group of who sent a packet."""
+"""The process, user and group of the sender of a packet."""
 
 In = TypeVar("In")
 
@@ -28,7 +29,7 @@ class ChannelClosedError(Exception):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends, for messages of up to PACKET_BYTES_MAX where the kernel allows it."""
+    """Create two connected ends, for messages of up to PACKET_BYTES_MAX if the kernel allows it."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX)
@@ -47,7 +48,8 @@ class Channel(Generic[In]):
         self._end = end
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
-        # Mapped, not allocated: pages that no message ever reached are never made. Private: a fork has its own.
+        # A private map rather than an allocation: pages that no message reached take no memory, and a fork has its own
+        # copy.
         self._buffer = mmap.mmap(-1, PACKET_BYTES_MAX, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._view = memoryview(self._buffer)
         self._fds: list[int] = []
@@ -56,14 +58,14 @@ class Channel(Generic[In]):
         if names_sender:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.sender = 0
-        """The process that sent the last message, as the kernel knows it; 0 without `names_sender`."""
+        """The process that sent the last message, as the kernel reports it; 0 without `names_sender`."""
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
         return self._end.fileno()
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send one message; ChannelClosedError if the other end is closed, OSError if it does not fit."""
+        """Send one message; raise ChannelClosedError if the other end is closed, OSError if it is too large."""
         rest = list(fds)
         try:
             while len(rest) > FDS_A_PACKET:
@@ -75,18 +77,21 @@ class Channel(Generic[In]):
             else:
                 self._end.send(packet)
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise ChannelClosedError("the other process is gone") from error
+            raise ChannelClosedError("the other process has ended") from error
 
     def receive(self) -> tuple[In, list[int]]:
-        """The next message and its descriptors; ChannelClosedError at the end; BlockingIOError if there is none. The
-        decoder's ValueError for an invalid message, whose descriptors are closed.
+        """Return the next message and its descriptors.
+
+        Raises ChannelClosedError at the end, BlockingIOError if there is no message, and the decoder's ValueError for
+        an invalid message, whose descriptors are closed.
         """
         while True:
             nbytes, fds = self._receive_packet()
             self._fds += fds
             if nbytes == 0:
                 raise ChannelClosedError("the other process closed its end")
-            # Of who may send few there are no such packets: one after another, they would hold whoever receives.
+            # A sender that may send few descriptors has no use for such packets; a series of them would block the
+            # receiver.
             if self._fds_max > FDS_A_PACKET and self._view[:nbytes] == MORE:
                 continue
             taken, self._fds = self._fds, []

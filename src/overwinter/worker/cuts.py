@@ -10,11 +10,11 @@ from overwinter.model.program import Program
 from overwinter.model.structure import BATCH, SYMBOLIC_KINDS, slots_of
 
 Cut = tuple[int, int, bool]
-"""The first call of a span, the one behind it, and whether its weights are each function's own."""
+"""The first call of a span, the first call after it, and whether its weights differ between functions."""
 
 
 def ways(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
-    """How the calls may be cut, the best first: only ways in which weights are shared."""
+    """Yield the possible cuts, the best first: only those in which weights are shared."""
     end = len(program.calls)
     calls = _own_calls(program, own)
     if not calls:
@@ -37,7 +37,9 @@ def ways(program: Program, own: frozenset[int]) -> Iterator[list[Cut]]:
 
 
 def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Own calls with no other weight between them are one span: to join and split the rows costs more than it wins."""
+    """Join own calls with no other weight between them to one span: joining and splitting the rows would cost more than
+    it saves.
+    """
     start = last = calls[0]
     for call in calls[1:]:
         if any(reads[last + 1 : call]):
@@ -48,8 +50,8 @@ def _runs_of(calls: Sequence[int], reads: Sequence[bool]) -> Iterator[tuple[int,
 
 
 def _own_calls(program: Program, own: frozenset[int]) -> list[int]:
-    """The calls that read an own weight, or a value without rows that was computed from one, such as a transposed
-    weight.
+    """Return the calls that read an own weight, or a value without rows that was computed from one, such as a
+    transposed weight.
     """
     batch = list(program.dimensions).index(BATCH)
     mine = set(own)
@@ -68,6 +70,6 @@ def _has_rows(program: Program, slot: int, batch: int) -> bool:
         return True
     while value.base >= program.first_value:
         value = program.values[value.base - program.first_value]
-    # What shares memory with a weight is that weight, even where it is spread over the rows.
+    # A value that shares memory with a weight counts as the weight, even if it is expanded over the rows.
     is_weight = 0 <= value.base < program.first_input
     return not is_weight and any(term.powers[batch] for term in value.nbytes)

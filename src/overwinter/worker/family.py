@@ -21,7 +21,7 @@ from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tens
 
 
 class Member:
-    """A function as far as it is bound. Dropped, it lives on in the runs that are under way."""
+    """A bound function. Its runs in progress keep it after it is dropped."""
 
     def __init__(self, blocks: list[MappedBlock | StoreError]) -> None:
         self.blocks = blocks
@@ -29,10 +29,10 @@ class Member:
 
 
 class Family:
-    """A program, a handler's code if there is one, and the functions that are bound."""
+    """A program, a handler's code if there is one, and the bound functions."""
 
     def __init__(self, load: Load, fds: Sequence[int], prepared: Mapping[Address, Prepared]) -> None:
-        """Compile what is not prepared. ProgramError, HandlerError. Closes the descriptors."""
+        """Compile the program unless it is prepared, and close the descriptors. Raises ProgramError or HandlerError."""
         try:
             self._load = load
             self.prepared = prepared.get(load.program) or Prepared(read_all(fds[0], load.program_bytes))
@@ -45,8 +45,10 @@ class Family:
         self._members: dict[str, Member] = {}
 
     def take(self, bind: Bind, fds: Sequence[int]) -> Callable[[], str]:
-        """Take a function's blocks. What is returned makes it ready to run, gives what its author should know of its
-        trial, and raises why it cannot be bound; it is to be called once, and closes the descriptors that are left.
+        """Take a function's blocks, and return a function that completes the bind.
+
+        The returned function must be called once. It returns notes on the trial for the author, raises why the bind
+        fails, and closes the remaining descriptors.
         """
         count = len(bind.handed)
         blocks = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds, strict=False)))
@@ -60,11 +62,11 @@ class Family:
             handler = None if self._code is None else self._handler(self._code, bind, fds)
             load = self._load
             runner = Runner(bind.function, self.prepared, weights, handler, load.outputs, load.measured)
-            told = "" if bind.trial is None else self._try(runner, bind.trial, fds)
+            notes = "" if bind.trial is None else self._try(runner, bind.trial, fds)
         finally:
             close_all(fds)
         member.runner = runner
-        return told
+        return notes
 
     def _handler(self, code: Code, bind: Bind, fds: Sequence[int]) -> Handler:
         assets = {name: read_all(fd, nbytes) for fd, (name, _, nbytes) in zip(fds, bind.assets, strict=False)}
@@ -79,10 +81,10 @@ class Family:
         return doubts(runner, self._load.inputs) if trial.made_up else ""
 
     def drop(self, function: str) -> None:
-        """Unbind a function; its runs under way are completed."""
+        """Unbind a function; its runs in progress are completed."""
         self._members.pop(function, None)
 
     def runner(self, function: str) -> Runner | None:
-        """What runs a function, as long as it is kept; None unless the function is bound."""
+        """Return the runner of a function, or None unless it is bound."""
         member = self._members.get(function)
         return None if member is None else member.runner

@@ -18,15 +18,15 @@ from overwinter.worker.values import Value, plain
 Step = Callable[..., Any]
 FILENAME = "handler.py"
 FAILURES = (Exception, SystemExit)
-"""What the author's code may fail with. One that asks to exit has failed too, and its worker lives on."""
+"""The exceptions that the author's code may fail with. SystemExit is one of them: the worker must survive it."""
 
 
 class Code:
     """A family's source, compiled once. Each function of the family executes it in a separate module."""
 
     def __init__(self, source: str) -> None:
-        """HandlerError when it is no Python."""
-        # So that a traceback can show the author's lines, which lie in no file here.
+        """Compile the source; raise HandlerError if it is not valid Python."""
+        # Give `linecache` the source, so that a traceback shows the author's lines, which are in no file here.
         linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
         try:
             self._code = compile(source, FILENAME, "exec")
@@ -34,21 +34,21 @@ class Code:
             raise _not_set_up(error) from error
 
     def execute(self) -> ModuleType:
-        """A new module, after the author's code ran in it."""
+        """Execute the code in a new module, and return it."""
         module = ModuleType("handler")
         exec(self._code, module.__dict__)
         return module
 
 
 class Asset:
-    """One of a handler's files, as `setup` is given it."""
+    """One of a handler's files, in the form that `setup` receives."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
 
 Read = Callable[[str, Callable[[], object]], Asset]
-"""Gives what was read of the asset of this name, or makes it."""
+"""Returns the cached result for the asset of this name, or makes it."""
 
 
 class Assets:
@@ -58,7 +58,7 @@ class Assets:
         self._read: WeakValueDictionary[tuple[str, Address], Asset] = WeakValueDictionary()
 
     def read(self, name: str, address: Address, make: Callable[[], object]) -> Asset:
-        """The earlier result for this file, or that of `make`."""
+        """Return the earlier result for this file, or that of `make`."""
         found = self._read.get((name, address))
         if found is None:
             found = self._read[name, address] = Asset(make())
@@ -66,7 +66,7 @@ class Assets:
 
 
 def unshared(name: str, make: Callable[[], object]) -> Asset:
-    """An asset that no other function has read."""
+    """Return an asset that is not shared with other functions."""
     return Asset(make())
 
 
@@ -76,8 +76,9 @@ class Handler:
     """
 
     def __init__(self, code: Code, assets: Mapping[str, bytes], read: Read = unshared) -> None:
-        """Execute the code and call its `setup` with the assets; HandlerError when either fails. `read` is asked for
-        what the code's `read_asset`, if there is one, makes of a file.
+        """Execute the code and call its `setup` with the assets; raise HandlerError if either fails.
+
+        `read` caches the results of the code's `read_asset`, if there is one.
         """
         try:
             module = code.execute()
@@ -97,14 +98,14 @@ class Handler:
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
 
     def before(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
-        """The program's inputs, by name; HandlerError with the author's line if the code fails."""
+        """Return the program's inputs by name; raise HandlerError with the author's line if the code fails."""
         values: Mapping[str, object] = inputs
         if self._preprocess is not None:
             values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
         return {name: _tensor(name, value) for name, value in values.items()}
 
     def after(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
-        """The function's outputs, by name; HandlerError with the author's line if the code fails."""
+        """Return the function's outputs by name; raise HandlerError with the author's line if the code fails."""
         if self._postprocess is None:
             return dict(outputs)
         values = self._call("postprocess", self._postprocess, outputs, inputs, self._state)
@@ -116,37 +117,39 @@ class Handler:
             values = dict(given) if isinstance(given, Mapping) else None
             unnamed = [repr(key) for key in values or () if type(key) is not str]
         except CallerError as error:
-            # The way to say that it is not the author who is at fault.
+            # A handler raises CallerError for an error in the request.
             raise CallerError(_text(str(error))) from error
         except FAILURES as error:
             raise HandlerError(f"{name} failed: {_told(error)}") from error
         if values is None:
             raise HandlerError(f"{name} must return a dict of named values, not {type(given).__name__}")
         if unnamed:
-            raise HandlerError(f"{name} must return a dict of named values; {_text(unnamed[0])} is no name")
+            raise HandlerError(f"{name} must return a dict of named values; {_text(unnamed[0])} is not a string")
         return values
 
 
 def _tensor(name: str, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise HandlerError(f"preprocess must give a torch.Tensor for each program input; {name!r} is none")
+        raise HandlerError(f"preprocess must return a torch.Tensor for each program input; {name!r} is not one")
     return plain(name, value)
 
 
 def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | None:
-    """The module's function of that name, if it has one; HandlerError unless it can be called as it will be."""
+    """Return the module's function of that name, if it has one; raise HandlerError if it does not accept its
+    arguments.
+    """
     step = getattr(module, name, None)
     if step is None:
         return None
     called = f"{name}({', '.join(arguments)})"
     if not callable(step):
-        raise HandlerError(f"the handler's {name} is a {type(step).__name__}, and is called as {called}")
+        raise HandlerError(f"the handler's {name} is a {type(step).__name__}; it must be a function {called}")
     try:
         inspect.signature(step).bind(*arguments)
     except TypeError as error:
-        raise HandlerError(f"the handler's {name} is called as {called}, and cannot be: {error}") from None
+        raise HandlerError(f"the handler's {name} cannot be called as {called}: {error}") from None
     except ValueError:
-        # Of some callables Python does not know it.
+        # Python does not know the signature of some callables.
         pass
     return cast("Step", step)
 
@@ -154,7 +157,7 @@ def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | N
 def _sendable(name: str, value: object) -> Value:
     if isinstance(value, torch.Tensor):
         return plain(name, value)
-    # A copy, of nothing but lists and bytes: a class of the author's own may answer otherwise each time it is asked.
+    # Copy to plain lists and bytes: an object of a class of the author may give other contents at each access.
     if type(value) is list and all(type(item) is bytes for item in value):
         return list(value)
     if type(value) is list and all(type(row) is list for row in value):
@@ -162,7 +165,7 @@ def _sendable(name: str, value: object) -> Value:
         if len({len(row) for row in rows}) == 1 and all(type(item) is bytes for row in rows for item in row):
             return rows
     raise HandlerError(
-        f"postprocess must give a torch.Tensor, a list of bytes or a list of equally long lists of bytes for {name!r}"
+        f"postprocess must return a torch.Tensor, a list of bytes or a list of equally long lists of bytes for {name!r}"
     )
 
 
@@ -171,7 +174,7 @@ def _not_set_up(error: BaseException) -> HandlerError:
 
 
 def _told(error: BaseException) -> str:
-    """The error with the last line of the author's code that it went through, in text that can be sent."""
+    """Format an error with the last line of the author's code in its traceback, in text that can be sent."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return _text(f"{type(error).__name__}: {error}{where}")

@@ -24,7 +24,7 @@ class _Heap(ctypes.Structure):
 
 
 def _buffers_of_mkl() -> Callable[[], object]:
-    """The function that frees MKL's buffers of the calling thread; None where PyTorch has no MKL."""
+    """Return the function that frees MKL's buffers of the calling thread; None if PyTorch has no MKL."""
     try:
         free: Callable[[], object] = ctypes.CDLL("libtorch_cpu.so").mkl_serv_thread_free_buffers
     except (OSError, AttributeError):
@@ -34,14 +34,16 @@ def _buffers_of_mkl() -> Callable[[], object]:
 
 _free_buffers = _buffers_of_mkl()
 _heap: Callable[[], _Heap] | None = getattr(_libc, "mallinfo2", None)
-"""A system without it has no heap of huge pages either."""
+"""None in a C library without the function; such a system does not use huge pages for the heap either."""
 if _heap is not None:
     _libc.mallinfo2.restype = _Heap
 
 
 def give_back_heap() -> None:
-    """Return freed memory to the system, and MKL's buffers of the calling thread. For each size of matrices MKL keeps a
-    buffer of 4 to 9 MiB, of which it uses little; in huge pages it takes 2 MiB and more.
+    """Return freed memory to the system, and MKL's buffers of the calling thread.
+
+    For each size of matrices MKL keeps a buffer of 4 to 9 MiB and uses little of it; in huge pages it takes 2 MiB and
+    more.
     """
     _free_buffers()
     _libc.malloc_trim(0)

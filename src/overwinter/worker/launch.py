@@ -17,7 +17,7 @@ from overwinter.worker import namespaces, sandbox
 def main() -> None:
     """Become the zygote, or the process that waits for it."""
     end, parent, imports = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    # The daemon ends its zygotes; signals to the whole process group are for the daemon.
+    # The daemon ends its zygotes itself; a signal to the whole process group is for the daemon only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lacking = _enter(sys.argv[4:])
@@ -48,7 +48,7 @@ def _fork(end: int) -> None:
     if pid == 0:
         os.close(held)
         sandbox.die_with_parent(0)
-        # Outside of its namespace the parent has no id that could be compared.
+        # The parent's id cannot be compared here: outside of the namespace, it has none in it.
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)
         os.close(alive)

@@ -19,23 +19,21 @@ KIB = 1024
 
 
 class Gauge:
-    """A worker's view of itself. Made before the worker is contained, after which it could open nothing
-    of the kind.
-    """
+    """Measures its own worker. It is created before the worker is contained, because it opens files."""
 
     def __init__(self, cores: int) -> None:
-        """Bind this process, and so all its later threads, to `cores` of the cores that it may use."""
+        """Bind this process, and all its later threads, to `cores` of its allowed cores."""
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
         self.fd = os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
         self._timed: Timed | None = None
 
     def measured(self, runner: Runner, asked: Measure) -> Measured:
-        """The measurements that `asked` requests."""
+        """Return the measurements that `asked` requests."""
         layers = () if asked.batch is None else self.layer_seconds(runner, asked.batch)
         return Measured(self.private_bytes(), layers)
 
     def layer_seconds(self, runner: Runner, batch: int) -> tuple[float, ...]:
-        """Seconds of each layer in one run of a batch of zeros, in the program's order."""
+        """Return the seconds of each layer in one run of a batch of zeros, in the program's order."""
         if self._timed is None:
             self._timed = compile_timed(runner.program, time.perf_counter)
         inputs = runner.zeros(batch)
@@ -46,7 +44,9 @@ class Gauge:
         return tuple(after - before for before, after in zip([begun, *marks], marks, strict=False))
 
     def private_bytes(self) -> int:
-        """The peak private memory of this process: its current value, plus the difference to the earlier maximum."""
+        """Return the peak private memory of this process: its current value, plus the difference to the earlier
+        maximum.
+        """
         private, resident = kibibytes(self._lines())
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return (private + max(0, peak - resident)) * KIB
@@ -60,10 +60,10 @@ class Gauge:
 
 
 def kibibytes(smaps: Iterable[str]) -> tuple[int, int]:
-    """KiB of private memory and of all resident memory in the lines of /proc/self/smaps.
+    """Return KiB of private memory and of all resident memory in the lines of /proc/self/smaps.
 
-    Only private mappings that can be written to count as private. The kernel calls a shared page private as long as
-    one process alone maps it, and so would count weights, buffers and the code of libraries.
+    Only private writable mappings count as private. The kernel reports a shared page as private while only one process
+    maps it, which would include weights, buffers and the code of libraries.
     """
     private = resident = 0
     own = False

@@ -14,44 +14,45 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ForkWorker(_Message, frozen=True):
-    """Fork a worker; descriptors: its end of a channel, where it prints, then for each run it may have at once a
-    buffer for inputs and one for outputs; if it is `grouped`, last the file by which it enters its tenant's control
-    group.
+    """Fork a worker.
+
+    Descriptors: its end of a channel, a pipe for its output, then for each concurrent run a buffer for inputs and one
+    for outputs; if it is `grouped`, finally the file by which it enters its tenant's control group.
     """
 
     worker: WorkerId
     uid: int | None
-    """The user it becomes; None: it stays who it is."""
+    """The user of the worker; None: the user does not change."""
     memory_bytes: int
-    """Most private memory, beside the stacks of the threads that runs at once need."""
+    """The limit of its private memory, without the stacks of the threads for concurrent runs."""
     mapped_bytes: int
-    """Address space that it needs beside that, for blocks and buffers."""
+    """The address space that it needs in addition, for blocks and buffers."""
     measured_cores: int | None = None
-    """It is to be measured, bound to so many cores; None: it serves."""
+    """The cores of a worker that is measured; None: the worker serves requests."""
     grouped: bool = False
-    """Otherwise it is in the group of its zygote."""
+    """Whether it enters its tenant's control group; otherwise it stays in the group of its zygote."""
     ahead: bool = False
-    """No function is known yet: contained, it waits to be told what it may have (`TakeOver`)."""
+    """Whether the function is still unknown: the worker contains itself and waits for its limits (`TakeOver`)."""
 
 
 class Ping(_Message, frozen=True):
-    """Answer, so that the node knows that orders are heard."""
+    """Request an answer, by which the node knows that orders are read."""
 
 
 # node -> base zygote
 
 
 class ForkZygote(_Message, frozen=True):
-    """Fork a tenant's zygote; descriptors: its end of a channel, and perhaps the file by which it enters its tenant's
-    control group.
+    """Fork a tenant's zygote. Descriptors: its end of a channel, and optionally the file by which it enters its
+    tenant's control group.
     """
 
     number: int
-    """Of this fork."""
+    """Identifies this fork."""
     uid: int | None
-    """The user it and its workers become; None: it stays who it is."""
+    """The user of the zygote and its workers; None: the user does not change."""
     memory_bytes: int
-    """As of the largest worker that it may fork."""
+    """The limit of the largest worker that it may fork."""
     mapped_bytes: int
 
 
@@ -62,26 +63,26 @@ class KillZygote(_Message, frozen=True):
 
 
 class Load(_Message, frozen=True):
-    """The common parts of a family; descriptors: the program, then the handler's source if there is one. A bind
-    follows.
+    """The common parts of a family; a bind follows. Descriptors: the program, then the handler's source if there is
+    one.
     """
 
     program: Address
     program_bytes: int
     threads: int = 1
-    """That work on one run."""
+    """The threads of one run."""
     concurrency: int = 1
-    """Most runs at once."""
+    """The most concurrent runs."""
     measured: bool = False
-    """What runs is zeros."""
+    """Whether runs compute on zeros, to be measured."""
     source_bytes: int | None = None
-    """None: no handler."""
+    """The length of the handler's source; None: there is no handler."""
     inputs: tuple[TensorSpec, ...] = ()
-    """What the handler takes."""
+    """The inputs of the handler."""
     outputs: tuple[TensorSpec, ...] = ()
-    """What it has to give."""
+    """The outputs that the handler declares."""
     tried: bool = False
-    """The function that it is to bind first is on trial."""
+    """Whether the first function that it binds is on trial."""
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True):
@@ -90,37 +91,39 @@ class Trial(msgspec.Struct, frozen=True, array_like=True):
     warm_up: bool
     """Run the program once on zeros."""
     made_up: bool = False
-    """Answer a request that is made up; what fails then is told, and refuses nothing."""
+    """Answer a generated request. A failure is reported, but does not refuse the function."""
     samples: tuple[tuple[TensorMeta, ...], ...] = ()
-    """Answer these requests, which lie in a buffer in this order."""
+    """Answer these requests, which are in a buffer in this order."""
 
 
 class Bind(_Message, frozen=True):
-    """One function of the family: its weights and its assets. Descriptors: the blocks that the worker lacks, then the
-    assets, then the buffer of the trial's samples if there are any.
+    """One function of the family: its weights and its assets.
+
+    Descriptors: the blocks that the worker lacks, then the assets, then the buffer of the trial's samples if there are
+    any.
     """
 
     function: str
     blocks: tuple[tuple[Address, int], ...]
-    """Each block that its weights lie in, once, and its bytes."""
+    """Each block that contains its weights, once, with its size."""
     pieces: tuple[tuple[int, int], ...]
-    """For each weight of the program: which block, and where in it."""
+    """For each weight of the program: the index of its block and of its place in the block."""
     handed: tuple[int, ...]
-    """Which of the blocks are handed over, by their places in `blocks`: all but those that functions bound before this
-    one have.
-    """
+    """The indexes in `blocks` of the blocks that are sent: those that no function bound before has."""
     assets: tuple[tuple[str, Address, int], ...] = ()
-    """Names, addresses and sizes of the handler's files."""
+    """The names, addresses and sizes of the handler's files."""
     trial: Trial | None = None
-    """Of the first function alone: what is tried may end the worker, and others would end with it."""
+    """The trial, for the first function only: a failed trial may end the worker, and would end other functions with it.
+    """
 
 
 # node -> a tenant's zygote
 
 
 class Prepare(_Message, frozen=True):
-    """Compile this program and build its primitives, so that the next fork has both; descriptors: those of `load`, then
-    those of `bind`. There is no handler.
+    """Compile this program and create its primitives, so that later forks have both. There is no handler.
+
+    Descriptors: those of `load`, then those of `bind`.
     """
 
     load: Load
@@ -128,7 +131,7 @@ class Prepare(_Message, frozen=True):
 
 
 class Forget(_Message, frozen=True):
-    """Hold this program ready no longer."""
+    """Drop this compiled program."""
 
     program: Address
 
@@ -136,11 +139,12 @@ class Forget(_Message, frozen=True):
 ToBase = ForkWorker | ForkZygote | KillZygote | Ping
 ToZygote = ForkWorker | Prepare | Forget | Ping
 
-# zygotes -> node. Who sent what is told by the kernel; a tenant's zygote and its children are believed nothing else.
+# zygotes -> node. The kernel reports the sender of each message. The node trusts a tenant's zygote and its children in
+# nothing else.
 
 
 class Up(_Message, frozen=True):
-    """The zygote is ready; `uncontained` names the protections that the system does not support; descriptor: its own
+    """The zygote is ready; `uncontained` names the protections that the system does not support. Descriptor: its own
     smaps.
     """
 
@@ -148,13 +152,13 @@ class Up(_Message, frozen=True):
 
 
 class Forked(_Message, frozen=True):
-    """A worker is running, reported before it has anything of its function; descriptor: its own smaps."""
+    """A worker is running; sent before it has data of its function. Descriptor: its own smaps."""
 
     worker: WorkerId
 
 
 class Unforked(_Message, frozen=True):
-    """The system allows no further process."""
+    """A fork failed."""
 
     worker: WorkerId
     reason: str
@@ -168,7 +172,7 @@ class Exited(_Message, frozen=True):
 
 
 class ProgramReady(_Message, frozen=True):
-    """A preparation is complete, as far as possible."""
+    """A compilation has ended, successfully or not."""
 
 
 class Pong(_Message, frozen=True):
@@ -181,7 +185,7 @@ FromZygote = Up | Forked | Unforked | Exited | ProgramReady | Pong
 
 
 class Unbind(_Message, frozen=True):
-    """Unbind a function that was bound, or could not be, after its runs."""
+    """Unbind a function after its runs, even if its bind failed."""
 
     function: str
 
@@ -191,27 +195,27 @@ class RunBatch(_Message, frozen=True):
 
     run: RunId
     functions: tuple[str, ...]
-    """Of each request, which one it is of."""
+    """The function of each request."""
     slot: int
-    """Free of every other run until this one is answered."""
+    """A slot that no other run uses until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
     buffer_bytes: int
 
 
 class Measure(_Message, frozen=True):
-    """Say how much memory is private; only a worker that was made to be measured can."""
+    """Report the private memory; only for a worker that was forked to be measured."""
 
     function: str
     batch: int | None = None
-    """Rows of one run before that, in which each layer is timed; None: no run."""
+    """The rows of a run before that, in which each layer is timed; None: no run."""
 
 
 class Stop(_Message, frozen=True):
-    """Nothing more will come."""
+    """End the worker: no further message follows."""
 
 
 class TakeOver(_Message, frozen=True):
-    """A worker that was forked ahead will serve, with these limits, as in `ForkWorker`. A load follows."""
+    """Use a process forked in advance as a worker, with these limits, as in `ForkWorker`. A load follows."""
 
     memory_bytes: int
     mapped_bytes: int
@@ -223,37 +227,37 @@ ToWorker = Load | Bind | Unbind | RunBatch | Measure | Stop
 
 
 class Waiting(_Message, frozen=True):
-    """A worker that was forked ahead is contained, and waits."""
+    """A process forked in advance is contained, and waits."""
 
 
 class Trying(_Message, frozen=True):
-    """The function is on trial from now on: what ends this process before it is ready, also while the program is
-    compiled, is the function's doing.
+    """The function's trial begins: if this process ends before it is ready, even during compilation, the function is at
+    fault.
     """
 
 
 class Ready(_Message, frozen=True):
-    """The family is loaded, its first function bound and, on trial, tried."""
+    """The family is loaded and its first function is bound; on trial, the trial has passed."""
 
     doubts: str = ""
-    """What its author should know of the trial."""
+    """What the author should know about the trial."""
 
 
 class LoadFailed(_Message, frozen=True):
-    """The family cannot be loaded or its first function not bound; the worker exits."""
+    """The family cannot be loaded, or its first function cannot be bound; the worker exits."""
 
     error: str
     message: str
 
 
 class Bound(_Message, frozen=True):
-    """A further function is bound."""
+    """Another function is bound."""
 
     function: str
 
 
 class BindFailed(_Message, frozen=True):
-    """A further function could not be bound; its blocks are kept until it is unbound."""
+    """A bind of another function failed; its blocks are kept until it is unbound."""
 
     function: str
     error: str
@@ -261,20 +265,20 @@ class BindFailed(_Message, frozen=True):
 
 
 class Failure(_Message, frozen=True):
-    """A request that got no answer."""
+    """A failed request."""
 
     error: str
     message: str
 
 
 class Outputs(_Message, frozen=True):
-    """A request's outputs, which are in the buffer in this order after those of the requests before it."""
+    """A request's outputs. They are in the buffer in this order, after those of the earlier requests."""
 
     metas: tuple[TensorMeta, ...]
 
 
 class Answer(_Message, frozen=True):
-    """What came of a run, one outcome a request."""
+    """The result of a run, with one outcome per request."""
 
     run: RunId
     outcomes: tuple[Outputs | Failure, ...]

@@ -23,7 +23,7 @@ _CAPABILITY_VERSION = 0x20080522
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 _ROOT = "/tmp"
-"""Where the new tree is mounted before it becomes the root."""
+"""The directory on which the new tree is mounted before it becomes the root."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,19 +36,21 @@ class _Header(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
-# Made once: giving up rights is part of each wake.
+# Created once, because each wake gives up capabilities.
 _OF_THIS_PROCESS, _NO_RIGHTS = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
 
 
 def leave() -> list[str]:
-    """Enter new network, file and IPC namespaces, and a process namespace for its children; returns what could not be
-    applied. Single-threaded processes only.
+    """Enter new network, file and IPC namespaces, and a process namespace for children; return what could not be
+    applied.
+
+    For single-threaded processes only.
     """
     uid, gid = os.geteuid(), os.getegid()
     if _libc.unshare(_NEW_NAMESPACES if uid == 0 else _NEW_NAMESPACES | _CLONE_NEWUSER) != 0:
-        return [f"no network, processes and files of its own: unshare: {os.strerror(ctypes.get_errno())}"]
+        return [f"no namespaces for network, processes and files: unshare: {os.strerror(ctypes.get_errno())}"]
     if uid != 0:
-        # It stays who it is. Without a name in there it could make no file.
+        # Map the user to itself. Without a name in the namespace it could create no file.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
@@ -56,13 +58,13 @@ def leave() -> list[str]:
 
 
 def show_only(places: Sequence[str]) -> list[str]:
-    """Replace the tree of files by one in which these places alone can be seen, read-only, and this process namespace's
-    /proc; what could not be applied.
+    """Replace the file tree by one with only these places, read-only, and this process namespace's /proc; return what
+    could not be applied.
     """
     try:
         return _show_only(places)
     except OSError as error:
-        return [f"other files can be seen, if not read: {error}"]
+        return [f"the names of other files are visible: {error}"]
 
 
 def _show_only(places: Sequence[str]) -> list[str]:
@@ -77,7 +79,7 @@ def _show_only(places: Sequence[str]) -> list[str]:
     try:
         _mount("proc", _ROOT + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=2")
     except OSError as error:
-        missing.append(f"/proc shows which processes there are: {error}")
+        missing.append(f"/proc shows other processes: {error}")
         _mount("/proc", _ROOT + "/proc", None, _MS_BIND | _MS_REC)
     _make_readonly(_ROOT)
     os.chdir(_ROOT)
@@ -94,7 +96,7 @@ def give_up_rights() -> None:
 
 
 def _outermost(places: Sequence[str]) -> list[str]:
-    """The directories that are not below another one, including targets of links."""
+    """Return the directories that are not below another one, including targets of links."""
     every = {os.path.abspath(place) for place in places} | {os.path.realpath(place) for place in places}
     found: list[str] = []
     for place in sorted(every):

@@ -9,22 +9,22 @@ _DEVICES = ("/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
 
 
 def python_places() -> list[str]:
-    """The directories of Python, its packages and this package, and the files that its libraries read: all that a
-    worker may read by name, except /proc.
+    """Return all that a worker may read by name, except /proc: the directories of Python, its packages and this
+    package, and the files that its libraries read.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     places = {sys.prefix, sys.base_prefix, package, *_LIBRARIES, *_DEVICES}
-    # Packages need not lie in Python's own directory: those of a user do not, nor those that a .pth file names.
+    # Packages of a user, and those that a .pth file names, are outside of Python's own directory.
     places |= {path for path in sys.path if os.path.basename(path) in _PACKAGES}
     return sorted(place for place in places if os.path.exists(place))
 
 
 def reach_python() -> list[int]:
-    """Make Python's own files reachable for users that may not pass its parent directories (such as /root), where no
-    mount namespace did.
+    """Make Python's own files reachable for users that may not traverse its parent directories (such as /root), if
+    there is no mount namespace.
 
-    Directories of `sys.path` below such a parent are opened, and paths through the descriptors take the
-    place of their names. Returns the descriptors, which must stay open in every fork.
+    Directories of `sys.path` below such a parent are opened, and paths through the descriptors replace their names.
+    Returns the descriptors, which must stay open in every fork.
     """
     renamed: dict[str, str] = {}
     fds: list[int] = []
@@ -44,7 +44,7 @@ def reach_python() -> list[int]:
 
 
 def unreadable() -> list[str]:
-    """The files of Python that the calling process, in its sandbox, cannot read."""
+    """Return the files of Python that the calling process, in its sandbox, cannot read."""
     for path in sys.path:
         try:
             if os.path.basename(path) in ("lib-dynload", *_PACKAGES):
@@ -52,7 +52,7 @@ def unreadable() -> list[str]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            return [f"nothing can be imported that is not imported yet: {error}"]
+            return [f"workers cannot import further modules: {error}"]
     return []
 
 

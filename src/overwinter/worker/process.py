@@ -45,16 +45,16 @@ from overwinter.worker.messages import (
 )
 from overwinter.worker.runner import Outcome, Prepared, Runner, answer
 from overwinter.worker.shortage import lacks_memory
-from overwinter.worker.values import parcels, read_requests
+from overwinter.worker.values import encode_outputs, read_requests
 
 Job = Callable[[], Answer | Bound | BindFailed]
-"""What one thread does while another leads; the answer is the node's."""
+"""The work of one thread while another thread receives messages; returns the message to the node."""
 
 IDLE_MS = 100
-"""A worker that had nothing to do for so long gives its free heap back to the system."""
+"""The idle time after which a worker returns its free heap to the system."""
 
 STACK_BYTES = 8 << 20
-"""Of a further thread: as much as the first usually has, so that a handler runs alike in all."""
+"""The stack of each further thread. The first thread usually has as much, so a handler runs equally in all."""
 
 _libc = ctypes.CDLL(None)
 _ARENA_MAX = -8
@@ -70,7 +70,7 @@ class Worker:
         prepared: Mapping[Address, Prepared],
         gauge: Gauge | None = None,
     ) -> None:
-        """With a gauge it can be measured."""
+        """Create the worker; with a gauge it can be measured."""
         self._channel: Channel[ToWorker] = Channel(end, ToWorker)  # type: ignore[arg-type]
         self._waiting = select.poll()
         self._waiting.register(self._channel.fileno(), select.POLLIN)
@@ -81,19 +81,19 @@ class Worker:
         self._lead = threading.Lock()
         self._followers: list[threading.Thread] = []
         self._under_way: set[int] = set()
-        """The runs and binds that are done just now, by the numbers of their messages."""
+        """The runs and binds in progress, by the numbers of their messages."""
         self._messages = 0
         self._tidy = False
         self._over = False
 
     def work(self) -> None:
-        """Serve until told to stop or until the node ends; runs under way are still answered."""
+        """Serve until told to stop or until the node ends; runs in progress are still answered."""
         self._serve()
         for follower in self._followers:
             follower.join()
 
     def _serve(self) -> None:
-        """What each thread does: lead until there is something to do, then do it while another leads."""
+        """Run in each thread: receive messages until there is a job, then run it while another thread receives."""
         while True:
             with self._lead:
                 job = None if self._over else self._next()
@@ -101,13 +101,13 @@ class Worker:
             if job is None:
                 return
             answer = job()
-            # It may be the last that knows of a function.
+            # The job may hold the last reference to a function.
             del job
-            # One packet and one call, so that no other thread's answer can come between.
+            # One packet by one call, so that the answers of threads cannot mix.
             self._channel.send(answer)
 
     def _next(self) -> Job | None:
-        """The next run or bind; None when nothing more will come."""
+        """Return the next run or bind; None when no more will come."""
         while True:
             try:
                 message, fds = self._received()
@@ -133,7 +133,7 @@ class Worker:
                     return None
 
     def _received(self) -> tuple[ToWorker, list[int]]:
-        """The next message and its descriptors; releases memory while waiting. ChannelClosedError."""
+        """Return the next message and its descriptors; release memory while waiting. Raises ChannelClosedError."""
         while not self._tidy and not self._waiting.poll(IDLE_MS):
             if not self._under_way:
                 gc.collect()
@@ -149,7 +149,7 @@ class Worker:
         return self._family
 
     def _counted(self, job: Job) -> Job:
-        """The same, under way from now until it is done."""
+        """Return the job, counted as in progress until it is done."""
         self._messages += 1
         number = self._messages
         self._under_way.add(number)
@@ -163,8 +163,9 @@ class Worker:
         return done
 
     def _load(self, load: Load, fds: list[int]) -> bool:
-        """Load the family, and bind the function that comes with it; whether both could be done. The node may hash the
-        function's blocks meanwhile, and sends the bind then.
+        """Load the family and bind its first function; return whether both succeeded.
+
+        The node may hash the function's blocks meanwhile, and then sends the bind.
         """
         if load.tried:
             self._channel.send(Trying())
@@ -175,7 +176,7 @@ class Worker:
         except ChannelClosedError:
             return False
         if not isinstance(bind, Bind):
-            # It is stopped before the blocks were hashed.
+            # The worker is stopped before the blocks were hashed.
             return False
         try:
             family = made()
@@ -189,7 +190,7 @@ class Worker:
         return True
 
     def _bind(self, function: str, finish: Callable[[], str]) -> Bound | BindFailed:
-        """Bind a further function."""
+        """Bind another function."""
         try:
             finish()
         except Exception as error:  # noqa: BLE001 - the border to the function's own code: the worker lives on
@@ -197,10 +198,10 @@ class Worker:
         return Bound(function)
 
     def _grow(self, concurrency: int, threads: int) -> None:
-        """Start a thread for each further run at once; WorkerError when the system has none."""
+        """Start a thread for each further concurrent run; raise WorkerError if the system refuses one."""
         if concurrency > 1:
             threading.stack_size(STACK_BYTES)
-            # Further heaps would keep what their threads freed.
+            # Additional heaps would keep the memory that their threads freed.
             _libc.mallopt(_ARENA_MAX, 1)
         for number in range(1, concurrency):
             follower = threading.Thread(target=self._follow, args=(threads,), name=f"run-{number}", daemon=True)
@@ -208,15 +209,15 @@ class Worker:
                 follower.start()
             except RuntimeError as error:
                 raise WorkerError(
-                    f"there is no thread for {concurrency} runs at once: {error}; each needs {STACK_BYTES >> 20} MiB "
-                    "of its memory_mib: set it to more, or ask for fewer runs at once"
+                    f"no thread could be started for {concurrency} concurrent runs: {error}; each needs "
+                    f"{STACK_BYTES >> 20} MiB of its memory_mib: raise memory_mib, or lower concurrency"
                 ) from error
             self._followers.append(follower)
 
     def _follow(self, threads: int) -> None:
-        """A further thread. An exception in it ends the worker, because its run would not be answered."""
+        """Run a further thread. An exception in it ends the worker, because its run would not be answered."""
         try:
-            # Part of the count is each thread's own.
+            # PyTorch keeps a part of the thread count per thread.
             torch.set_num_threads(threads)
             self._serve()
         except BaseException:  # noqa: BLE001 - the border of the thread: whatever it was, it is told and ends the worker
@@ -231,7 +232,7 @@ class Worker:
             requests = read_requests(slot.inputs, message.requests)
             bound = [(runner, request) for runner, request in zip(runners, requests, strict=True) if runner is not None]
             outcomes = iter(answer(bound))
-            # Whoever is not bound fails alone.
+            # The requests of a function that is not bound fail alone.
             told = [
                 _unbound(name) if runner is None else next(outcomes)
                 for name, runner in zip(message.functions, runners, strict=True)
@@ -243,7 +244,7 @@ class Worker:
 
 
 def _made(load: Load, fds: list[int], prepared: Mapping[Address, Prepared]) -> Callable[[], Family]:
-    """The function that returns the loaded family, or raises why loading failed."""
+    """Return a function that returns the loaded family, or raises why loading failed."""
     made: Future[Family] = Future()
     try:
         made.set_result(Family(load, fds, prepared))
@@ -257,20 +258,20 @@ def _unbound(function: str) -> Failure:
 
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:
-    """The error of a failed bind: whose fault it is, what happened, and the remedy if memory was lacking."""
+    """Return the error of a failed bind: whose fault it is, what happened, and the remedy if memory was lacking."""
     kind, told = "ProgramError", f"{type(error).__name__}: {error}"
     if isinstance(error, OverwinterError):
         kind, told = type(error).__name__, str(error)
     if lacks_memory(error):
         told = (
-            f"there is too little memory to load {function} ({told}): set memory_mib to more, or load less; if it is "
-            "the machine's that lacks, unload other functions"
+            f"there is too little memory to load {function} ({told}): raise memory_mib, or load less; if the machine "
+            "lacks memory, unload other functions"
         )
     return kind, told
 
 
 def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer:
-    """The answer, with the outputs written into the buffer."""
+    """Return the answer, with the outputs written into the buffer."""
     packed: list[Outputs | Failure] = []
     filled = 0
     for outcome in outcomes:
@@ -278,14 +279,14 @@ def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer
             packed.append(outcome)
             continue
         try:
-            sent = parcels(outcome)
-            *places, nbytes = offsets(parcel.meta for parcel in sent)
+            sent = encode_outputs(outcome)
+            *places, nbytes = offsets(encoded.meta for encoded in sent)
             buffer.hold(filled + nbytes)
-            for parcel, at in zip(sent, places, strict=True):
-                parcel.write(buffer.map, filled + at)
+            for encoded, at in zip(sent, places, strict=True):
+                encoded.write(buffer.map, filled + at)
         except OverwinterError as error:
             packed.append(Failure(type(error).__name__, str(error)))
             continue
         filled += nbytes
-        packed.append(Outputs(tuple(parcel.meta for parcel in sent)))
+        packed.append(Outputs(tuple(encoded.meta for encoded in sent)))
     return Answer(run, tuple(packed), buffer.nbytes)

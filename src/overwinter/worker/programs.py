@@ -19,9 +19,9 @@ from overwinter.worker.runner import Prepared
 _libc = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 WARM_UP_BYTES = 128 << 10
-"""From here on what a warm-up allocates lies outside of the heap."""
+"""During a warm-up, larger allocations are outside of the heap."""
 HEAP_BYTES = 32 << 20
-"""From here on what a worker allocates does, as glibc itself would come to do at most."""
+"""In a worker, larger allocations are outside of the heap. glibc would raise its threshold to this value at most."""
 
 
 class Programs(Mapping[Address, Prepared]):
@@ -40,7 +40,7 @@ class Programs(Mapping[Address, Prepared]):
         return len(self._ready)
 
     def prepare(self, wanted: Prepare, fds: list[int]) -> None:
-        """Make the program of `wanted` ready; what fails is said, and is compiled by each worker for itself."""
+        """Compile the program of `wanted`. A failure is logged, and each worker then compiles the program itself."""
         try:
             with _heap_unused():
                 self._ready[wanted.load.program] = self._warmed_up(wanted, fds)
@@ -48,7 +48,7 @@ class Programs(Mapping[Address, Prepared]):
             _say(f"{wanted.bind.function} is not prepared: {error}")
         except Exception as error:  # noqa: BLE001 - the border to a program: it has run before, on other sizes
             _say(f"{wanted.bind.function} was not warmed up: {type(error).__name__}: {error}")
-        # What the forks share must not be written to by their collectors.
+        # Freeze the objects, so that the garbage collectors of forks do not write to shared pages.
         gc.collect()
         gc.freeze()
         give_back_heap()
@@ -68,14 +68,16 @@ class Programs(Mapping[Address, Prepared]):
 
 @contextmanager
 def _heap_unused() -> Iterator[None]:
-    """Keep tensors out of the heap. They would leave it free in small pieces, whose pages each fork would create again,
-    one fault each; at the end of the heap a fork gets huge pages.
+    """Keep tensors out of the heap.
+
+    They would leave small free pieces, whose pages each fork would create again, one fault each; at the end of the heap
+    a fork gets huge pages.
     """
     _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_BYTES)
     try:
         yield
     finally:
-        # Nothing is learned any more once a threshold was set: a worker would map each of its large tensors anew.
+        # glibc does not adapt a threshold that was set. Without this value a worker would map each large tensor again.
         _libc.mallopt(_MMAP_THRESHOLD, HEAP_BYTES)
         _libc.mallopt(_TRIM_THRESHOLD, 2 * HEAP_BYTES)
 

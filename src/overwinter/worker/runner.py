@@ -33,11 +33,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FAILURES = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
-"""What an operator raises for inputs that it cannot run."""
+"""The exceptions that operators raise for inputs on which they cannot run."""
 
 
 class Prepared:
-    """A program made ready to run, over no weights yet."""
+    """A compiled program without weights."""
 
     def __init__(self, content: bytes) -> None:
         self.program: Program = decode_program(content)
@@ -45,15 +45,15 @@ class Prepared:
         self.declared = Declared(self.program)
         self.trunks = Trunks(self.program)
         self.joinable = not self.program.unjoinable
-        """Whether requests may share a run, as far as shapes tell."""
+        """Whether requests may share a run, judged by the shapes only."""
 
     def unchecked(self) -> Compiled:
-        """The same for zeros: what the program checks of tensors need not hold of them."""
+        """Return the program without checks of tensor values, which zeros may violate."""
         return compile_program(self.program, checks_values=False) if value_checks(self.program) else self.run
 
 
 class Runner:
-    """A function in this process: its family's program over its weights, and its handler if there is one."""
+    """A function in this process: its family's program with its weights, and its handler if there is one."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Runner:
             self._check_outputs(zeros, run(self.weights, zeros))
 
     def example_sizes(self, batch: int | None = None) -> dict[str, int]:
-        """Each dynamic size of the program at its export, with the smallest batch by default."""
+        """Return each dynamic size of the program at its export, with the smallest batch by default."""
         low, _ = self.program.dimensions.get(BATCH, (1, 1))
         return {**self.program.example, BATCH: batch or low}
 
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
-        """Inputs of the program's example sizes, with the smallest batch by default."""
+        """Return zeros of the program's example sizes, with the smallest batch by default."""
         sizes = self.example_sizes(batch)
         return [
             torch.zeros(
@@ -100,18 +100,18 @@ class Runner:
         ]
 
     def answer(self, requests: list[Named]) -> list[Outcome]:
-        """One outcome per request, in order. Requests whose inputs fit together run as one batch."""
+        """Return one outcome per request, in order. Requests whose inputs fit together run as one batch."""
         return answer([(self, request) for request in requests])
 
     def unlike(self, other: "Runner") -> frozenset[int]:
-        """The weights, by number, that another function of the family has otherwise."""
+        """Return the numbers of the weights in which another function of the family differs."""
         found = self._unlike.get(other)
         if found is None:
             found = self._unlike[other] = unlike(self.weights, other.weights)
         return found
 
     def before(self, request: Named) -> list[torch.Tensor]:
-        """The program's inputs for a request. CallerError, HandlerError."""
+        """Return the program's inputs for a request. Raises CallerError or HandlerError."""
         values: Mapping[str, object] = request
         if self._handler is not None:
             with self._handling:
@@ -128,7 +128,7 @@ class Runner:
         return tensors
 
     def _check_sizes(self, tensors: list[torch.Tensor]) -> None:
-        """CallerError unless every size is within the range of the export: outside, the answer may be wrong."""
+        """Raise CallerError unless every size is within the range of the export: outside, outputs may be wrong."""
         sizes: dict[str, int] = {}
         for spec, tensor in zip(self.program.inputs, tensors, strict=True):
             if tensor.dim() != len(spec.shape):
@@ -144,7 +144,7 @@ class Runner:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
     def after(self, outputs: dict[str, torch.Tensor], request: Named) -> dict[str, Value]:
-        """The answer to a request of which the program gave these outputs. HandlerError."""
+        """Return the answer to a request from the program's outputs. Raises HandlerError."""
         if self._handler is None:
             return dict(outputs)
         with self._handling:
@@ -153,7 +153,7 @@ class Runner:
         return {spec.name: values[spec.name] for spec in self._outputs} or values
 
     def run(self, requests: list[list[torch.Tensor]]) -> list[Outputs]:
-        """Run requests that fit together; if the batch fails, each alone, so that one cannot hurt another."""
+        """Run requests that fit together; if the batch fails, each separately, so that one cannot harm another."""
         if len(requests) == 1:
             return [_attempt(self._run_once, requests[0])]
         outputs = _attempt(self._run_once, _joined(requests))
@@ -170,15 +170,15 @@ class Runner:
         return self.named(inputs, outputs)
 
     def named(self, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The program's outputs by name; HandlerError if they are not as declared."""
+        """Return the program's outputs by name; raise HandlerError if they differ from the declaration."""
         self._check_outputs(inputs, outputs)
         return {spec.name: value for spec, value in zip(self.program.outputs, outputs, strict=True)}
 
     def _check_outputs(self, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """HandlerError unless the answer matches the declared outputs."""
+        """Raise HandlerError unless the answer matches the declared outputs."""
         fault = self._declared.fault(inputs, outputs)
         if fault:
-            raise HandlerError(f"the program of {self.function} answers otherwise than it declares: {fault}")
+            raise HandlerError(f"the program of {self.function} returns other outputs than it declares: {fault}")
 
 
 class _Ready(NamedTuple):
@@ -189,8 +189,9 @@ class _Ready(NamedTuple):
 
 
 def answer(requests: Sequence[tuple[Runner, Named]]) -> list[Outcome]:
-    """One outcome per request, in order, for functions of one family. Requests whose inputs fit together run as one
-    batch, also of different functions.
+    """Return one outcome per request, in order, for functions of one family.
+
+    Requests whose inputs fit together run as one batch, also of different functions.
     """
     with torch.inference_mode():
         ready: list[_Ready | Failure] = []
@@ -221,8 +222,9 @@ def _run_group(group: list[_Ready]) -> list[Outputs]:
 
 
 def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
-    """Run the requests of several functions as one batch; None: they have too little in common. After CallerError or
-    HandlerError, separate runs show which request is at fault.
+    """Run the requests of several functions as one batch; None: they have too little in common.
+
+    After CallerError or HandlerError, separate runs show which request is at fault.
     """
     runners = [section[0].runner for section in sections]
     own = frozenset[int]().union(*(runners[0].unlike(other) for other in runners[1:]))
@@ -248,28 +250,30 @@ def _joined(requests: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def _taken_apart(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[Outputs]:
-    """Each request's rows of the outputs of a batch."""
+    """Return each request's rows of the outputs of a batch."""
     sizes = [inputs[0].shape[0] for inputs in requests]
     parts = {name: torch.split(value, sizes) for name, value in outputs.items()}
     return [{name: part[index] for name, part in parts.items()} for index in range(len(requests))]
 
 
 def check_declared(values: Mapping[str, Value], declared: tuple[TensorSpec, ...]) -> None:
-    """HandlerError unless a handler gave just what its OUTPUTS list: names, datatypes, ranks, fixed sizes."""
+    """Raise HandlerError unless a handler returned exactly what its OUTPUTS lists: names, datatypes, ranks, fixed
+    sizes.
+    """
     if not declared:
         return
     names = [spec.name for spec in declared]
     if sorted(names) != sorted(values):
-        raise HandlerError(f"postprocess gave {sorted(values)}; OUTPUTS lists {sorted(names)}")
+        raise HandlerError(f"postprocess returned {sorted(values)}; OUTPUTS lists {sorted(names)}")
     for spec in declared:
-        meta = Parcel(spec.name, values[spec.name]).meta
+        meta = EncodedTensor(spec.name, values[spec.name]).meta
         fits = len(meta.shape) == len(spec.shape) and all(
             isinstance(wanted, str) or size == wanted for size, wanted in zip(meta.shape, spec.shape, strict=True)
         )
         if meta.datatype != spec.datatype or not fits:
             given = f"{meta.datatype} {list(meta.shape)}"
             raise HandlerError(
-                f"postprocess gave {spec.name!r} as {given}; OUTPUTS says {spec.datatype} {list(spec.shape)}"
+                f"postprocess returned {spec.name!r} as {given}; OUTPUTS declares {spec.datatype} {list(spec.shape)}"
             )
 
 
@@ -281,7 +285,9 @@ def _attempt(step: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Fai
 
 
 def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
-    """Indices of requests that run together: equal shapes except for the batch, up to the program's maximum."""
+    """Return the indices of requests that run together: equal shapes except for the batch, up to the program's
+    maximum.
+    """
     if len(ready) == 1:
         return [] if isinstance(ready[0], Failure) else [[0]]
     groups: list[list[int]] = []
@@ -302,8 +308,9 @@ def _groups(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
 
 
 def _alike(ready: Sequence[_Ready | Failure]) -> list[list[int]]:
-    """Indices of requests that may share a run: equal shapes except for the first dimension, the batch. Those of one
-    function are consecutive.
+    """Return the indices of requests that may share a run: equal shapes except for the first dimension, the batch.
+
+    Requests of one function are consecutive.
     """
     groups: dict[tuple[object, ...], dict[Runner, list[int]]] = {}
     for index, item in enumerate(ready):

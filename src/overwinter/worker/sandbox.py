@@ -31,15 +31,17 @@ _FILES_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
 PROC = "/proc"
-"""A tenant's zygote may open files here whose names it knows: its workers read of themselves what the node may see."""
+"""A tenant's zygote may open files here by name: its workers read from them what the node may see of themselves."""
 FIRST_UID = 0x70000000
-"""Workers and tenants' zygotes of a node that runs as root get users from here on, known to nobody: each its own, but
-for workers that a tenant's zygote forks, which share its user."""
+"""The first user id of workers and tenants' zygotes if the node runs as root. The ids belong to no account, and each
+process has its own; workers forked by a tenant's zygote share the zygote's.
+"""
 UIDS = 1 << 20
 THREADS_MAX = 1024
-"""Of a worker that has a user of its own."""
+"""The thread limit of a worker with its own user."""
 ZYGOTE_THREADS_MAX = 8192
-"""Of all workers of a tenant's zygote together; it can fork FORKS_MAX more when they have taken all."""
+"""The thread limit of all workers of a tenant's zygote together. The zygote can fork FORKS_MAX more when they use all.
+"""
 FORKS_MAX = 1024
 DESCRIPTORS_MAX = 4096
 
@@ -47,17 +49,17 @@ _PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
 
 
 def uid_of(worker: int) -> int | None:
-    """The user that a worker becomes, or None where the node may not choose."""
+    """Return the user id of a worker, or None if the node may not choose one."""
     return FIRST_UID + worker % UIDS if os.geteuid() == 0 else None
 
 
 def zygote_uid_of(number: int) -> int | None:
-    """The same for a tenant's zygote; no worker has it by `uid_of`."""
+    """Return the user id of a tenant's zygote, which differs from those of all workers; None as for `uid_of`."""
     return FIRST_UID + UIDS + number % UIDS if os.geteuid() == 0 else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process `parent` ends. Must follow every change of user, which forgets it."""
+    """Let the kernel kill this process when the process `parent` ends. Every change of user resets this."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -72,11 +74,11 @@ class Limits(NamedTuple):
 
 
 class Shelter:
-    """What every worker of a zygote needs to be contained, made once: its children inherit it."""
+    """The resources that contain the workers of a zygote, created once and inherited by its forks."""
 
     def __init__(self, threads_max: int | None = None) -> None:
-        """`threads_max` bounds the threads of all workers together that get no user of their own; None: nothing
-        does.
+        """Create them. `threads_max` limits the threads of all workers together that have no separate user; None:
+        unlimited.
         """
         self._python = reach_python()
         places = [*python_places(), *_PROCESSOR]
@@ -84,7 +86,7 @@ class Shelter:
         self._filters: dict[Stage, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._held = _held()
-        """When it was made, or when the calling process was contained."""
+        """The memory of this process when it was created or contained."""
         self._data_bytes = self._held.data
         self._threads_max = threads_max
 
@@ -96,8 +98,9 @@ class Shelter:
         return [fd for fd in self._rulesets.values() if fd >= 0]
 
     def close_in(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
-        """Put the calling process into a worker's sandbox for good; returns what could not be applied. `uid` is its new
-        user; None: the user does not change, as in a fork of a tenant's zygote.
+        """Put the calling process into a worker's sandbox permanently; return what could not be applied.
+
+        `uid` is its new user; None: the user does not change, as in a fork of a tenant's zygote.
         """
         os.setpgid(0, 0)
         missing = self._contain("worker", uid, limits, keep)
@@ -106,7 +109,7 @@ class Shelter:
         return missing
 
     def lower(self, limits: Limits) -> None:
-        """Lower the limits of the calling process, which is in a worker's sandbox, to these."""
+        """Lower the limits of the calling process, which is in a worker's sandbox."""
         self._limit(limits, self._held)
 
     def close_in_zygote(self, uid: int | None, limits: Limits, keep: Iterable[int]) -> list[str]:
@@ -119,7 +122,7 @@ class Shelter:
         for signal_ in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(signal_, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # What it had then is still what it has beside its limits when they are lowered: it cannot look any more.
+        # After containment the process cannot read these figures, and `lower` needs them.
         self._held = _held()
         self._limit(limits, self._held)
         missing = self._become(stage, uid)
@@ -138,7 +141,7 @@ class Shelter:
         with open(here) as said:
             missing = [line for line in said.read().split("\n") if line]
         _, status = os.waitpid(pid, 0)
-        return missing if status == 0 else ["workers cannot be contained at all: the trial failed"]
+        return missing if status == 0 else ["workers cannot be contained: the trial failed"]
 
     def _become(self, stage: Stage, uid: int | None) -> list[str]:
         """Become an unprivileged user."""
@@ -156,21 +159,21 @@ class Shelter:
         namespaces.give_up_rights()
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-        return ["no user of its own: the node does not run as root"] if uid is None else []
+        return ["no separate user: the node does not run as root"] if uid is None else []
 
     def _limit(self, limits: Limits, held: "_Held") -> None:
-        # What a zygote holds ready is not its worker's doing.
+        # The memory of the zygote's programs is not charged to the worker.
         memory_bytes = min(limits.memory_bytes, self._memory_bytes) + max(0, held.data - self._data_bytes)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_NOFILE, DESCRIPTORS_MAX)
         _limit(resource.RLIMIT_FSIZE, limits.buffer_bytes)
         _limit(resource.RLIMIT_DATA, memory_bytes)
-        # Memory that was written and is not writable any more is no data; what the zygote had mapped is not its doing.
+        # Memory that was written and then made read-only does not count as data. The zygote's mappings are not charged.
         _limit(resource.RLIMIT_AS, held.mapped + memory_bytes + limits.mapped_bytes)
 
 
 class _Held(NamedTuple):
-    """Bytes of this process: all its address space, and of it what counts as its data."""
+    """The bytes of this process: its address space, and the part that counts as data."""
 
     mapped: int
     data: int
@@ -190,7 +193,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _close_all_but(keep: Iterable[int]) -> None:
-    """Of the descriptors beyond the standard ones."""
+    """Close all descriptors except standard streams and these."""
     first = 3
     for fd in sorted(keep):
         if fd >= first:
@@ -209,14 +212,15 @@ class _PathRule(ctypes.Structure):
 
 
 def _landlock_abi() -> int:
-    """What Landlock can do here; below 1 where the system has none."""
+    """Return the version of Landlock's interface; below 1 if the system has none."""
     return int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
 
 
 def _ruleset(paths: list[str]) -> int:
-    """Landlock: no file but those below `paths`, read only; no TCP; no signal or abstract socket out of here.
+    """Create a Landlock ruleset: no files except those below `paths`, read only; no TCP; no signals or abstract sockets
+    to processes outside.
 
-    Returns a descriptor, or a negative number where the system has no Landlock.
+    Returns a descriptor, or a negative number if the system has no Landlock.
     """
     abi = _landlock_abi()
     if abi < 1:

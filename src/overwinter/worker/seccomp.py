@@ -15,18 +15,18 @@ from typing import Literal
 from overwinter.worker.calls import ALLOWED, FORKING
 
 Stage = Literal["zygote", "worker"]
-"""A tenant's zygote may fork and contain its children; a worker may make threads and nothing else."""
+"""A tenant's zygote may fork and contain its children; a worker may only create threads."""
 
 _MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FIRST_NEW = 424
-"""From here on calls have the same number on every system, and none is older than Linux 5.1."""
+"""From this number on, calls have the same number on every architecture, and all are newer than Linux 5.0."""
 
 _THREAD = 0x10000
 _THREAD_FLAGS = 0x7D0F00
-"""What the C library asks for when it makes a thread. Nothing of it makes a namespace."""
+"""The flags with which the C library creates a thread. None of them creates a namespace."""
 _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
-"""What it asks for when it forks: beside these, to know the child's id, and a signal at its end."""
+"""The further flags with which it forks: they store the child's id and name the signal at the child's end."""
 _ANONYMOUS, _SHARED, _GROWS_DOWN = 0x20, 0x01, 0x100
 _PRCTL = (15, 16, 0x53564D41)
 """PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
@@ -42,13 +42,13 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x00050000 | errno.EPERM)
 _UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 _OWN = 0xFFFFFFFE
-"""Stands for the process id, which is not known yet when the filter is made."""
+"""A placeholder for the process id, which is unknown when the filter is built."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _Instruction = tuple[int, int, int, int]
-"""An operation, how many instructions to skip if true, if false, and an operand."""
+"""An operation, the instructions to skip if true and if false, and an operand."""
 
 
 class _Program(ctypes.Structure):
@@ -56,7 +56,7 @@ class _Program(ctypes.Structure):
 
 
 class Filter:
-    """A filter made once, for any number of processes."""
+    """A filter that is built once for any number of processes."""
 
     def __init__(self, stage: Stage) -> None:
         self._code = bytearray()
@@ -67,15 +67,17 @@ class Filter:
             self._own_at = [8 * at + 4 for at, instruction in enumerate(code) if instruction[3] == _OWN]
 
     def install(self) -> list[str]:
-        """Hold the calling process to it for good, which must have given up new privileges; what cannot be applied."""
+        """Install the filter permanently in the calling process, which must have given up new privileges; return what
+        could not be applied.
+        """
         if not self._code:
             return [f"system calls are not filtered on {platform.machine()}"]
         for at in self._own_at:
             struct.pack_into("=I", self._code, at, os.getpid())
         code = (ctypes.c_char * len(self._code)).from_buffer(self._code)
         program = _Program(len(self._code) // 8, ctypes.addressof(code))
-        # Without SECCOMP_FILTER_FLAG_SPEC_ALLOW: whether filtered processes are held back in speculation is for the
-        # system to choose. Since 5.16 they are not.
+        # SECCOMP_FILTER_FLAG_SPEC_ALLOW is not set: the system decides whether filtered processes mitigate speculation
+        # attacks. Since Linux 5.16 they do not.
         if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
             return [f"system calls are not filtered: {os.strerror(ctypes.get_errno())}"]
         return []
@@ -97,7 +99,9 @@ def _filter(machine: str, stage: Stage) -> list[_Instruction]:
 
 
 def _segments(rules: Mapping[int, list[_Instruction]]) -> list[tuple[int, list[_Instruction]]]:
-    """The first number and the rule of each segment, ascending: consecutive numbers with the same rule form one."""
+    """Return the first number and the rule of each segment, ascending: consecutive numbers with the same rule
+    form one.
+    """
     segments: list[tuple[int, list[_Instruction]]] = []
     starts = sorted({0, _FIRST_NEW, *rules, *(number + 1 for number in rules)})
     for number in starts:
@@ -108,8 +112,10 @@ def _segments(rules: Mapping[int, list[_Instruction]]) -> list[tuple[int, list[_
 
 
 def _tree(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
-    """A binary search for the segment of the number that is loaded. The kernel runs it once for each number when it is
-    installed, and remembers those that are allowed whatever their arguments.
+    """Return a binary search for the segment of the loaded number.
+
+    The kernel runs it once for each number when it is installed, and caches the numbers that are allowed with any
+    arguments.
     """
     if len(segments) == 1:
         return segments[0][1]
@@ -119,16 +125,17 @@ def _tree(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
 
 
 def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
-    """The calls that are allowed with some arguments only."""
+    """Return the rules of calls that are allowed with some arguments only."""
     checks = {
         "mmap": _MMAP,
-        # To whom the channel is connected.
+        # Only to the peer of the connected channel.
         "sendto": [_low(4), (_EQUAL, 0, 2, 0), _high(4), (_EQUAL, 1, 0, 0), _REFUSE, _ALLOW],
         "prlimit64": _one_of(0, 0),
         "ioctl": _one_of(1, *_IOCTL),
         "fcntl": _one_of(1, *_FCNTL),
     }
-    # The flags of clone3 lie in memory, out of a filter's sight: it is on no list, and the C library uses clone.
+    # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
+    # clone.
     if stage == "zygote":
         return {
             **checks,
@@ -151,7 +158,7 @@ def _checks(stage: Stage) -> dict[str, list[_Instruction]]:
 
 
 def _one_of(argument: int, *values: int) -> list[_Instruction]:
-    """The condition that a 32-bit argument has one of these values."""
+    """Return the condition that a 32-bit argument has one of these values."""
     tests = [(_EQUAL, len(values) - number, 0, value) for number, value in enumerate(values)]
     return [_low(argument), *tests, _REFUSE, _ALLOW]
 
@@ -166,7 +173,7 @@ def _high(argument: int) -> _Instruction:
 
 _MMAP = [
     _low(3),
-    # No limit counts a mapping that grows down, or shared memory that has no file.
+    # Resource limits do not count a mapping that grows down, or shared memory without a file.
     (_ANY_BIT, 2, 0, _GROWS_DOWN),
     (_ANY_BIT, 0, 2, _ANONYMOUS),
     (_ANY_BIT, 0, 1, _SHARED),

@@ -3,11 +3,11 @@
 import errno
 
 ALLOCATORS = ("can't allocate memory", "not enough memory")
-"""What PyTorch's allocators say in a RuntimeError."""
+"""What PyTorch's allocators write in a RuntimeError."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether the system, or a limit, gave no memory; also where this error was raised for another that says so."""
+    """Whether the error, or one that caused it, says that the system or a limit refused memory."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):

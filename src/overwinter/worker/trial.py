@@ -20,14 +20,16 @@ from overwinter.worker.runner import Named, Runner
 from overwinter.worker.values import TORCH_DTYPES, Value, parcels
 
 MADE_UP_S = 20
-"""A request that is made up may take so long: some handlers wait for what it does not have."""
+"""The time limit of a generated request: some handlers wait for data that it does not contain."""
 SAMPLES_S = 60
-"""All samples together: a client that deploys waits little longer for the node, and would not hear the reason."""
+"""The time limit of all samples together. A deploying client waits only a little longer for the node, and must still
+learn the reason.
+"""
 TEXT = b"a few words"
 
 
 def prove(runner: Runner, samples: list[Named]) -> None:
-    """Answer every sample; raises why one cannot be."""
+    """Answer every sample; raise why one cannot be answered."""
     with _interrupted_after(SAMPLES_S):
         for number, sample in enumerate(samples, 1):
             failure = _failure(runner, sample)
@@ -37,7 +39,7 @@ def prove(runner: Runner, samples: list[Named]) -> None:
 
 
 def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
-    """Why a generated request with `inputs` is not answered, as a text for the author; empty if it is."""
+    """Return why a generated request with `inputs` fails, as a text for the author; empty if it is answered."""
     try:
         with _interrupted_after(MADE_UP_S):
             failure = _failure(runner, _made_up(runner, inputs))
@@ -46,8 +48,8 @@ def doubts(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
     if failure is None:
         return ""
     return (
-        f"{runner.function} was tried on a request made up of zeros and words, and failed: {failure.message}. "
-        "It may still answer real ones: give one with --sample NAME=VALUE, or samples=[{...}] in Python, to be sure"
+        f"{runner.function} failed on a generated request of zeros and words: {failure.message}. "
+        "It may still answer real requests: to be sure, give one with --sample NAME=VALUE, or samples=[{...}] in Python"
     )
 
 
@@ -55,9 +57,9 @@ def _failure(runner: Runner, request: Named) -> Failure | None:
     [outcome] = runner.answer([request])
     if isinstance(outcome, Failure):
         return outcome
-    # All that a worker does with an answer but for the buffer.
-    for parcel in parcels(outcome):
-        parcel.write(bytearray(parcel.meta.nbytes), 0)
+    # Encode the answer as a worker does, but without a buffer.
+    for encoded in encode_outputs(outcome):
+        encoded.write(bytearray(encoded.meta.nbytes), 0)
     return None
 
 
@@ -73,7 +75,7 @@ def _made_up(runner: Runner, inputs: tuple[TensorSpec, ...]) -> Named:
 
 @contextmanager
 def _interrupted_after(seconds: int) -> Iterator[None]:
-    """TimeoutError within, wherever Python's own code runs then. For a process's first thread."""
+    """Raise TimeoutError in the block after `seconds`, when Python code runs. For a process's first thread."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"it took more than {seconds} s")

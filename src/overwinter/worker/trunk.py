@@ -30,47 +30,47 @@ from overwinter.model.structure import BATCH, Call
 from overwinter.worker.cuts import Cut, ways
 
 KEPT = 8
-"""Splits of one program that are kept."""
+"""The most splits of one program that are kept."""
 SIZES_KEPT = 1024
-"""Sizes of requests of which a split keeps what was found; beyond, what was found first goes."""
+"""The most request sizes for which a split keeps its findings; the oldest are dropped first."""
 DRAWN: tuple[Kind, ...] = ("wide", "near")
-"""Which made-up requests are tried, before those that callers sent."""
+"""The generated requests that are tried before the recorded ones."""
 FAILED = (ProgramError, RuntimeError, ArithmeticError, IndexError, ValueError, TypeError, KeyError)
 """What a request that cannot be run, or a split that does not fit, may raise."""
 
 Values = dict[int, Any]
-"""Tensors and whole numbers by their slots."""
+"""Tensors and whole numbers, by slot."""
 Sizes = tuple[torch.Size, ...]
-"""Of the inputs of a request, without its rows."""
+"""The sizes of a request's inputs, without its rows."""
 
 
 class Share(NamedTuple):
-    """What one function has in a batch."""
+    """The part of one function in a batch."""
 
     weights: Sequence[torch.Tensor]
     inputs: list[torch.Tensor]
 
     @property
     def rows(self) -> int:
-        """Rows of its requests together."""
+        """The rows of its requests together."""
         return self.inputs[0].shape[0]
 
 
 class _Rows(NamedTuple):
-    """How a value contains the rows: along a dimension, or as a number that counts them, and how many times each."""
+    """How a value contains the rows: along a dimension, or as their number; and how many times each."""
 
     dim: int
     times: int
 
     def part(self, value: Any, place: tuple[int, int]) -> Any:
-        """The value for these rows alone."""
+        """Return the value for these rows only."""
         at, rows = place
         if isinstance(value, torch.Tensor):
             return value.narrow(self.dim, at * self.times, rows * self.times)
         return rows * self.times
 
     def join(self, parts: list[Any], places: Sequence[tuple[int, int]]) -> Any:
-        """The value for all rows."""
+        """Return the value for all rows."""
         if isinstance(parts[0], torch.Tensor):
             return torch.cat(parts, self.dim)
         return sum(rows for _, rows in places) * self.times
@@ -82,14 +82,15 @@ class _Span(NamedTuple):
     taken: tuple[int, ...]
     given: tuple[int, ...]
     joined: set[int]
-    """What of an own span's results a later shared span takes."""
+    """The results of a separate span that a later shared span reads."""
     dead: tuple[int, ...]
-    """What nothing takes after it."""
+    """The values that nothing reads after this span."""
 
 
 class Trunks:
-    """The splits of one program, by the differing weights of functions. There are at most KEPT: functions that keep
-    differing in other weights get a split for all of these.
+    """The splits of one program, by the weights in which functions differ.
+
+    There are at most KEPT: functions that often differ in other weights get a split for all of these.
     """
 
     def __init__(self, program: Program) -> None:
@@ -98,22 +99,22 @@ class Trunks:
         self._making = threading.Lock()
 
     def of(self, own: frozenset[int]) -> "Trunk | None":
-        """The split for functions that have these weights, by number, each otherwise; None if nothing is won by it."""
+        """Return the split for functions that differ in these weights, by number; None if a split has no benefit."""
         with self._making:
             found = own if own in self._made else self._wider(own) or self._make(own)
             self._made.move_to_end(found)
             return self._made[found]
 
     def _wider(self, own: frozenset[int]) -> frozenset[int] | None:
-        """The smallest existing split that covers these weights too, when no more may be made."""
+        """Return the smallest existing split that covers these weights too, if no more may be made."""
         if len(self._made) < KEPT:
             return None
         made = (each for each, trunk in self._made.items() if own < each and trunk is not None)
         return min(made, key=len, default=None)
 
     def _make(self, own: frozenset[int]) -> frozenset[int]:
-        """A split for these weights; if it replaces the least recently used one, it covers that one's weights too, if
-        possible.
+        """Make a split for these weights. If it replaces the least recently used one, it covers that one's weights too,
+        if possible.
         """
         if len(self._made) >= KEPT:
             oldest, _ = self._made.popitem(last=False)
@@ -130,8 +131,8 @@ class _Trial(NamedTuple):
     """The result of the trial for requests of certain sizes."""
 
     rows: dict[int, _Rows | None] | None
-    """Of what crosses from one span into another; None where it does not depend on the rows. None of all: functions do
-    not get together what they get alone.
+    """How each value that crosses a span boundary depends on the rows; None for a value that does not depend on them.
+    None for all: functions in a shared run would not get the results that they get alone.
     """
 
 
@@ -158,13 +159,13 @@ class _Together:
             self._values[slot] = self._join(slot, [mine.pop(slot) for mine in self._own])
 
     def drop(self, slots: Sequence[int]) -> None:
-        """These values are no longer needed."""
+        """Drop values that are no longer needed."""
         for values in (self._values, *self._own):
             for slot in slots:
                 values.pop(slot, None)
 
     def of(self, number: int, slots: Iterable[int]) -> tuple[Any, ...]:
-        """Values of one of the functions: its own, or its rows of the common ones."""
+        """Return values of one of the functions: its own, or its rows of the common ones."""
         return tuple(self._part(number, slot) for slot in slots)
 
     def _part(self, number: int, slot: int) -> Any:
@@ -178,7 +179,7 @@ class _Together:
         if rows is not None:
             return rows.join(parts, self._places)
         if isinstance(parts[0], torch.Tensor):
-            raise ProgramError(f"value {slot} has no rows, and each function has its own")
+            raise ProgramError(f"value {slot} has no rows, and differs between functions")
         return parts[0]
 
 
@@ -186,15 +187,16 @@ class Trunk:
     """A program in spans, for functions that differ in some of its weights."""
 
     def __init__(self, program: Program, cuts: Sequence[Cut]) -> None:
-        """ProgramError if it cannot be cut there."""
+        """Split the program; raise ProgramError if it cannot be cut there."""
         self._program = program
         self._spans = _spans(program, cuts)
         self._trials: dict[Sizes, _Trial] = {}
         self._trying = threading.Lock()
 
     def run(self, shares: Sequence[Share]) -> list[tuple[torch.Tensor, ...]] | None:
-        """The program's outputs for each function; None if they may differ from those of separate runs. Exceptions of
-        operators pass through.
+        """Return the program's outputs for each function; None if they may differ from those of separate runs.
+
+        Exceptions of operators are raised.
         """
         trial = self._trial(shares)
         if trial is None or trial.rows is None:
@@ -206,7 +208,9 @@ class Trunk:
         return [together.of(number, self._program.output_slots) for number in range(len(shares))]
 
     def _trial(self, shares: Sequence[Share]) -> _Trial | None:
-        """The result for requests of these sizes: how often a value contains each row may depend on them."""
+        """Return the trial's result for requests of these sizes, because they may determine how a value contains the
+        rows.
+        """
         sizes = tuple(tensor.shape[1:] for tensor in shares[0].inputs)
         trial = self._trials.get(sizes)
         if trial is None:
@@ -219,7 +223,7 @@ class Trunk:
         return trial
 
     def _try(self, first: Share, second: Share) -> _Trial | None:
-        """Try it with two requests that differ; None: none of them can be run."""
+        """Try the split with two different requests; None: none of them can be run."""
         for pair in self._pairs(first, second):
             if all(map(equal_bits, pair[0].inputs, pair[1].inputs)):
                 continue
@@ -231,8 +235,8 @@ class Trunk:
         return None
 
     def _pairs(self, first: Share, second: Share) -> Iterator[list[Share]]:
-        """Requests of two functions, of as few rows as there may be: made up like the first one's, so that rows that
-        are mixed up show whatever callers send; else their own.
+        """Yield pairs of requests of two functions with as few rows as possible: generated ones that resemble the
+        first, so that mixed-up rows are noticed whatever clients send; then the requests themselves.
         """
         low, _ = self._program.dimensions[BATCH]
         specs = zip(self._program.inputs, first.inputs, strict=True)
@@ -245,8 +249,8 @@ class Trunk:
         yield [Share(each.weights, [tensor[:low] for tensor in each.inputs]) for each in (first, second)]
 
     def _tried(self, pair: Sequence[Share], alone: Sequence[Values]) -> dict[int, _Rows | None] | None:
-        """How values contain the rows, if both requests get the same together and alone, in all values that cross
-        between spans.
+        """Return how values contain the rows, if both requests get the same together and alone, in all values that
+        cross between spans.
         """
         low, bound = pair[0].rows, bound_of(self._program)
         try:
@@ -265,7 +269,7 @@ class Trunk:
         return rows if agree else None
 
     def _through(self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
-        """All values that cross from one span into another, and the outputs, of one function's run."""
+        """Return all values that cross from one span into another, and the outputs, of one function's run."""
         first = self._program.first_input
         values: Values = dict(enumerate(inputs, first))
         for span in self._spans:
@@ -282,7 +286,7 @@ def _agree(wanted: Any, given: Any, bound: float) -> bool:
 
 
 def _places(shares: Sequence[Share]) -> list[tuple[int, int]]:
-    """Where the rows of each begin, and how many they are."""
+    """Return where the rows of each function begin, and their number."""
     places, at = [], 0
     for share in shares:
         places.append((at, share.rows))
@@ -295,8 +299,8 @@ def _joined(shares: Sequence[Share]) -> list[torch.Tensor]:
 
 
 def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
-    """How a value contains the rows, from its values for one number of rows and twice that; ProgramError if that is
-    ambiguous.
+    """Return how a value contains the rows, from its values for a number of rows and for twice that; raise ProgramError
+    if that is ambiguous.
     """
     if not isinstance(narrow, torch.Tensor):
         if narrow == wide:
@@ -311,13 +315,13 @@ def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
         if len(changed) > 1:
             raise ProgramError("a value has its rows in several dimensions")
     if not isinstance(less, int) or more != 2 * less or less % rows:
-        raise ProgramError("how a value has its rows cannot be told")
+        raise ProgramError("the dimension of a value's rows is unknown")
     return _Rows(dim, less // rows)
 
 
 def _trunk(program: Program, own: frozenset[int]) -> Trunk | None:
     if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
-        # A number that is read from a tensor of all rows is nobody's.
+        # A number that is read from a tensor of all rows belongs to no single request.
         return None
     for cuts in ways(program, own):
         try:
@@ -328,7 +332,7 @@ def _trunk(program: Program, own: frozenset[int]) -> Trunk | None:
 
 
 def _spans(program: Program, cuts: Sequence[Cut]) -> list[_Span]:
-    """The spans, compiled. ProgramError if they cannot run apart."""
+    """Compile the spans; raise ProgramError if they cannot run separately."""
     groups = memory_groups(program)
     crossing = [(live_in(program, start, stop), live_out(program, stop, start)) for start, stop, _ in cuts]
     last_taken = {slot: number for number, (taken, _) in enumerate(crossing) for slot in taken}
@@ -347,9 +351,9 @@ def _spans(program: Program, cuts: Sequence[Cut]) -> list[_Span]:
 
 
 def _check_writes(calls: Sequence[Call], taken: Sequence[int], groups: Sequence[int]) -> None:
-    """ProgramError if a span writes to its inputs, because the next function gets the same inputs."""
+    """Raise ProgramError if a span writes to its inputs, because the next function gets the same inputs."""
     shared = {groups[slot] for slot in taken}
     for call in calls:
         target = written_slot(call)
         if target is not None and groups[target] in shared:
-            raise ProgramError(f"{call.operator} writes to what other functions read too")
+            raise ProgramError(f"{call.operator} writes to a value that other functions read")

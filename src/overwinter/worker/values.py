@@ -19,7 +19,7 @@ TORCH_DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype i
 
 
 def read(buffer: SharedBuffer, meta: TensorMeta, offset: int) -> Value:
-    """The tensor at `offset`, without a copy; a BYTES tensor as a list of its elements, row-major."""
+    """Return the tensor at `offset`, without a copy; a BYTES tensor as a list of its elements, row-major."""
     if meta.datatype == BYTES:
         return unpack_bytes(buffer.view[offset : offset + meta.nbytes], prod(meta.shape))
     dtype = TORCH_DTYPES[meta.datatype]
@@ -30,16 +30,17 @@ def read(buffer: SharedBuffer, meta: TensorMeta, offset: int) -> Value:
 
 
 def read_requests(buffer: SharedBuffer, requests: Iterable[Sequence[TensorMeta]]) -> list[dict[str, Value]]:
-    """The inputs of requests, which are in a buffer in this order."""
+    """Return the inputs of requests, which are in a buffer in this order."""
     requests = list(requests)
     places = offsets(meta for metas in requests for meta in metas)
     return [{meta.name: read(buffer, meta, at) for meta, at in zip(metas, places, strict=False)} for metas in requests]
 
 
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:
-    """A separate tensor object with the same memory, which later changes of the object `value` do not affect.
-    HandlerError, naming it, for an object that only pretends to be a tensor (a subclass may lie about itself), or whose
-    elements are not in this process's memory.
+    """Return a separate tensor object with the same memory, which later changes of the object `value` do not affect.
+
+    Raises HandlerError, naming it, for an object that only pretends to be a tensor (a subclass may report anything
+    about itself), or whose elements are not in this process's memory.
     """
     if type(value) not in _PLAIN:
         raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")
@@ -58,7 +59,7 @@ _KINDS: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
 )
 
 
-class Parcel:
+class EncodedTensor:
     """A tensor to be written into a buffer: its description and the source of its bytes."""
 
     def __init__(self, name: str, value: Value) -> None:
@@ -79,7 +80,7 @@ class Parcel:
             self.meta = TensorMeta(name, BYTES, shape, len(self._bytes))
 
     def write(self, target: mmap.mmap | bytearray, offset: int) -> None:
-        """Copy the bytes to their place; HandlerError if they cannot be."""
+        """Copy the bytes to their place; raise HandlerError if that is impossible."""
         if self._bytes is not None:
             target[offset : offset + len(self._bytes)] = self._bytes
         elif self._tensor is not None and self._tensor.numel():
@@ -91,13 +92,13 @@ class Parcel:
                 raise HandlerError(f"output {self.meta.name!r} cannot be sent: {error}") from error
 
 
-def parcels(values: Mapping[str, Value]) -> list[Parcel]:
-    """One parcel a value, in order; HandlerError when they are together more than an answer may be."""
-    made = [Parcel(name, value) for name, value in values.items()]
-    nbytes = sum(parcel.meta.nbytes for parcel in made)
+def encode_outputs(values: Mapping[str, Value]) -> list[EncodedTensor]:
+    """Encode each value, in order; raise HandlerError if together they exceed the limits of an answer."""
+    made = [EncodedTensor(name, value) for name, value in values.items()]
+    nbytes = sum(encoded.meta.nbytes for encoded in made)
     if nbytes > ANSWER_BYTES_MAX:
         raise HandlerError(f"the answer has {nbytes} bytes; it may have {ANSWER_BYTES_MAX}")
-    elements = sum(prod(parcel.meta.shape) for parcel in made if parcel.meta.datatype == BYTES)
+    elements = sum(prod(encoded.meta.shape) for encoded in made if encoded.meta.datatype == BYTES)
     if elements > ELEMENTS_MAX:
         raise HandlerError(f"the answer has {elements} elements of BYTES; it may have {ELEMENTS_MAX}")
     return made

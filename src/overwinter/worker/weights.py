@@ -24,19 +24,20 @@ class MappedBlock:
     """One block in this process's memory."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        """StoreError when the file is shorter, or the system refuses."""
+        """Map the block; raise StoreError if the file is shorter, or the system refuses."""
         if os.fstat(fd).st_size < nbytes:
             raise StoreError(f"a block of {nbytes} bytes has only {os.fstat(fd).st_size} in the host store")
         address = map_read_only(fd, nbytes)
         self.nbytes = nbytes
-        # Every tensor in the block holds it, and it does not hold the mapping: that goes after the last of them.
+        # Every tensor in the block references the buffer. The mapping ends with the last of them.
         self._buffer = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(self._buffer, unmap, address, nbytes).atexit = False
         self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
 
     def tensor(self, weight: Weight, offset: int) -> torch.Tensor:
-        """The weight as a tensor with a separate storage that ends where the weight ends. Functions with the weight at
-        the same position share it.
+        """Return the weight as a tensor with a separate storage that ends where the weight ends.
+
+        Functions with the weight at the same position share it.
         """
         found = self._tensors.get((weight, offset))
         if found is None:
@@ -63,14 +64,17 @@ class Blocks:
         self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
 
     def take(self, wanted: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
-        """These blocks: those in `handed` from the descriptor there, the others as mapped before. A failed block is
-        represented by its error, so that the others can be taken again.
+        """Return these blocks: those in `handed` from the descriptor there, the others as mapped before.
+
+        A failed block is represented by its error, so that the others can be taken again.
         """
         return [self._one(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(wanted)]
 
     def _one(self, address: Address, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
         if fd is None:
-            return self._mapped.get(address) or StoreError(f"a block of {nbytes} bytes was handed over to nobody")
+            return self._mapped.get(address) or StoreError(
+                f"a block of {nbytes} bytes was sent, but no function uses it"
+            )
         try:
             block = self._mapped[address] = MappedBlock(fd, nbytes)
         except StoreError as error:
@@ -81,7 +85,7 @@ class Blocks:
 def weight_tensors(
     weights: Sequence[Weight], pieces: Sequence[tuple[int, int]], blocks: Sequence[MappedBlock | StoreError]
 ) -> list[torch.Tensor]:
-    """The weights of a program, each in its block; the StoreError of a block that is not there."""
+    """Return the weights of a program, each in its block; raise the StoreError of a missing block."""
     for block in blocks:
         if isinstance(block, StoreError):
             raise block
@@ -94,8 +98,10 @@ def weight_tensors(
 
 
 def unlike(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
-    """The numbers of the weights that two functions of a family do not have in common. A large one is its own block, so
-    it is the same tensor or has other content. A small one may be equal in another block, next to one that differs.
+    """Return the numbers of the weights in which two functions of a family differ.
+
+    A large weight has its own block, so it is the same tensor or has other content. A small one may be equal in another
+    block, next to a different weight.
     """
     pairs = enumerate(zip(weights, others, strict=True))
     return frozenset(number for number, (own, other) in pairs if own is not other and not _are_equal(own, other))
@@ -106,7 +112,7 @@ def _are_equal(own: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def read_all(fd: int, nbytes: int) -> bytes:
-    """The whole of a small blob."""
+    """Return the whole content of a small blob."""
     data = os.pread(fd, nbytes, 0)
     if len(data) != nbytes:
         raise StoreError(f"a blob of {nbytes} bytes has only {len(data)} in the host store")

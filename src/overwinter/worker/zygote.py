@@ -55,17 +55,17 @@ from overwinter.worker.programs import Programs
 from overwinter.worker.runner import Prepared
 
 THREADS_MAX = 1 << 13
-"""Of all workers together, where they are one user."""
+"""The thread limit of all workers if they share one user."""
 BUFFER_BYTES_MAX = 2 << 30
-"""Most bytes of the answers that a worker may give at once."""
+"""The most bytes of replies that a worker may have at once."""
 PROGRAMS_BYTES = 1 << 30
-"""Memory that a tenant's zygote may have for programs beside what one of its workers may have."""
+"""The memory for programs of a tenant's zygote, in addition to the limit of one of its workers."""
 
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Becoming = Callable[[], None]
-"""What a fork goes on as; it never returns."""
+"""The main function of a forked process; it never returns."""
 Order = ToBase | ToZygote
 
 
@@ -77,23 +77,23 @@ class Means(NamedTuple):
     """Readable when a child ended."""
     shelter: sandbox.Shelter
     programs: Programs | None
-    """None: it is the base, and holds none."""
+    """None in the base zygote, which has no programs."""
 
 
 class Zygote:
-    """Serves one channel: forks and reaps; a tenant's prepares programs too."""
+    """Serves one channel: forks and reaps; a tenant's zygote also compiles programs."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
         self._channel = means.channel
         self._children: dict[int, WorkerId | None] = {}
-        """Each child, and which worker it is; None: a tenant's zygote."""
+        """The worker of each child process; None for a tenant's zygote."""
         self._zygotes: dict[int, int] = {}
-        """The tenants', by the numbers of their orders."""
+        """The tenants' zygotes, by the numbers of their orders."""
         self._become: Becoming | None = None
 
     def serve(self) -> Becoming:
-        """Serve until the node ends (then exit), or until this process is a fork: returns its role."""
+        """Serve until the node ends (then exit), or until this process is a fork, whose role is returned."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._means.wakeup, select.POLLIN)
@@ -104,12 +104,12 @@ class Zygote:
                 self._reap()
             if self._channel.fileno() in ready:
                 try:
-                    self._obey(*self._channel.receive())
+                    self._handle(*self._channel.receive())
                 except ChannelClosedError:
                     os._exit(0)
         return self._become
 
-    def _obey(self, message: Order, fds: list[int]) -> None:
+    def _handle(self, message: Order, fds: list[int]) -> None:
         match message:
             case ForkWorker():
                 self._fork_worker(message, fds)
@@ -120,14 +120,14 @@ class Zygote:
                 if pid in self._children:
                     os.kill(pid, signal.SIGKILL)
             case Prepare():
-                assert self._means.programs is not None, "the base holds no program"
+                assert self._means.programs is not None, "the base zygote has no programs"
                 self._means.programs.prepare(message, fds)
-                self._tell(ProgramReady())
+                self._send(ProgramReady())
             case Forget(program):
-                assert self._means.programs is not None, "the base holds no program"
+                assert self._means.programs is not None, "the base zygote has no programs"
                 self._means.programs.forget(program)
             case Ping():
-                self._tell(Pong())
+                self._send(Pong())
 
     def _fork_worker(self, message: ForkWorker, fds: list[int]) -> None:
         parent = os.getpid()
@@ -135,10 +135,10 @@ class Zygote:
             pid = os.fork()
         except OSError as error:
             close_all(fds)
-            self._tell(Unforked(message.worker, f"{error}"))
+            self._send(Unforked(message.worker, f"{error}"))
             return
         if pid == 0:
-            self._become = lambda: _be_worker(message, fds, parent, self._means)
+            self._become = lambda: _run_worker(message, fds, parent, self._means)
             return
         close_all(fds)
         self._children[pid] = message.worker
@@ -150,11 +150,11 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError:
-            # The node sees that nobody holds the other end of its channel.
+            # The node notices that the other end of its channel is closed.
             close_all(fds)
             return
         if pid == 0:
-            self._become = lambda: _be_zygote(message, fds, parent, self._means)
+            self._become = lambda: _run_zygote(message, fds, parent, self._means)
             return
         close_all(fds)
         self._children[pid] = None
@@ -171,14 +171,14 @@ class Zygote:
             pid = ended.si_pid
             worker = self._children.get(pid)
             if worker is not None:
-                # What it forked goes with it; as long as it is not reaped, the group is surely its own.
+                # Kill the worker's process group too. The group id cannot be reused before the worker is reaped.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if worker is None:
                 self._kill_strays(pid)
             else:
-                self._tell(Exited(worker, os.waitstatus_to_exitcode(status)))
+                self._send(Exited(worker, os.waitstatus_to_exitcode(status)))
             self._children.pop(pid, None)
             self._zygotes = {number: child for number, child in self._zygotes.items() if child != pid}
 
@@ -191,7 +191,7 @@ class Zygote:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _tell(self, message: Exited | Unforked | ProgramReady | Pong) -> None:
+    def _send(self, message: Exited | Unforked | ProgramReady | Pong) -> None:
         try:
             self._channel.send(message)
         except ChannelClosedError:
@@ -203,13 +203,15 @@ def _children_of(parent: int) -> list[int]:
         with open(f"/proc/{parent}/task/{parent}/children") as children:
             return [int(pid) for pid in children.read().split()]
     except OSError:
-        # A kernel without them.
+        # The kernel does not list children.
         return []
 
 
 def _own_smaps() -> int:
-    """The smaps file of this process. The kernel checks permissions when the file is opened, and it shows only this
-    process: from then on the node can read it, with any user, whatever this process becomes.
+    """Open the smaps file of this process.
+
+    The kernel checks permissions only when the file is opened, and it shows only this process. So the node can read it
+    with any user, whatever this process becomes.
     """
     return os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -219,31 +221,31 @@ def _enter(group: int) -> None:
     try:
         os.write(group, b"0")
     except OSError as error:
-        # Its share of the cores is then the base's.
+        # The worker then uses the base zygote's share of the cores.
         sys.stderr.write(f"not in its tenant's control group: {error}\n")
     os.close(group)
 
 
-def _call_itself(name: str) -> None:
+def _set_process_name(name: str) -> None:
     """Set the process name, for tools that list processes; 15 characters at most."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _be_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -> None:
-    """Never returns: contained, the process serves as a worker and exits."""
+def _run_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -> None:
+    """Contain the process, serve as a worker and exit. Never returns."""
     status = 1
     try:
-        # Its user may change, which forgets this, and it is contained once more: until then it must not stay either.
+        # A change of user resets this setting, so it is set again below; until then it must hold as well.
         sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        _call_itself("ow-ahead" if message.ahead else "ow-worker")
+        _set_process_name("ow-ahead" if message.ahead else "ow-worker")
         if message.grouped:
             _enter(fds.pop())
         smaps = _own_smaps()
         means.channel.send(Forked(message.worker), [smaps])
-        end, said, *buffers = fds
+        end, output, *buffers = fds
         for stream in (sys.stdout, sys.stderr):
-            os.dup2(said, stream.fileno())
+            os.dup2(output, stream.fileno())
         slots = [
             Slot(SharedBuffer.open(fd), SharedBuffer.open(other))
             for fd, other in zip(buffers[::2], buffers[1::2], strict=True)
@@ -251,18 +253,18 @@ def _be_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -
         limits = _limits(message, len(slots))
         gauge = None if message.measured_cores is None else Gauge(message.measured_cores)
         means.shelter.close_in(message.uid, limits, [end, *buffers] if gauge is None else [end, *buffers, gauge.fd])
-        # A zygote that died before this was not there to be told from any other parent.
+        # If the zygote died before the first call, this process had another parent by then.
         sandbox.die_with_parent(parent)
         if message.ahead:
             means.shelter.lower(_limits(_taken_over(end), len(slots)))
-            _call_itself("ow-worker")
+            _set_process_name("ow-worker")
         prepared: Mapping[Address, Prepared] = {} if means.programs is None else means.programs
         Worker(socket.socket(fileno=end), slots, prepared, gauge).work()
         status = 0
     except ChannelClosedError:
-        # The node has given its zygote up, and it goes with it.
+        # The node has given up the zygote, and the worker ends with it.
         pass
-    except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
+    except BaseException:  # noqa: BLE001 - any exception ends the process here
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -270,14 +272,14 @@ def _be_worker(message: ForkWorker, fds: list[int], parent: int, means: Means) -
 
 
 def _limits(order: ForkWorker | TakeOver, slots: int) -> sandbox.Limits:
-    """The limits of a worker with so many slots."""
+    """Return the limits of a worker with this many slots."""
     memory_bytes = order.memory_bytes + (slots - 1) * STACK_BYTES
     buffer_bytes = min(BUFFER_BYTES_MAX, (memory_bytes + order.mapped_bytes) // 2) // slots
     return sandbox.Limits(memory_bytes, order.mapped_bytes, buffer_bytes)
 
 
 def _taken_over(end: int) -> TakeOver:
-    """Wait until a function is to be served; ChannelClosedError when none will be."""
+    """Wait until a function is to be served; raise ChannelClosedError if none will be."""
     with socket.socket(fileno=os.dup(end)) as own:
         channel = Channel(own, TakeOver)
         channel.send(Waiting())
@@ -285,37 +287,35 @@ def _taken_over(end: int) -> TakeOver:
     return message
 
 
-def _be_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -> None:
-    """A tenant's zygote, forked from the base zygote: it enters the sandbox and serves its own channel, as long as the
-    base zygote lives.
-    """
+def _run_zygote(message: ForkZygote, fds: list[int], parent: int, means: Means) -> None:
+    """Become a tenant's zygote: enter the sandbox and serve the channel, as long as the base zygote lives."""
     try:
         sandbox.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        _call_itself("ow-zygote")
+        _set_process_name("ow-zygote")
         end, *groups = fds
         for group in groups:
             _enter(group)
         smaps = _own_smaps()
-        # Its workers count what it holds on top of their own.
+        # The workers' limits count what the zygote has mapped in addition to their own.
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
         limits = sandbox.Limits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes, BUFFER_BYTES_MAX)
-        bell = _bell()
-        means.shelter.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in bell)])
+        child_ended = _child_ended()
+        means.shelter.close_in_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
         sandbox.die_with_parent(parent)
-        _serve(end, Up(), smaps, bell, means.shelter, Programs())
+        _serve(end, Up(), smaps, child_ended, means.shelter, Programs())
     except ChannelClosedError:
-        # The node has given it up before it was there.
+        # The node has given up the zygote before it started.
         pass
-    except BaseException:  # noqa: BLE001 - the border of the process: whatever it was, it is told and ends here
+    except BaseException:  # noqa: BLE001 - any exception ends the process here
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(1)
 
 
-def _bell() -> tuple[socket.socket, socket.socket]:
-    """A descriptor that is readable when a child ended, and the handler that makes it readable."""
+def _child_ended() -> tuple[socket.socket, socket.socket]:
+    """Return a descriptor that is readable when a child has ended, and the one that makes it readable."""
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
     return wakeup, alarm
@@ -325,11 +325,11 @@ def _serve(
     end: int,
     up: Up,
     smaps: int,
-    bell: tuple[socket.socket, socket.socket],
+    child_ended: tuple[socket.socket, socket.socket],
     shelter: sandbox.Shelter,
     programs: Programs | None = None,
 ) -> None:
-    wakeup, alarm = bell
+    wakeup, alarm = child_ended
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     incoming = ToBase if programs is None else ToZygote
@@ -340,17 +340,19 @@ def _serve(
 
 
 def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) -> None:
-    """Serve the channel whose descriptor is `end`, after importing what `imports` names. `unshared` says why this
-    process has no namespaces of its own, and is empty if it has; `lacking` names what else is missing already.
+    """Serve the channel whose descriptor is `end`, after importing `imports`.
+
+    `unshared` contains the reasons why this process has no separate namespaces; it is empty if it has them. `lacking`
+    names the other protections that are missing.
     """
     faulthandler.enable()
-    # A pipe, here and in all forks: what a function's code prints would wait there until there is much of it.
+    # Standard output is a pipe here and in all forks. Without line buffering the output of a function would be delayed.
     assert isinstance(sys.stdout, TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
-    _call_itself("ow-base-zygote")
-    # What tenants' zygotes leave behind when they die is this process's to end.
+    _set_process_name("ow-base-zygote")
+    # This process inherits the orphans of tenants' zygotes, and ends them.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # One thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
+    # Use one thread before any fork: a child of a process with an OpenMP team hangs (see docs/decisions).
     torch.set_num_threads(1)
     for fault in import_ahead(imports):
         sys.stderr.write(f"{fault}\n")
@@ -360,7 +362,7 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) 
         lacking += namespaces.show_only(python_places())
         if os.geteuid() != 0:
             namespaces.give_up_rights()
-            # The user has no processes but these in there.
+            # In this namespace the user has no other processes.
             threads_max = THREADS_MAX
     shelter = sandbox.Shelter(threads_max)
     lacking += shelter.try_out()
@@ -369,4 +371,4 @@ def main(end: int, imports: list[str], unshared: list[str], lacking: list[str]) 
     gc.freeze()
     give_back_heap()
     give_back_code()
-    _serve(end, Up(tuple(lacking)), smaps, _bell(), shelter)
+    _serve(end, Up(tuple(lacking)), smaps, _child_ended(), shelter)
