@@ -1,4 +1,4 @@
-"""Repositories and host stores for the tests of the store."""
+"""Fixtures: repositories and host stores for the tests of the store."""
 
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ from overwinter.store.repository import Repository
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Iterator[Repository]:
-    """An empty repository."""
+    """Yield an empty repository."""
     opened = Repository(tmp_path / "repository")
     yield opened
     opened.close()
@@ -21,7 +21,7 @@ def repository(tmp_path: Path) -> Iterator[Repository]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A directory in a tmpfs."""
+    """Yield a directory in a tmpfs."""
     path = Path(tempfile.mkdtemp(prefix="overwinter-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path)
@@ -29,5 +29,5 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 def host(memory: Path, repository: Repository) -> HostStore:
-    """An empty host store over the repository."""
+    """Yield an empty host store over the repository."""
     return HostStore(memory / "host", repository)

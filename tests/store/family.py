@@ -1,4 +1,4 @@
-"""A base model and its variants, in real bytes: what the tests of the store deploy."""
+"""A base model and its variants, in real bytes, for the tests of the store."""
 
 import os
 import random
@@ -25,12 +25,12 @@ def put(repository: Repository, address: str, body, tenant: TenantId = TENANT, n
 
 
 def missing(repository: Repository, addresses, tenant: TenantId = TENANT, now: float = NOW) -> list[Address]:
-    """What the tests' tenant has to put."""
+    """Return the blobs that the tests' tenant has to send."""
     return repository.missing(tenant, addresses, now)
 
 
 def upload(repository: Repository, address: str) -> Upload:
-    """A blob of the tests' tenant on its way."""
+    """Begin the upload of a blob of the tests' tenant."""
     return repository.upload(TENANT, address)
 
 
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A function's weights with their bytes, and everything to deploy them."""
+    """A function's weights with their bytes, and everything that a deploy needs."""
 
     weights: list[Shape]
     tensors: list[bytes]
@@ -65,19 +65,19 @@ NORM = Shape("float32", (64,))
 
 
 def shapes(classes: int = 10) -> list[Shape]:
-    """Convolutions of 40 KiB with two norms each, then a head."""
+    """Return convolutions of 40 KiB with two norms each, and a head."""
     body = [shape for _ in range(LAYERS) for shape in (CONVOLUTION, NORM, NORM)]
     return [*body, Shape("float32", (classes, 1024)), Shape("float32", (classes,))]
 
 
 def values(weights: Sequence[Shape], seed: int) -> list[bytes]:
-    """Random bytes for each weight."""
+    """Return random bytes for each weight."""
     chance = random.Random(seed)
     return [chance.randbytes(weight_bytes(weight)) for weight in weights]
 
 
 def assemble(name: str, weights: list[Shape], tensors: list[bytes], handler: bytes | None = None) -> Model:
-    """The manifest and the files of a function."""
+    """Build the manifest and the files of a function."""
     files: dict[Address, bytes] = {}
     blocks = []
     for plan in pack(weights):
@@ -101,19 +101,19 @@ def assemble(name: str, weights: list[Shape], tensors: list[bytes], handler: byt
 
 
 def base(name: str = "base") -> Model:
-    """The model that variants start from."""
+    """Build the model that variants start from."""
     weights = shapes()
     return assemble(name, weights, values(weights, seed=0))
 
 
 def head_variant(name: str, seed: int, classes: int = 10) -> Model:
-    """The base with another head."""
+    """Build the base with another head."""
     weights = shapes(classes)
     return assemble(name, weights, [*base().tensors[:-2], *values(weights[-2:], seed)])
 
 
 def norm_variant(name: str, seed: int) -> Model:
-    """The base with other norms."""
+    """Build the base with other norms."""
     weights = shapes()
     other = values(weights, seed)
     tensors = [new if weight == NORM else old for weight, old, new in zip(weights, base().tensors, other, strict=True)]
@@ -121,12 +121,12 @@ def norm_variant(name: str, seed: int) -> Model:
 
 
 def below(directory: Path) -> Iterator[Path]:
-    """All files under a directory."""
+    """Return all files under a directory."""
     return (path for path in directory.rglob("*") if path.is_file())
 
 
 def blocks_and_drafts(repository: Repository) -> set[str]:
-    """Names of the files of a repository that hold blocks, whole or not."""
+    """Return the names of the files of a repository that contain blocks, complete or not."""
     return {path.name for room in ("blocks", "incoming") for path in below(repository.root / room)}
 
 
@@ -171,7 +171,7 @@ def names(host):
 
 
 class Pipes:
-    """A source of blocks that come through pipes, as fast as the test writes them."""
+    """A source of blocks that arrive through pipes, as fast as the test writes them."""
 
     def __init__(self):
         self.readers = {}

@@ -1,4 +1,4 @@
-"""What is done on a disk that is full? Run by test_full_disk.py where mounting one takes no rights."""
+"""Behaviour on a full disk. test_full_disk.py runs this file where mounting a disk needs no rights."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ BLOB = Blob(address_of(DATA), len(DATA))
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB of its own."""
+    """Mount a tmpfs of 1 MiB."""
     path = tmp_path / "small"
     path.mkdir()
     options = f"size={SMALL_DISK_BYTES},mode=700"
@@ -102,7 +102,7 @@ def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_makes_room(smal
     for model in (one, other):
         model.deploy(repository)
     repository.close()
-    # As one that was made before there were reserves.
+    # As in a repository that is older than reserves.
     (small_disk / "repository" / "reserve").unlink()
     fill_disk(small_disk)
     repository = Repository(small_disk / "repository")
@@ -117,7 +117,7 @@ def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_makes_room(smal
     repository.collect(2 * NOW, grace_s=1)
     assert put(repository, address_of(DATA[:9]), DATA[:9])
     repository.close()
-    # Its log is back.
+    # Its write-ahead log exists again.
     assert (small_disk / "repository" / "catalog.sqlite").read_bytes()[18:20] == b"\2\2"
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_needed_is_removed_on_a_full_disk(small_disk):
     assert repository.remove(one.manifest.name) == (1,)
     assert repository.collect(2 * NOW, grace_s=1).files == len(one.files.keys() - other.files.keys())
     assert [kept.name for kept in repository.deployments()] == ["other"]
-    # What came free is enough for the next start and the next removal, also when others take the rest.
+    # The freed space suffices for the next start and the next removal, even if others take the rest.
     fill_disk(small_disk)
     repository.close()
     repository = Repository(small_disk / "repository")

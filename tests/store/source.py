@@ -1,11 +1,11 @@
-"""Where a host store of a test gets its blocks."""
+"""The source of blocks of a host store in tests."""
 
 import os
 from collections.abc import Mapping
 
 
 class Source:
-    """Blocks by address, all of them sound."""
+    """Blocks by address, all of them intact."""
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
         self._contents = contents

@@ -159,7 +159,7 @@ def test_a_layout_of_more_weights_than_any_block_has():
 
 def test_a_layout_longer_than_any_block_has():
     text = b"\n" * (MAX_LAYOUT_BYTES + 1)
-    with pytest.raises(CallerError, match="no block"):
+    with pytest.raises(CallerError, match="not a block"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
     scalars = plan_block((number, Shape("complex128", (1,) * 32)) for number in range(PACK_BYTES // ALIGNMENT_BYTES))
     assert len(layout_text(scalars)) < MAX_LAYOUT_BYTES

@@ -64,7 +64,7 @@ repository.close()
 
 @pytest.fixture
 def start():
-    """Start Python processes; whatever is left of them is killed and reaped."""
+    """Start Python processes; the remaining ones are killed and reaped at the end."""
     started = []
 
     def run(code, *arguments):

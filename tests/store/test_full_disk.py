@@ -1,4 +1,4 @@
-"""A full disk takes a mount, and a user may mount what he likes in a namespace of his own."""
+"""A full disk needs a mount, which an ordinary user may make in a namespace."""
 
 import subprocess
 import sys

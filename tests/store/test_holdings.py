@@ -1,4 +1,4 @@
-"""An address is no permission: what a tenant has not sent is to it as what nobody has sent."""
+"""An address gives no permission: a blob that a tenant has not sent is missing to it, as if no tenant had sent it."""
 
 import os
 import sqlite3

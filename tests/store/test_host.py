@@ -148,7 +148,7 @@ def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     cut(host.root / BLOB.address, 4096)
-    with pytest.raises(StoreError, match=f"{BLOB.address}.*was cut.*load"):
+    with pytest.raises(StoreError, match=f"{BLOB.address}.*was truncated.*load"):
         host.open([BLOB.address])
     assert host.load([BLOB]) == len(DATA)
     with opened(host, [BLOB.address]) as (descriptor,):
@@ -346,7 +346,7 @@ def test_a_sweep_spares_what_is_being_copied(memory):
     thread = threading.Thread(target=host.load, args=([BLOB],), daemon=True)
     thread.start()
     with open(writer, "wb", buffering=0) as file:
-        # More than a pipe holds: when this returns, the copy has begun.
+        # More than the capacity of a pipe: when this returns, the copy has begun.
         file.write(DATA[:200_000])
         assert host.sweep([BLOB]).files == 0
         file.write(DATA[200_000:])

@@ -1,4 +1,4 @@
-"""What was used is added up by day, tenant and function, and outlives whoever wrote it."""
+"""Usage is added up by day, tenant and function, and survives a restart of the node."""
 
 import pytest
 from hypothesis import given

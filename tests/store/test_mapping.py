@@ -1,4 +1,4 @@
-"""A mapped file is the file, whatever the size of its pages."""
+"""A mapped file has the content of the file, for any size of pages."""
 
 import ctypes
 import os

@@ -318,7 +318,7 @@ def test_a_blob_that_is_no_block_is_named(repository):
     with pytest.raises(CallerError, match="block"):
         repository.layout(ADDRESS)
     put(repository, address_of(b""), b"")
-    with pytest.raises(CallerError, match="no block"):
+    with pytest.raises(CallerError, match="not a block"):
         repository.layout(address_of(b""))
 
 

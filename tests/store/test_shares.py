@@ -1,4 +1,4 @@
-"""Debts are the integral of equal parts, whoever comes and goes; nothing is lost and nothing is paid twice."""
+"""Amounts are the integral of equal parts, whichever holders come and go; nothing is lost or billed twice."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What was said of traffic is kept with the functions, and never names a version that is gone."""
+"""Promotions and splits are stored with the functions, and never name a removed version."""
 
 import pytest
 

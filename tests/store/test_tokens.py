@@ -1,4 +1,4 @@
-"""Tokens and quotas outlive the node, are worth nothing to whoever reads their file, and end when they are revoked."""
+"""Tokens and quotas survive a restart, their file contains no secret, and revoked tokens end."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor

@@ -23,9 +23,9 @@ from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, BlockPlan, pla
 
 LENGTH_BYTES = 4
 WEIGHTS_MAX = 2 * PACK_BYTES // ALIGNMENT_BYTES
-"""In one block: twice as many as a pack full of scalars has."""
+"""The most weights in one block: twice as many as fit in a pack of scalars."""
 MAX_LAYOUT_BYTES = 2 << 20
-"""Of a pack full of scalars of 32 dimensions, and some."""
+"""The most bytes of a layout. A pack of scalars of 32 dimensions needs a little less."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
 _NAMED = re.compile(r"(?:\b(?:block|blob) )?\b[0-9a-f]{64}\b")
@@ -44,28 +44,30 @@ def address_of(data: Buffer) -> Address:
 
 
 def check_address(text: str) -> Address:
-    """`text` as an address; CallerError unless it is 64 lower-case hexadecimal digits."""
+    """Return `text` as an address; raise CallerError unless it is 64 lower-case hexadecimal digits."""
     if not _ADDRESS.search(text):
         raise CallerError(f"{text[:80]!r} is not a block address: 64 lower-case hexadecimal digits are needed")
     return Address(text)
 
 
 def without_addresses(text: str) -> str:
-    """A message for callers: an address may be shown only to its sender, and in the node's log."""
+    """Remove block addresses from a message for callers: only the sender of a block and the node's log may see its
+    address.
+    """
     return _NAMED.sub("a block", text)
 
 
 def layout_text(plan: BlockPlan) -> bytes:
-    """The trailer's text: one line for each weight."""
+    """Return the trailer's text: one line for each weight."""
     lines = (f"{piece.dtype}[{','.join(map(str, piece.shape))}]\n" for piece in plan.pieces)
     return "".join(lines).encode()
 
 
 def block_chunks(plan: BlockPlan, tensors: Sequence[Buffer]) -> Iterator[Buffer]:
-    """The block's file as consecutive pieces of bytes, without a copy of the tensors.
+    """Yield the block's file as consecutive pieces of bytes, without a copy of the tensors.
 
-    `tensors` are all of the program's weights, by the plan's weight numbers, contiguous and row-major; CallerError when
-    one has not the bytes that its dtype and shape need.
+    `tensors` are all of the program's weights, by the plan's weight numbers, contiguous and row-major. Raises
+    CallerError for a tensor without the bytes that its dtype and shape need.
     """
     stop = 0
     for piece in plan.pieces:
@@ -89,7 +91,7 @@ def build_block(plan: BlockPlan, tensors: Sequence[Buffer]) -> bytes:
 
 
 def name_block(plan: BlockPlan, tensors: Sequence[Buffer]) -> Block:
-    """The block's entry in a manifest: its address, size and pieces."""
+    """Return the block's entry in a manifest: its address, size and pieces."""
     hasher = blake3()
     nbytes = 0
     for chunk in block_chunks(plan, tensors):
@@ -100,15 +102,15 @@ def name_block(plan: BlockPlan, tensors: Sequence[Buffer]) -> Block:
 
 
 def layout_bytes(last: Buffer, file_bytes: int) -> int:
-    """Length of the layout text, from a file's last 4 bytes; CallerError when it cannot be."""
+    """Return the length of the layout text from a file's last 4 bytes; raise CallerError if it is impossible."""
     length = int.from_bytes(last, "little")
     if len(last) != LENGTH_BYTES or length > min(file_bytes - LENGTH_BYTES, MAX_LAYOUT_BYTES):
-        raise CallerError(f"a file of {file_bytes} bytes is no block: it does not end in a layout and its length")
+        raise CallerError(f"a file of {file_bytes} bytes is not a block: it does not end in a layout and its length")
     return length
 
 
 def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
-    """The pieces of a layout text; CallerError unless they are well-formed and fill `body_bytes` exactly."""
+    """Parse a layout text; raise CallerError unless its pieces are well-formed and fill `body_bytes` exactly."""
     try:
         lines = bytes(text).decode("ascii").split("\n")
     except UnicodeDecodeError:
@@ -126,5 +128,5 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
         weights.append((len(weights), _Described(match[1], shape)))
     plan = plan_block(weights)
     if lines[-1] or plan.nbytes != body_bytes:
-        raise CallerError(f"a block's layout tells of {plan.nbytes} bytes, its body has {body_bytes}")
+        raise CallerError(f"a block's layout describes {plan.nbytes} bytes, its body has {body_bytes}")
     return plan

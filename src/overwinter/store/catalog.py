@@ -41,10 +41,10 @@ _SCHEMAS = (
     ),
     ("CREATE TABLE traffic (name TEXT PRIMARY KEY, shares BLOB NOT NULL) WITHOUT ROWID",),
 )
-"""What each version of the schema added to the one before."""
+"""The statements by which each version of the schema extends the one before."""
 SCHEMA_VERSION = len(_SCHEMAS)
 TENANTS_VERSION = 4
-"""The schema that knows which tenant holds what; before, the manifests alone told it."""
+"""The first schema that records the holders of blocks. Before it, only the manifests named the tenants."""
 
 
 class Row(NamedTuple):
@@ -55,14 +55,14 @@ class Row(NamedTuple):
     manifest: bytes
     created: float
     tenant: TenantId
-    """Whose it is; empty for an entry of an older kind that could not be read."""
+    """The owner; empty for an entry of an older schema that could not be read."""
 
 
 class Catalog:
-    """The repository's sqlite file; any thread and other processes may use it concurrently."""
+    """The repository's SQLite file. Any thread and other processes may use it concurrently."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the catalog at `path`; StoreError when it is damaged or of a newer kind."""
+        """Open or create the catalog at `path`; raise StoreError if it is damaged or has a newer schema."""
         self.file = Database(path, BUSY_TIMEOUT_S)
         try:
             self.node_identity = self._prepare()
@@ -77,7 +77,7 @@ class Catalog:
     def add(self, name: FunctionName, tenant: TenantId, manifest: bytes, created: float, proven: bool = True) -> int:
         """Register a new version of `name` and return its number, 1 above the highest that the name ever had.
 
-        ForbiddenError while another tenant has a version of it.
+        Raises ForbiddenError if another tenant has a version of it.
         """
         with self.file.transaction() as db:
             if db.execute("SELECT 1 FROM pipelines WHERE name = ?", (name,)).fetchone() is not None:
@@ -89,8 +89,10 @@ class Catalog:
         return version
 
     def put_pipeline(self, name: FunctionName, tenant: TenantId, pipeline: bytes, created: float) -> int:
-        """Register a new version of a pipeline in place of the one before, and return its number; ConflictError when
-        a function has the name, ForbiddenError when the one before is another tenant's.
+        """Register a new version of a pipeline, replacing the previous one, and return its number.
+
+        Raises ConflictError if a function has the name, ForbiddenError if the previous version belongs to another
+        tenant.
         """
         with self.file.transaction() as db:
             if _versions(db, name):
@@ -102,7 +104,7 @@ class Catalog:
         return version
 
     def remove_pipeline(self, name: FunctionName) -> None:
-        """Forget a pipeline; NotFoundError when there is none."""
+        """Remove a pipeline; raise NotFoundError if there is none."""
         with self.file.transaction() as db:
             if not db.execute("DELETE FROM pipelines WHERE name = ?", (name,)).rowcount:
                 raise NotFoundError(f"no pipeline {name!r} is deployed")
@@ -151,7 +153,7 @@ class Catalog:
         return gone
 
     def prove(self, name: FunctionName, version: int) -> None:
-        """The version has passed its trial; NotFoundError when it was removed meanwhile."""
+        """Record that the version has passed its trial; raise NotFoundError if it was removed meanwhile."""
         with self.file.transaction() as db:
             done = db.execute("UPDATE functions SET proven = 1 WHERE name = ? AND version = ?", (name, version))
             if not done.rowcount:
@@ -163,7 +165,7 @@ class Catalog:
             db.execute("DELETE FROM functions WHERE NOT proven")
 
     def get(self, name: FunctionName, version: int | None) -> Row:
-        """One version, or the newest with None; NotFoundError when there is none."""
+        """Return one version, or the newest with None; raise NotFoundError if there is none."""
         with self.file.reading() as db:
             row = db.execute(
                 """SELECT name, version, manifest, created, tenant FROM functions
@@ -175,14 +177,14 @@ class Catalog:
         return Row(*row)
 
     def versions(self) -> list[tuple[FunctionName, int]]:
-        """All versions, including those on trial."""
+        """Return all versions, including those on trial."""
         with self.file.reading() as db:
-            # The index of the primary key alone answers this: no manifest is read.
+            # SQLite answers this from the index of the primary key, without reading a manifest.
             found = db.execute("SELECT name, version FROM functions")
             return [(FunctionName(name), int(version)) for name, version in found]
 
     def rows(self, unproven: bool = False) -> list[Row]:
-        """All versions that have passed their trial, or with `unproven` all, by name and number."""
+        """Return all versions that have passed their trial, or with `unproven` all, by name and number."""
         with self.file.reading() as db:
             found = db.execute(
                 """SELECT name, version, manifest, created, tenant FROM functions WHERE proven OR ?
@@ -203,7 +205,7 @@ class Catalog:
                 for statement in schema:
                     db.execute(statement)
             if found < TENANTS_VERSION:
-                _tell_tenants(db)
+                _record_tenants(db)
             if not found:
                 db.execute("INSERT INTO node VALUES (?)", (str(uuid.uuid4()),))
             if found < SCHEMA_VERSION:
@@ -235,20 +237,20 @@ def _not_found(name: FunctionName, version: int | None, present: tuple[int, ...]
 
 
 def _check_tenant(db: sqlite3.Connection, table: str, kind: str, name: FunctionName, tenant: TenantId) -> None:
-    """ForbiddenError when what has the name now is another tenant's."""
+    """Raise ForbiddenError if the name belongs to another tenant."""
     query = f"SELECT 1 FROM {table} WHERE name = ? AND tenant NOT IN ('', ?)"
     if db.execute(query, (name, tenant)).fetchone() is not None:
         raise ForbiddenError(f"{kind} {name!r} belongs to another tenant: choose another name")
 
 
-def _tell_tenants(db: sqlite3.Connection) -> None:
+def _record_tenants(db: sqlite3.Connection) -> None:
     """Record the tenants of an older repository's functions from their manifests, and so the holders of their blobs."""
     rows = db.execute("SELECT name, version, manifest, created FROM functions").fetchall()
     for name, version, encoded, created in rows:
         try:
             manifest, _ = kept_manifest(encoded)
         except CallerError:
-            # It is told when its deployment is read.
+            # The error is reported when the deployment is read.
             continue
         tenant = manifest.tenant
         db.execute("UPDATE functions SET tenant = ? WHERE name = ? AND version = ?", (tenant, name, version))

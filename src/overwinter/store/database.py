@@ -12,14 +12,16 @@ from overwinter.store.sealing import free_bytes
 
 PRIMARY_CODE_MASK = 0xFF
 INDEX_BYTES = 32 << 10
-"""One piece of the index of a write-ahead log; a disk with less room gives an I/O error in place of a full disk."""
+"""The size of one part of the index of a write-ahead log. A disk with less space causes an I/O error, not a disk-full
+error.
+"""
 
 
 LOG_BYTES = 8 * INDEX_BYTES
-"""Room on the disk with which a file that is used without its log gets it back."""
+"""The free disk space at which a database returns to its write-ahead log after it worked without one."""
 LOGGED = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 UNLOGGED = (
-    # Without the index of a log, which has no room, its file can be read by one process alone.
+    # There is no space for the shared index of the log. Without it, one process at a time may use the file.
     "PRAGMA locking_mode = EXCLUSIVE",
     "PRAGMA journal_mode = MEMORY",
     "PRAGMA locking_mode = NORMAL",
@@ -28,18 +30,19 @@ UNLOGGED = (
 
 
 class Database:
-    """One sqlite file with a write-ahead log; any thread may use it, and other processes beside it.
+    """An SQLite file with a write-ahead log. Any thread and other processes may use it concurrently.
 
-    Where the disk has no room for the log the file is changed in place until there is some: what was deployed can be
-    read and removed. A crash amid such a change may damage it.
+    If the disk has no space for the log, the file is changed in place until there is space, so that functions can be
+    read and removed. A crash during such a change may damage it.
     """
 
     def __init__(self, path: Path, busy_timeout_s: float) -> None:
-        """Open or make the file; StoreError when it is none of sqlite's, NoSpaceError."""
+        """Open or create the file; raise StoreError if it is not an SQLite file, or NoSpaceError."""
         self.path = path
         self._lock = threading.Lock()
         with suppress(OSError):
-            # Made before sqlite would, for this user alone; sqlite gives its other files the same rights.
+            # Create the file before SQLite does, with access for this user only; SQLite copies the rights to its other
+            # files.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._is_logged = True
         try:
@@ -71,13 +74,13 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """To ask; read all of an answer within."""
+        """Open a connection for reading; results must be read within the block."""
         with self._lock, self.errors():
             yield self._db
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """To change; all of it or, after any error, nothing."""
+        """Open a transaction: all changes are made or, after any error, none."""
         with self._lock, self.errors():
             self._log_again()
             with self._db:

@@ -1,6 +1,6 @@
 """Records which tenant holds which blobs.
 
-An address is no permission, because knowing an address does not imply knowing the content. A tenant holds a blob after
+An address gives no permission, because who knows it may not know the content. A tenant holds a blob after
 it has sent the blob's bytes itself, as long as one of its functions needs the blob, and for a while after it last asked
 for it or sent it. Nothing here reveals to one tenant what another holds.
 """
@@ -12,7 +12,7 @@ from overwinter.core.ids import Address, TenantId
 from overwinter.store.database import Database
 
 FILE_BYTES = 4096
-"""A file takes whole pages of a disk, and at least one."""
+"""A file occupies whole pages of a disk, at least one."""
 
 
 def disk_bytes(nbytes: int) -> int:
@@ -27,7 +27,7 @@ class Holdings:
         self._file = file
 
     def touch(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
-        """Those of `addresses` that the tenant holds; the holdings are renewed at `now` for the grace period."""
+        """Return those of `addresses` that the tenant holds, and renew these holdings at `now` for the grace period."""
         with self._file.reading() as db:
             query = "SELECT 1 FROM holdings WHERE tenant = ? AND address = ?"
             held = {each for each in addresses if db.execute(query, (tenant, each)).fetchone() is not None}
@@ -38,8 +38,9 @@ class Holdings:
         return held
 
     def add(self, tenant: TenantId, address: Address, nbytes: int, now: float, most: int | None) -> bool:
-        """The tenant has sent these bytes; whether it held them not yet. NoSpaceError when it would hold more than
-        `most`, each file in whole pages.
+        """Record that the tenant has sent these bytes; return whether the holding is new.
+
+        Raises NoSpaceError when it would hold more than `most`, each file in whole pages.
         """
         with self._file.transaction() as db:
             query = "SELECT 1 FROM holdings WHERE tenant = ? AND address = ?"
@@ -59,7 +60,7 @@ class Holdings:
         return int(held)
 
     def since(self, time: float) -> set[Address]:
-        """What any tenant touched after `time`."""
+        """Return the addresses that any tenant touched after `time`."""
         with self._file.reading() as db:
             found = db.execute("SELECT address FROM holdings WHERE touched > ?", (time,))
             return {Address(address) for (address,) in found}
@@ -78,8 +79,8 @@ _TAKEN = f"coalesce(sum(max(1, (nbytes + {FILE_BYTES - 1}) / {FILE_BYTES}) * {FI
 
 
 def beyond(tenant: TenantId, most: int) -> NoSpaceError:
-    """The error for a tenant that would hold too much."""
+    """Return the error for a tenant that would hold too much."""
     return NoSpaceError(
-        f"tenant {tenant!r} would hold more than the {most} bytes of this node's disk that a tenant may: remove "
-        f"functions that are not needed; what was sent for none is given back after a while"
+        f"tenant {tenant!r} would hold more than {most} bytes, the limit of a tenant on this node's disk: remove "
+        "functions that are not needed; blocks without a function are deleted after a while"
     )

@@ -36,14 +36,14 @@ MAX_READS = 2
 
 
 class Source(Protocol):
-    """Where a host store gets its blocks from."""
+    """The source of blocks for a host store."""
 
     def open(self, address: Address) -> int:
-        """A descriptor from which all bytes of the block can be read; the caller closes it."""
+        """Open a descriptor from which all bytes of the block can be read; the caller closes it."""
         ...
 
     def set_aside(self, address: Address) -> bool:
-        """A block did not match its hash when it was read; whether it is really damaged."""
+        """Check a block that did not match its hash when it was read; return whether it is really damaged."""
         ...
 
 
@@ -51,11 +51,11 @@ class Health(msgspec.Struct):
     """The results of verifying blocks since the node started."""
 
     verified_bytes: int = 0
-    """Hashed again in memory."""
+    """The bytes that were hashed again in memory."""
     damaged_memory: int = 0
-    """Blocks that no longer were what their name says, and were dropped."""
+    """The blocks in memory that no longer matched their address and were dropped."""
     damaged_disk: int = 0
-    """Blocks that were found so when they were loaded, and set aside."""
+    """The blocks that did not match their address when they were loaded from disk, and were set aside."""
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def page_bytes(nbytes: int) -> int:
 
 
 def _at_once() -> None:
-    """No pause."""
+    """Do not pause."""
 
 
 class HostStore:
@@ -104,11 +104,11 @@ class HostStore:
         return sum(map(page_bytes, self.resident().values()))
 
     def load(self, blobs: Iterable[Sized]) -> int:
-        """Make all `blobs` resident and return the bytes that this call added; blocks until they are.
+        """Make all `blobs` resident and return the bytes that this call added; waits until they are.
 
-        NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile; StoreError
-        when a block is damaged or not in the repository. After an error the blocks copied so far stay resident and
-        accounted for, a partial copy is removed, and another load continues from there.
+        Raises NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile;
+        StoreError when a block is damaged or missing in the repository. After an error the copied blocks stay resident
+        and accounted for, a partial copy is removed, and another load continues from there.
         """
         wanted = distinct(blobs)
         added = 0
@@ -117,31 +117,31 @@ class HostStore:
             added += self._copy_claimed(mine)
             if not awaited:
                 return added
-            # Another thread copies these. If it fails, the next round claims them and meets the cause itself.
+            # Another thread copies these. If it fails, the next round claims them and raises the error here.
             self._wait_until_ended(awaited)
 
     def open(self, addresses: Iterable[Address]) -> list[int]:
-        """Read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
+        """Return read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
 
-        StoreError when one is not resident or has lost its size, which is dropped, so that it can be loaded again; and
-        when one was left by an earlier owner and could not be hashed.
+        Raises StoreError when a block is not resident; when its size has changed, in which case it is dropped and can
+        be loaded again; and when an earlier owner left it and it is not verified.
         """
         descriptors: list[int] = []
         with ExitStack() as undo:
             for address in addresses:
                 if address in self._unverified:
-                    raise StoreError(f"block {address} in {self.root} was not hashed yet: try again")
+                    raise StoreError(f"block {address} in {self.root} is not verified yet: try again")
                 descriptor = self._open(address)
                 undo.callback(os.close, descriptor)
                 descriptors.append(descriptor)
                 if os.fstat(descriptor).st_size != self._resident.get(address):
                     self.drop([address])
-                    raise StoreError(f"block {address} in {self.root} was cut or is not resident: load it again")
+                    raise StoreError(f"block {address} in {self.root} was truncated or is not resident: load it again")
             undo.pop_all()
         return descriptors
 
     def join_pages(self, blobs: Iterable[Sized]) -> int:
-        """Join the pages of resident blocks where the kernel can; returns the number of blocks. Slow."""
+        """Join the pages of resident blocks if the kernel can, and return the number of blocks. Slow."""
         joined = 0
         for address, nbytes in distinct(blobs).items():
             if nbytes < HUGE_BYTES or address in self._joined or not self.holds(address):
@@ -150,7 +150,7 @@ class HostStore:
                 with open(self._path(address), "rb") as file:
                     joined += join_pages(file.fileno(), nbytes)
             except FileNotFoundError:
-                # Dropped meanwhile.
+                # The block was dropped meanwhile.
                 continue
             self._joined.add(address)
         return joined
@@ -168,8 +168,9 @@ class HostStore:
         return freed
 
     def sweep(self, live: Iterable[Sized]) -> Swept:
-        """Keep the blocks of `live` that are here in full size, and remove all other files. Called at the start of a
-        node, and whenever the live functions are known; blocks that are being copied are kept.
+        """Keep the blocks of `live` that are present in full size, and remove all other files.
+
+        Called at the start of a node, and whenever the live functions are known. Blocks that are being copied are kept.
         """
         needed = distinct(live)
         kept: dict[Address, int] = {}
@@ -194,7 +195,7 @@ class HostStore:
         return bool(self._claimed)
 
     def unverified(self, addresses: Iterable[Address] | None = None) -> list[Address]:
-        """Those of `addresses`, or of all, that are resident and were not hashed by this owner."""
+        """Return those of `addresses`, or of all, that are resident and were not hashed by this owner."""
         if not self._unverified:
             return []
         with self._changed:
@@ -202,9 +203,9 @@ class HostStore:
             return [each for each in looked if each in self._unverified]
 
     def verify(self, address: Address, pause: Callable[[], None] = _at_once) -> bool:
-        """Hash a resident block again; when it is not what its name says it is dropped, and the answer is False.
+        """Hash a resident block again. A block that does not match its address is dropped, and the result is False.
 
-        `pause` is called after each chunk. StoreError when the block is not here, or left meanwhile.
+        `pause` is called after each chunk. Raises StoreError when the block is missing, or is dropped meanwhile.
         """
         hasher = blake3()
         with open(self._open(address), "rb") as file, disk_errors(f"read block {address}", self.root):
@@ -219,14 +220,16 @@ class HostStore:
         return False
 
     def _drop_damaged(self, address: Address, descriptor: int) -> None:
-        """Drop a block whose file hashed wrong; StoreError when another file has taken its place since."""
+        """Drop a block with a wrong hash; raise StoreError if another file has replaced it meanwhile."""
         with self._changed:
             if not self._is_file_of(address, descriptor):
                 raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
             self.health.damaged_memory += self.drop([address]) > 0
 
     def _is_file_of(self, address: Address, descriptor: int) -> bool:
-        """Whether the descriptor is of the file that lies under the address; also when somebody removed that."""
+        """Whether the descriptor refers to the file at the address. It also does if another process removed
+        that file.
+        """
         try:
             return os.path.samestat(os.stat(self._path(address)), os.fstat(descriptor))
         except FileNotFoundError:
@@ -273,7 +276,7 @@ class HostStore:
             )
 
     def _copy_claimed(self, mine: dict[Address, int]) -> int:
-        """Copy what this thread has claimed; the claims end whatever happens."""
+        """Copy what this thread has claimed; the claims end in any case."""
         try:
             for address, nbytes in mine.items():
                 self._copy(address, nbytes)

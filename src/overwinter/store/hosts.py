@@ -32,17 +32,19 @@ class HostStores:
         return store
 
     def every(self) -> Mapping[StoreName, HostStore]:
-        """The stores there are, by name."""
+        """Return the existing stores, by name."""
         return dict(self._stores)
 
     def room(self) -> int | None:
-        """The bytes that the tmpfs has for them, including those that they hold; None while a block is being copied."""
+        """Return the bytes that the tmpfs has for the stores, including those that they hold; None while a block is
+        being copied.
+        """
         stores = list(self._stores.values())
         free, held = free_bytes(self.root), sum(store.occupied_bytes for store in stores)
         return None if any(store.is_copying for store in stores) else free + held
 
     def sweep(self, live: Mapping[StoreName, Iterable[Sized]]) -> None:
-        """Keep only these blocks of an earlier owner; unused stores are removed."""
+        """Keep only these blocks of an earlier node; unused stores are removed."""
         left = {StoreName(path.name[len(PREFIX) :]) for path in self.root.glob(f"{PREFIX}*")}
         for name in {*left, *live, *self._stores}:
             self.store(name).sweep(live.get(name, ()))
@@ -50,6 +52,6 @@ class HostStores:
                 self._stores.pop(name).root.rmdir()
 
     def close(self) -> None:
-        """Give all their memory back."""
+        """Remove all stores, and free their memory."""
         self.sweep({})
         self.root.rmdir()

@@ -1,7 +1,6 @@
-"""How is read what an older Overwinter kept? A node must start with what an older one took.
+"""Reads data that an older version of Overwinter stored, so that a node can start with it.
 
-A setting that had another name is the one that has its place. A number outside today's bounds counts as the nearest
-within them, and which ones do is told.
+A renamed setting gets its new name. A number outside today's bounds is replaced by the nearest bound, and reported.
 """
 
 from collections.abc import Callable
@@ -18,16 +17,16 @@ from overwinter.store.manifest import Manifest, decode_manifest
 Kept = TypeVar("Kept")
 
 RENAMED = {"max_bodies": "max_workers"}
-"""Settings that a function's manifest has had, and what they are called now."""
+"""The old names of settings in manifests, and the current ones."""
 
 
 def kept_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
-    """A manifest of the catalog, and which of its settings were limited; CallerError."""
+    """Decode a manifest of the catalog, with the settings that were limited; raise CallerError."""
     return _kept(decode_manifest, data, BOUNDS, "settings")
 
 
 def kept_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
-    """A pipeline of the catalog, and which of its numbers were limited; CallerError."""
+    """Decode a pipeline of the catalog, with the numbers that were limited; raise CallerError."""
     return _kept(decode_pipeline, data, TIMES)
 
 
@@ -40,7 +39,7 @@ def _kept(decode: Callable[[bytes], Kept], data: bytes, bounds: Bounds, *within:
 
 
 def _as_today(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
-    """With today's names, and numbers within the bounds; as it is where that cannot be its fault."""
+    """Return data with today's names and numbers within the bounds; unchanged if it has another form."""
     try:
         whole = holder = msgspec.json.decode(data, type=dict[str, Any])
         for name in within:

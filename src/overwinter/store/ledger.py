@@ -13,26 +13,26 @@ BUSY_TIMEOUT_S = 5.0
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """Amounts of usage. Byte-seconds of shared blocks are the part of each sharer."""
+    """Amounts of usage. Each function that shares a block has its part of the block's byte-seconds."""
 
     requests: int = 0
-    """Answered."""
+    """The answered requests."""
     core_s: float = 0.0
-    """Run time on each of a run's cores."""
+    """The run time, counted for each core of a run."""
     idle_core_s: float = 0.0
-    """Cores of workers that were alive and ran nothing."""
+    """The idle time of workers, counted for each core."""
     disk_byte_s: float = 0.0
     host_byte_s: float = 0.0
     private_byte_s: float = 0.0
 
     def plus(self, other: "Amounts", times: int = 1) -> "Amounts":
-        """The sum; with `times` -1 the difference."""
+        """Return the sum; with `times` -1 the difference."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return Amounts(*(mine + times * its for mine, its in pairs))
 
 
 class Entry(NamedTuple):
-    """What one function used on one day, as `2025-12-31`, in UTC."""
+    """The usage of one function on one day, such as `2025-12-31`, in UTC."""
 
     day: str
     tenant: TenantId
@@ -50,7 +50,7 @@ _ADD = f"""INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" for _ in _COLUMNS)}
 
 
 class Ledger:
-    """The usage file; any thread may use it. StoreError or NoSpaceError when it cannot be used."""
+    """The usage file. Any thread may use it. Raises StoreError or NoSpaceError when it cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._file = Database(path, BUSY_TIMEOUT_S)
@@ -66,13 +66,13 @@ class Ledger:
         self._file.close()
 
     def add(self, day: str, used: Mapping[tuple[TenantId, FunctionName], Amounts]) -> None:
-        """Add to the usage of a day: all of it or, after an error, nothing."""
+        """Add to the usage of a day: everything or, after an error, nothing."""
         rows = [(day, *key, *msgspec.structs.astuple(amounts)) for key, amounts in used.items()]
         with self._file.transaction() as db:
             db.executemany(_ADD, rows)
 
     def entries(self, tenant: TenantId | None = None) -> list[Entry]:
-        """All that was used, or only by one tenant; days ascending."""
+        """Return the usage of all tenants or of one; days ascending."""
         with self._file.reading() as db:
             found = db.execute(
                 "SELECT * FROM usage WHERE tenant = coalesce(?, tenant) ORDER BY day, tenant, function", (tenant,)

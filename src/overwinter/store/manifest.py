@@ -28,13 +28,13 @@ from overwinter.core.tensor import (
 )
 from overwinter.store.packing import ALIGNMENT_BYTES
 
-# \A and \Z: a `$` would let a trailing newline through.
+# A `$` instead of \Z would accept a trailing newline.
 ADDRESS_PATTERN = r"\A[0-9a-f]{64}\Z"
 ASSET_PATTERN = r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z"
 
 SAMPLES_MAX = 8
 SAMPLE_BYTES_MAX = 1 << 20
-"""Of all samples of a function: a manifest is kept in memory."""
+"""The most bytes of all samples of a function: manifests are kept in memory."""
 
 Digest = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -72,7 +72,7 @@ class Handler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SampleTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One input of a sample request; its bytes as a request's, in base64 where this is JSON."""
+    """One input of a sample request, with the bytes of a request; base64 in JSON."""
 
     name: TensorName
     datatype: str
@@ -80,12 +80,12 @@ class SampleTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     data: bytes
 
     def given(self) -> Tensor:
-        """The same as a request has it."""
+        """Return the input in the format of a request."""
         return Tensor(self.name, self.datatype, self.shape, self.data)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of a function but its bytes."""
+    """The description of a function: everything except its bytes."""
 
     name: Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
     tenant: Annotated[TenantId, Meta(pattern=NAME_PATTERN)]
@@ -96,12 +96,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     handler: Handler | None = None
     settings: Settings = Settings()
     agreement: Agreement | None = None
-    """How the program compared with its model when it was deployed; None if nobody compared them."""
+    """How the program compared with its model at the deploy; None if they were not compared."""
     samples: tuple[tuple[SampleTensor, ...], ...] = ()
-    """Requests that it has to answer before it is deployed."""
+    """The requests that it must answer before it is deployed."""
 
     def blobs(self) -> tuple[Blob, ...]:
-        """Everything the function needs in a place, each address once: program, handler, assets, blocks in order."""
+        """Return all blobs that the function needs, each address once: program, handler, assets, blocks in order."""
         every = [self.program]
         if self.handler is not None:
             every += [self.handler.source, *self.handler.assets.values()]
@@ -117,16 +117,16 @@ class Deployment(msgspec.Struct, frozen=True):
     manifest: Manifest
     created: float
     limited: tuple[str, ...] = ()
-    """Which of its settings, kept before there were these bounds, were brought within them."""
+    """The settings of an old manifest that exceeded the current bounds and were limited to them."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON, not checked."""
+    """Encode the manifest as JSON, without checks."""
     return msgspec.json.encode(manifest)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """A manifest from JSON; CallerError names the first error."""
+    """Decode a manifest from JSON; CallerError names the first error."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

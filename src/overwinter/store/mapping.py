@@ -13,7 +13,7 @@ from overwinter.core.errors import StoreError
 
 HUGE_BYTES = 2 << 20
 _COLLAPSE = 25
-"""MADV_COLLAPSE, of Linux 6.1."""
+"""MADV_COLLAPSE, which Linux 6.1 introduced."""
 _NONE, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x00, 0x02, 0x20, 0x4000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -25,7 +25,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_read_only(fd: int, nbytes: int) -> int:
-    """Map a file of at least `nbytes` read-only and shared; returns its address. StoreError if the system refuses.
+    """Map a file of at least `nbytes` read-only and shared; return its address. Raises StoreError if the system
+    refuses.
+
     Python's `mmap` is not used: it keeps a descriptor per block open, and cannot align mappings for huge pages.
     """
     address = _libc.mmap(_aligned_room(nbytes), nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
@@ -41,7 +43,7 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def join_pages(fd: int, nbytes: int) -> bool:
-    """Let the kernel join a tmpfs file's pages to huge pages; whether it did. Takes some 2 ms per MiB."""
+    """Let the kernel join a tmpfs file's pages to huge pages; return whether it did. Takes about 2 ms per MiB."""
     whole = nbytes - nbytes % HUGE_BYTES
     if not whole:
         return False
@@ -52,7 +54,7 @@ def join_pages(fd: int, nbytes: int) -> bool:
 
 
 def _aligned_room(nbytes: int) -> int | None:
-    """An address at which a file's huge pages can be mapped as such; only a wish, which the kernel may overrule."""
+    """Return an address at which a file can be mapped with huge pages. It is a hint, which the kernel may ignore."""
     if nbytes < HUGE_BYTES:
         return None
     room = nbytes + HUGE_BYTES

@@ -16,14 +16,14 @@ from overwinter.core.datatypes import DTYPE_BYTES
 from overwinter.core.errors import ProgramError
 
 ALIGNMENT_BYTES = 64
-"""Every weight starts on a cache line, as PyTorch's own allocator has it."""
+"""Every weight starts on a cache line, as with PyTorch's own allocator."""
 LARGE_BYTES = 32 << 10
 PACK_BYTES = 1 << 20
 SPAN_BYTES = 4 << 20
 
 
 class Shaped(Protocol):
-    """A weight, as far as packing needs it."""
+    """The properties of a weight that packing needs."""
 
     @property
     def dtype(self) -> str:
@@ -80,10 +80,10 @@ def plan_block(weights: Iterable[tuple[int, Shaped]]) -> BlockPlan:
 
 
 def pack(weights: Iterable[Shaped]) -> tuple[BlockPlan, ...]:
-    """Plan the blocks of a program's weights, given and returned in first-use order; every weight is in exactly one."""
+    """Plan the blocks of a program's weights, in first-use order; every weight is in exactly one block."""
     groups: list[list[tuple[int, Shaped]]] = []
     open_pack: list[tuple[int, Shaped]] = []
-    pack_bytes = span_bytes = PACK_BYTES + SPAN_BYTES  # full, so the first small weight opens a pack of its own
+    pack_bytes = span_bytes = PACK_BYTES + SPAN_BYTES  # full, so the first small weight opens a new pack
     for entry in enumerate(weights):
         nbytes = weight_bytes(entry[1])
         span_bytes += nbytes

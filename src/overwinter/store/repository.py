@@ -42,7 +42,7 @@ from overwinter.store.traffic import KeptTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, checked_growth
 
 NAMED_AT_MOST = 3
-"""Blocks that an error lists by name."""
+"""The most blocks that an error message lists."""
 
 
 class Collected(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class KeptPipeline(msgspec.Struct, frozen=True):
     created: float
     tenant: TenantId
     limited: tuple[str, ...] = ()
-    """Which of its numbers, kept before there were these bounds, were brought within them."""
+    """The settings of an old manifest that exceeded the current bounds and were limited to them."""
 
 
 class _Need(NamedTuple):
@@ -74,11 +74,11 @@ class Repository:
     """Blocks as files and functions in sqlite, under one directory."""
 
     def __init__(self, root: Path, bounds: DiskBounds = UNBOUNDED) -> None:
-        """Open or make the repository at `root`; StoreError or NoSpaceError when that cannot be."""
+        """Open or create the repository at `root`; raise StoreError or NoSpaceError if that is impossible."""
         self.root = private_directory(Path(root))
         self._bounds = bounds
         self.reserve = Reserve(self.root / "reserve")
-        """For what must be done on a full disk."""
+        """Disk space for operations that must succeed on a full disk."""
         self._blocks = private_directory(self.root / "blocks")
         self._incoming = private_directory(self.root / "incoming")
         self._damaged = private_directory(self.root / "damaged")
@@ -88,7 +88,7 @@ class Repository:
         self.traffic = KeptTraffic(self._catalog.file)
         self.node_identity = self._catalog.node_identity
         self._known_needs: dict[tuple[FunctionName, int], _Need] = {}
-        """Of each version that the last collection found; a version means one thing for ever."""
+        """The needs of each version at the last collection; a version never changes."""
 
     def close(self) -> None:
         """Close the catalog."""
@@ -101,24 +101,21 @@ class Repository:
         return Path(self._place(check_address(address)))
 
     def holds(self, address: Address) -> bool:
-        """Whether the block is here."""
+        """Whether the block exists."""
         return os.path.exists(self._place(check_address(address)))
 
     def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
-        """The blocks that the tenant must put before its manifest may name them, each once; those that it holds are
-        kept for the grace period.
-        """
+        """Return the blocks, each once, that the tenant must send; the others are kept for the grace period."""
         wanted = dict.fromkeys(check_address(address) for address in addresses)
         with self._locked(fcntl.LOCK_SH), disk_errors("look for blocks", self._blocks):
             held = self._held(tenant, wanted, now)
             return [address for address in wanted if address not in held]
 
     def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
-        """Store a blob of the tenant, and return whether it is new to this tenant.
-
-        An existing blob is replaced by an equal one, which repairs it; the duration is the same as for a new one, so
-        that it does not reveal which blobs exist. CallerError when the body has another address, for instance because
-        it was truncated; NoSpaceError.
+        """Store a blob of the tenant, and return whether it is new to this tenant. An existing blob is replaced by an
+        equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which blobs
+        exist. Raises CallerError when the body has another address, for instance because it was truncated, or
+        NoSpaceError.
         """
         with self.upload(tenant, address) as upload:
             for chunk in [body] if isinstance(body, Buffer) else body:
@@ -126,8 +123,8 @@ class Repository:
             return upload.commit(now)
 
     def upload(self, tenant: TenantId, address: str, most_bytes: int | None = None) -> Upload:
-        """`put` for a body that arrives bit by bit: `with` it, `write` to it, `commit`. `most_bytes`: what the tenant
-        may hold, if that is fewer than any may.
+        """Begin an upload for a body that arrives in pieces: use it as a context, `write` and `commit`. `most_bytes`:
+        the tenant's limit, if lower than the general one.
         """
         checked, bounds = check_address(address), self._bounds.within(most_bytes)
         taken = 0 if bounds.tenant_bytes is None else self._holdings.taken(tenant, checked)
@@ -136,7 +133,7 @@ class Repository:
         return Upload(checked, Draft(self._incoming, checked), check, partial(self._admit, tenant, bounds))
 
     def open(self, address: Address) -> int:
-        """A read-only file descriptor of the block; StoreError when it is not here."""
+        """Open a read-only descriptor of the block; raise StoreError if it does not exist."""
         try:
             return os.open(self._place(check_address(address)), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -147,17 +144,19 @@ class Repository:
             raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
 
     def read(self, address: Address) -> bytes:
-        """All of a blob, verified; StoreError when it is not here or damaged."""
+        """Read a whole blob, verified; raise StoreError if it does not exist or is damaged."""
         with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
             data = file.read()
         if address_of(data) == address:
             return data
         if self.set_aside(address):
             raise damaged(address)
-        raise StoreError(f"block {address} read wrong, and right the second time: memory or disk may be failing")
+        raise StoreError(
+            f"block {address} was damaged at the first read and intact at the second: memory or disk may be failing"
+        )
 
     def set_aside(self, address: Address) -> bool:
-        """Read a suspicious block again; unless it is intact, set it aside, so that it counts as missing: True."""
+        """Read a suspicious block again. Unless it is intact, set it aside, so that it is missing, and return True."""
         place = self._place(check_address(address))
         with disk_errors(f"check block {address}", self._blocks):
             try:
@@ -165,14 +164,14 @@ class Repository:
             except FileNotFoundError:
                 return True
             with file:
-                # Without the lock: to hash a large block takes seconds.
+                # Hash without the lock, because a large block takes seconds.
                 if digest_of(file.fileno()) == address:
                     return False
                 self._take_away(place, file.fileno(), address)
             return True
 
     def _take_away(self, place: str, fd: int, address: Address) -> None:
-        """Move a damaged block aside, unless a sound one has taken its place meanwhile."""
+        """Move a damaged block aside, unless an intact one has replaced it meanwhile."""
         with self._locked(fcntl.LOCK_EX), suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(place)):
                 os.rename(place, self._damaged / f"{address}.damaged")
@@ -180,11 +179,10 @@ class Repository:
     # Functions
 
     def register(self, manifest: Manifest, now: float, proven: bool = True) -> Deployment:
-        """Make the next version of the function; `now` in seconds since 1970. One that is not `proven` yet is no
-        deployment until `prove`.
-
-        CallerError when the manifest is not valid or gives a block another size than it has; ConflictError, naming
-        some, when blocks are missing that its tenant has to put; ForbiddenError when the name is another tenant's.
+        """Register the next version of the function; `now` in seconds since 1970. A version that is not `proven`
+        becomes a deployment only by `prove`. Raises CallerError when the manifest is invalid or gives a wrong size of a
+        block; ConflictError, naming some, when the tenant has to send blocks; ForbiddenError when the name belongs to
+        another tenant.
         """
         encoded = encode_manifest(manifest)
         checked = decode_manifest(encoded)
@@ -207,11 +205,13 @@ class Repository:
         raise ConflictError(
             f"{len(absent)} blocks of {checked.name!r} are not in the repository: "
             f"{', '.join(absent[:NAMED_AT_MOST])}{', ...' if len(absent) > NAMED_AT_MOST else ''}; "
-            f"put them, then register again"
+            f"upload them, then register again"
         )
 
     def check_weights(self, manifest: Manifest, weights: Sequence[Shaped]) -> None:
-        """CallerError unless the positions of the program's weights in the manifest match the blocks' own layouts."""
+        """Raise CallerError unless the positions of the program's weights in the manifest match the layouts of the
+        blocks.
+        """
         placed = sum(len(block.pieces) for block in manifest.blocks)
         if placed != len(weights):
             raise CallerError(f"the program of {manifest.name!r} has {len(weights)} weights, its blocks {placed}")
@@ -229,7 +229,9 @@ class Repository:
                     )
 
     def layout(self, address: Address) -> BlockPlan:
-        """The layout in a block's trailer, weights numbered from 0; CallerError when the blob is not a block."""
+        """Return the layout in a block's trailer, weights numbered from 0; raise CallerError if the blob is not a
+        block.
+        """
         with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
             file_bytes = os.fstat(file.fileno()).st_size
             text_stop = max(file_bytes - LENGTH_BYTES, 0)
@@ -237,27 +239,27 @@ class Repository:
             return parse_layout(os.pread(file.fileno(), text_stop - body_stop, body_stop), body_stop)
 
     def prove(self, name: FunctionName, version: int) -> None:
-        """The version has passed its trial; NotFoundError when it was removed meanwhile."""
+        """Record that the version has passed its trial; raise NotFoundError if it was removed meanwhile."""
         self._catalog.prove(name, version)
 
     def forget_unproven(self) -> None:
-        """Remove versions whose trial never ended: for the start of a node."""
+        """Remove versions whose trial never ended; called at the start of a node."""
         with self.reserve.spent():
             self._catalog.forget_unproven()
 
     def forget_drafts(self) -> None:
-        """Remove partial uploads after a crash: for the start of a node, before uploads are accepted."""
+        """Remove partial uploads after a crash; called at the start of a node, before uploads are accepted."""
         with disk_errors("remove drafts", self._incoming):
             for entry in os.scandir(self._incoming):
                 os.unlink(entry.path)
 
     def remove(self, name: FunctionName, version: int | None = None) -> tuple[int, ...]:
-        """Forget one version, or all with None, and return their numbers; NotFoundError. `collect` frees the blocks."""
+        """Remove one version, or all with None, and return their numbers; raise NotFoundError."""
         with self.reserve.spent():
             return self._catalog.remove(name, version)
 
     def deployment(self, name: FunctionName, version: int | None = None) -> Deployment:
-        """One version of a function, or the newest with None; NotFoundError."""
+        """Return one version of a function, or the newest with None; raise NotFoundError."""
         return _deployment(self._catalog.get(name, version))
 
     def deployments(self) -> list[Deployment]:
@@ -275,22 +277,22 @@ class Repository:
             for tenant, addresses in self._needs().values():
                 needed.setdefault(tenant, set()).update(addresses)
             kept = self._holdings.since(old).union(*needed.values())
-            # One after another: a list of all entries would stay in the heap.
+            # Iterate instead of listing: a list of all entries would enlarge the heap for good.
             for entry in (entry for room in self._blocks.iterdir() for entry in os.scandir(room)):
                 if entry.name not in kept:
                     files, nbytes = files + 1, nbytes + _unlinked(entry)
             for entry in (entry for room in (self._incoming, self._damaged) for entry in os.scandir(room)):
                 if entry.stat(follow_symlinks=False).st_mtime <= old:
                     files, nbytes = files + 1, nbytes + _unlinked(entry)
-            # After the files: the table may need the room that they had.
+            # Delete the files first: the table may need the disk space that they free.
             self._holdings.forget(old, needed)
         return Collected(files, nbytes)
 
     def _needs(self) -> dict[tuple[FunctionName, int], _Need]:
-        """What each version needs. A manifest is read once: all of them may be hundreds of MiB."""
+        """Return what each version needs. Each manifest is read only once: all of them may be hundreds of MiB."""
         known, self._known_needs = self._known_needs, {}
         for key in self._catalog.versions():
-            # One that is removed meanwhile needs nothing any more.
+            # A version that is removed meanwhile needs nothing.
             with suppress(NotFoundError):
                 self._known_needs[key] = known.get(key) or self._need(*key)
         return self._known_needs
@@ -302,15 +304,15 @@ class Repository:
     # Pipelines
 
     def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float) -> KeptPipeline:
-        """Make the next version of the pipeline, in place of the one before; ConflictError when a function has its
-        name, ForbiddenError when a pipeline of another tenant has.
+        """Register the next version of the pipeline, replacing the previous one. Raises ConflictError if a function has
+        its name, ForbiddenError if the previous version belongs to another tenant.
         """
         encoded = msgspec.json.encode(pipeline)
         self._bounds.check_free(self.root, len(encoded))
         return KeptPipeline(self._catalog.put_pipeline(pipeline.name, tenant, encoded, now), pipeline, now, tenant)
 
     def remove_pipeline(self, name: FunctionName) -> None:
-        """Forget a pipeline; NotFoundError."""
+        """Remove a pipeline; raise NotFoundError."""
         with self.reserve.spent():
             self._catalog.remove_pipeline(name)
 
@@ -321,11 +323,11 @@ class Repository:
     # Profiles
 
     def put_profile(self, machine: str, subject: str, profile: Profile, now: float) -> None:
-        """Store a profile of a machine. It stays when its function is removed, which may be deployed again."""
+        """Store a profile of a machine. It is kept when its function is removed, which may be deployed again."""
         self._catalog.put_profile(machine, subject, msgspec.msgpack.encode(profile), now)
 
     def profile(self, machine: str, subject: str) -> Profile | None:
-        """The profile of a machine; None also for another version's format, and for impossible numbers."""
+        """Return the profile of a machine; None also for the format of another version, and for impossible numbers."""
         found = self._catalog.profile(machine, subject)
         try:
             profile = None if found is None else msgspec.msgpack.decode(found, type=Profile)
@@ -339,7 +341,7 @@ class Repository:
         return f"{self._blocks}/{address[:2]}/{address}"
 
     def _held(self, tenant: TenantId, addresses: Collection[Address], now: float) -> set[Address]:
-        """Those of these blobs that the tenant holds, and that still exist."""
+        """Return those of these blobs that the tenant holds, and that still exist."""
         return {address for address in self._holdings.touch(tenant, addresses, now) if self.holds(address)}
 
     def _nbytes(self, blob: Sized) -> int:
@@ -352,7 +354,7 @@ class Repository:
         place = self._place(draft.digest)
         with self._locked(fcntl.LOCK_SH):
             here = os.path.exists(place)
-            # First who holds it: a tenant that may not hold more must not have stored it either.
+            # Record the holder first: a tenant at its limit must not store the block either.
             new = self._holdings.add(tenant, draft.digest, draft.nbytes, now, bounds.tenant_bytes)
             draft.seal(private_directory(Path(place).parent), durable=True)
         return new or not here
@@ -369,14 +371,14 @@ class Repository:
 
 
 def damaged(address: Address) -> StoreError:
-    """The error for a block that was set aside."""
+    """Return the error for a block that was set aside."""
     return StoreError(
-        f"block {address} is damaged on disk and was set aside: deploy the function that needs it again, which sends it"
+        f"block {address} is damaged on disk and was set aside: deploy the function that needs it again to replace it"
     )
 
 
 def _unlinked(entry: os.DirEntry[str]) -> int:
-    """Remove a file; its bytes."""
+    """Remove a file, and return its bytes."""
     nbytes = entry.stat(follow_symlinks=False).st_size
     os.unlink(entry.path)
     return nbytes

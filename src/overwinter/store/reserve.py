@@ -12,9 +12,9 @@ from pathlib import Path
 from overwinter.store.sealing import free_bytes
 
 RESERVE_BYTES = 4 << 20
-"""For the write-ahead logs of two catalogs and their indexes."""
+"""The space for the write-ahead logs of two catalogs and their indexes."""
 SHARE = 16
-"""Of a small disk, it takes one part in so many."""
+"""On a small disk the reserve is this fraction of it: one part in 16."""
 
 
 class Reserve:
@@ -36,7 +36,7 @@ class Reserve:
             self._fill()
 
     def _fill(self) -> None:
-        """Reserve the space, as far as there is any. A disk that does not support preallocation reserves none."""
+        """Reserve the space, as far as it is available. A disk without preallocation reserves none."""
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

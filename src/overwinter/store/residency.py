@@ -35,10 +35,10 @@ class Place(Protocol):
 
 
 def distinct(blobs: Iterable[Sized]) -> dict[Address, int]:
-    """Bytes by address, each address once, in the order of first mention."""
+    """Return the bytes by address, each address once, in the order of first mention."""
     return {blob.address: blob.nbytes for blob in blobs}
 
 
 def missing_bytes(blobs: Iterable[Sized], place: Place) -> int:
-    """Bytes that `place` lacks of `blobs`; each address counts once."""
+    """Return the bytes of `blobs` that `place` lacks; each address counts once."""
     return sum(nbytes for address, nbytes in distinct(blobs).items() if not place.holds(address))

@@ -23,7 +23,7 @@ from overwinter.core.ids import Address
 from overwinter.core.tensor import Buffer
 
 CHUNK_BYTES = 256 << 10
-"""Small enough to be still in the cache when it is written after it was hashed."""
+"""Small enough that the data is still in the cache when it is written after it was hashed."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -42,24 +42,24 @@ def disk_errors(action: str, directory: Path) -> Iterator[None]:
 
 
 def free_bytes(directory: Path) -> int:
-    """Bytes that may still be written to the filesystem of `directory`, which may yet have to be made."""
+    """Return the free bytes of the filesystem of `directory`, which may not exist yet."""
     existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     state = os.statvfs(existing)
     return state.f_bavail * state.f_frsize
 
 
 def private_directory(path: Path) -> Path:
-    """The directory `path`; if it has to be made, for this user alone."""
+    """Return the directory `path`; create it with access for this user only if it does not exist."""
     with disk_errors("make a directory", path):
         if not path.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may make it at the same moment. One that was there keeps the rights its owner gave it.
+            # Another process may create it at the same moment. An existing directory keeps its access rights.
             path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 def read_chunks(descriptor: int) -> Iterator[memoryview]:
-    """The rest of a file, in chunks; a chunk is valid until the next one is read."""
+    """Yield the rest of a file in chunks; a chunk is valid until the next one is read."""
     buffer = memoryview(bytearray(CHUNK_BYTES))
     while count := os.readv(descriptor, [buffer]):
         yield buffer[:count]
@@ -113,7 +113,7 @@ class Draft:
         self.nbytes += len(view)
 
     def seal(self, directory: Path, *, durable: bool) -> None:
-        """Make the file read-only and move it to its digest in `directory`; `durable`: it outlives a power cut."""
+        """Make the file read-only and move it to its digest in `directory`; `durable`: it survives a power failure."""
         with disk_errors(self._what, directory):
             os.fchmod(self._descriptor, 0o444)
             if durable:

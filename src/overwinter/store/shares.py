@@ -14,12 +14,12 @@ H = TypeVar("H")
 
 
 class _Share(NamedTuple):
-    """A block: replaced as a whole, so that another thread never sees one half changed."""
+    """The share of a block. It is replaced as a whole, so that other threads never see a partial change."""
 
     nbytes: int
     holders: int
     paid: float
-    """Byte-seconds that one holder would have paid from the block's coming to `at`."""
+    """The byte-seconds of one holder since the block appeared, until `at`."""
     at: float
 
     def paid_until(self, now: float) -> float:
@@ -30,20 +30,20 @@ class _Holding(NamedTuple):
     sizes: Mapping[Address, int]
     nbytes: int
     paid: float
-    """What one holder of all these blocks had paid when this one joined."""
+    """The byte-seconds per holder of all these blocks when this holder joined."""
 
 
 class Shares(Generic[H]):
-    """Holders of blocks in one place. Changed by one thread; others may ask meanwhile."""
+    """The holders of blocks in one place. One thread changes them; other threads may read meanwhile."""
 
     def __init__(self) -> None:
         self._blocks: dict[Address, _Share] = {}
         self._holdings: dict[H, _Holding] = {}
         self.nbytes = 0
-        """Of all blocks held, each once."""
+        """The bytes of all blocks that are held, each counted once."""
 
     def hold(self, holder: H, sizes: Mapping[Address, int], now: float) -> None:
-        """From now on `holder` needs these blocks; it must not hold any yet."""
+        """Record that `holder` needs these blocks from now on; it must not hold any yet."""
         paid = 0.0
         for address, nbytes in sizes.items():
             share = self._blocks.get(address)
@@ -56,7 +56,7 @@ class Shares(Generic[H]):
         self._holdings[holder] = _Holding(sizes, sum(sizes.values()), paid)
 
     def release(self, holder: H, now: float) -> float:
-        """`holder` no longer needs its blocks; returns the byte-seconds it owes. 0 if it held none."""
+        """Remove `holder`, and return the byte-seconds that it owes; 0 if it held no blocks."""
         holding = self._holdings.pop(holder, None)
         if holding is None:
             return 0.0
@@ -73,7 +73,7 @@ class Shares(Generic[H]):
         return max(0.0, paid - holding.paid)
 
     def owed(self, holder: H, now: float) -> float:
-        """Byte-seconds that `holder` owes up to now."""
+        """Return the byte-seconds that `holder` owes until now."""
         holding = self._holdings.get(holder)
         if holding is None:
             return 0.0
@@ -81,12 +81,12 @@ class Shares(Generic[H]):
         return max(0.0, paid - holding.paid)
 
     def held(self, holder: H) -> int:
-        """Bytes of all blocks that `holder` needs."""
+        """Return the bytes of all blocks that `holder` needs."""
         holding = self._holdings.get(holder)
         return 0 if holding is None else holding.nbytes
 
     def exclusive(self, holder: H) -> int:
-        """The bytes that only this holder needs, which would be free without it."""
+        """Return the bytes that only this holder needs, which would be free without it."""
         holding = self._holdings.get(holder)
         if holding is None:
             return 0

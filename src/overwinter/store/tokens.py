@@ -32,61 +32,64 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 FILE = "tokens.json"
 LOCK = "tokens.lock"
 OWN = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""How files of the data directory are opened that root may write: it is the node's, and root follows no link there."""
+"""The flags for opening files of the data directory. Commands run by root may write them; following a link there would
+let the node's user redirect the write.
+"""
 PREFIX = "ow"
-"""Begins every token, so that scanners of source code find one that was checked in."""
+"""The prefix of every token, by which scanners of source code find one that was checked in."""
 SECRET_BYTES = 32
 ID_BYTES = 6
 TENANT_MAX = 63
 LABEL_MAX = 64
 TOKENS_MAX = 10_000
 SEPARATOR = ".."
-"""Between a tenant and a name in what the node calls a tenant's function (`api/tenancy.py`); no tenant has it in its
-name."""
+"""The separator between tenant and name in the node's internal function names (`api/tenancy.py`). A tenant's name
+cannot contain it.
+"""
 
 NOBODY = "0" * 64
-"""The digest of no token."""
+"""A digest that no token has."""
 
 _is_name = re.compile(NAME_PATTERN).match
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One token, as the file has it."""
+    """One token, as it is stored."""
 
     id: str
-    """Names it to people; a part of the token itself."""
+    """Identifies the token to people; it is a part of the token."""
     label: str = ""
-    """What it is for."""
+    """The purpose of the token."""
     tenant: TenantId
     scopes: tuple[Scope, ...]
     digest: str
-    """SHA-256 of the whole token."""
+    """The SHA-256 digest of the whole token."""
     created: float
-    """Seconds since 1970."""
+    """The time of creation, in seconds since 1970."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The limits of a tenant; None: those of the node's configuration, or no bound."""
+    """The limits of a tenant; None: the node's default, or unlimited."""
 
     functions: Annotated[int, Meta(ge=0)] | None = None
-    """Versions of functions deployed."""
+    """The most deployed versions of functions."""
     nbytes: Annotated[int, Meta(ge=0)] | None = None
-    """Of the disk, each block in whole pages."""
+    """The most bytes on disk, each block in whole pages."""
     requests_per_s: Annotated[float, Meta(gt=0)] | None = None
-    """Of all tokens of the tenant together."""
+    """The requests per second of all tokens of the tenant together."""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the file says."""
+    """The content of the file."""
 
     tokens: dict[str, Token] = {}
-    """By their ids."""
+    """The tokens by id."""
     asked: bool = False
-    """Whether the node asks for a token: from the first one on, also when all are revoked."""
+    """Whether the node requires a token: always after the first one was created, even if all are revoked."""
     quotas: dict[TenantId, Quota] = {}
 
     def find(self, text: bytes) -> Token | None:
-        """The token with this text. The duration does not depend on whether its id is known."""
+        """Return the token with this text. The duration does not depend on whether its id is known."""
         parts = text.split(b"_", 2)
         token = self.tokens.get(parts[1].decode("latin-1")) if len(parts) == 3 else None
         expected = NOBODY if token is None else token.digest
@@ -112,28 +115,36 @@ class TokenFile:
         self._path = str(data / FILE)
 
     def version(self) -> Version | None:
-        """Which content the file has; None when there is none. One system call: it is made for each request."""
+        """Return the version of the file, or None if it does not exist. It takes one system call, because each request
+        calls it.
+        """
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"cannot look at {self._path}: {error.strerror}") from error
+            raise StoreError(f"cannot check {self._path}: {error.strerror}") from error
         return Version(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def read(self) -> Known:
-        """The content of the file, empty if there is none; StoreError when it cannot be read."""
+        """Read the file; empty if it does not exist. Raises StoreError when it cannot be read."""
         try:
             return msgspec.json.decode(Path(self._path).read_bytes(), type=Known)
         except FileNotFoundError:
             return NOTHING
         except OSError as error:
-            raise StoreError(f"cannot read {self._path}: {error.strerror}: give it to the node's user") from error
+            raise StoreError(
+                f"cannot read {self._path}: {error.strerror}: make it readable for the node's user"
+            ) from error
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise StoreError(f"{self._path} is damaged ({error}): nobody is let in until it is mended") from error
+            raise StoreError(
+                f"{self._path} is damaged ({error}): all requests are refused until it is repaired"
+            ) from error
 
     def create(self, tenant: str, scopes: Sequence[Scope], label: str, now: float) -> tuple[Token, str]:
-        """A new token and its text, which is not stored. CallerError for an invalid tenant."""
+        """Create a token, and return it with its text, which is not stored. Raises CallerError for an invalid
+        tenant.
+        """
         _check_tenant(tenant)
         if not scopes:
             raise CallerError(f"a token needs a scope: {', '.join(SCOPES)}")
@@ -152,16 +163,16 @@ class TokenFile:
         return token, text
 
     def revoke(self, id_: str) -> Token:
-        """Remove a token, from the next request on; NotFoundError."""
+        """Revoke a token, from the next request on; raise NotFoundError."""
         with self._changing() as known:
             if id_ not in known.tokens:
-                raise NotFoundError(f"no token {id_!r} in {self._path}: `overwinter token list` tells the ids")
+                raise NotFoundError(f"no token {id_!r} in {self._path}: `overwinter token list` shows the ids")
             left = {key: token for key, token in known.tokens.items() if key != id_}
             self._write(msgspec.structs.replace(known, tokens=left))
         return known.tokens[id_]
 
     def limit(self, tenant: str, quota: Quota) -> None:
-        """Give a tenant a quota in place of the one it had."""
+        """Set the quota of a tenant, replacing its previous quota."""
         _check_tenant(tenant)
         with self._changing() as known:
             quotas = {**known.quotas, TenantId(tenant): quota}
@@ -169,7 +180,7 @@ class TokenFile:
 
     @contextmanager
     def _changing(self) -> Iterator[Known]:
-        """The content of the file, locked against other changes."""
+        """Lock the file against other changes, and yield its content."""
         private_directory(self._data)
         with disk_errors("lock the tokens", self._data):
             descriptor = os.open(self._data / LOCK, os.O_RDWR | OWN, 0o600)
@@ -204,18 +215,18 @@ def hand_over(descriptor: int, directory: Path) -> None:
 
 
 def digest_of(text: bytes) -> str:
-    """The stored form of a token."""
+    """Return the stored form of a token."""
     return hashlib.sha256(text).hexdigest()
 
 
 def is_tenant(name: str) -> bool:
-    """Whether a tenant with tokens may be called so."""
+    """Whether this is a valid name of a tenant with tokens."""
     return bool(_is_name(name)) and len(name) <= TENANT_MAX and SEPARATOR not in name and name[-1] != "."
 
 
 def _check_tenant(tenant: str) -> None:
     if not is_tenant(tenant):
         raise CallerError(
-            f"{tenant[:80]!r} is no name of a tenant: at most {TENANT_MAX} lower-case letters, digits, single dots, "
-            "dashes and underscores, a letter or digit first and no dot last"
+            f"{tenant[:80]!r} is not a valid tenant name: at most {TENANT_MAX} lower-case letters, digits, single "
+            "dots, dashes and underscores, a letter or digit first and no dot last"
         )

@@ -1,4 +1,4 @@
-"""Stores which versions get the requests that name none, in a table of the catalog's file."""
+"""Stores which versions get the requests that name no version, in a table of the catalog's file."""
 
 import sqlite3
 from collections.abc import Collection
@@ -14,14 +14,14 @@ _decode = msgspec.json.Decoder(Shares).decode
 
 
 class KeptTraffic:
-    """The stored shares of each function for which shares were set."""
+    """The stored shares of each function with a promotion or a split."""
 
     def __init__(self, file: Database) -> None:
         self._file = file
 
     def put(self, name: FunctionName, shares: Shares) -> None:
-        """Keep the shares of a function, or with none forget them; NotFoundError unless each version has passed its
-        trial.
+        """Store the shares of a function, or with none remove them; raise NotFoundError unless each version has passed
+        its trial.
         """
         with self._file.transaction() as db:
             query = "SELECT version FROM functions WHERE name = ? AND proven ORDER BY version"
@@ -35,23 +35,23 @@ class KeptTraffic:
                 db.execute("INSERT INTO traffic VALUES (?, ?)", (name, msgspec.json.encode(shares)))
 
     def all(self) -> dict[FunctionName, Shares]:
-        """All that is kept, by name."""
+        """Return all stored shares, by name."""
         with self._file.reading() as db:
             found = db.execute("SELECT name, shares FROM traffic ORDER BY name").fetchall()
         return {FunctionName(name): _decode(shares) for name, shares in found}
 
 
 def forget(db: sqlite3.Connection, name: FunctionName) -> None:
-    """Nothing is said of a function any more."""
+    """Remove the shares of a function."""
     db.execute("DELETE FROM traffic WHERE name = ?", (name,))
 
 
 def check_removal(db: sqlite3.Connection, name: FunctionName, gone: Collection[int]) -> None:
-    """ConflictError when a version that is to go has a share."""
+    """Raise ConflictError when a version to be removed has a share."""
     row = db.execute("SELECT shares FROM traffic WHERE name = ?", (name,)).fetchone()
     for share in () if row is None else _decode(row[0]):
         if share.version in gone:
             raise ConflictError(
-                f"version {share.version} of {name!r} gets {share.percent} per cent of the requests that name none: "
-                f"promote another version first"
+                f"version {share.version} of {name!r} gets {share.percent} per cent of the requests without a version: "
+                "promote another version first"
             )

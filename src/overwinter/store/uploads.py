@@ -18,25 +18,25 @@ INODES_FREE_MIN = 1024
 
 
 class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds on the disk space of deployers."""
+    """The limits on the disk space of deployers."""
 
     free_min_bytes: int = 0
-    """Stays free, whoever deploys."""
+    """The disk space that no deploy may use."""
     tenant_bytes: int | None = None
-    """Most bytes that one tenant holds, each file in whole pages; None: no bound."""
+    """The most bytes that one tenant may hold, each file in whole pages; None: unlimited."""
 
     def within(self, tenant_bytes: int | None) -> Self:
-        """The same with a lower bound for a tenant; None: unchanged."""
+        """Return the same with a lower limit for a tenant; None: unchanged."""
         if tenant_bytes is None:
             return self
         most = tenant_bytes if self.tenant_bytes is None else min(tenant_bytes, self.tenant_bytes)
         return msgspec.structs.replace(self, tenant_bytes=most)
 
     def check_free(self, directory: Path, nbytes: int) -> None:
-        """NoSpaceError unless so many more bytes leave enough of the disk of `directory` free."""
+        """Raise NoSpaceError unless this many more bytes leave enough of the disk of `directory` free."""
         state = os.statvfs(directory)
         free = state.f_bavail * state.f_frsize
-        # A filesystem that makes its inodes as it needs them says that it has none.
+        # A filesystem that creates inodes on demand reports none.
         scarce = self.free_min_bytes and state.f_files and state.f_favail < INODES_FREE_MIN
         if scarce or (self.free_min_bytes and free - nbytes < self.free_min_bytes):
             raise NoSpaceError(
@@ -54,7 +54,9 @@ class Upload:
     def __init__(
         self, address: Address, draft: Draft, check: Callable[[int], None], admit: Callable[[Draft, float], bool]
     ) -> None:
-        """`check` is called with the size of the draft before it grows; `admit` moves it to its address."""
+        """Create the upload. `check` is called with the size of the draft before it grows; `admit` moves it to its
+        address.
+        """
         self._address = address
         self._draft = draft
         self._check = check
@@ -67,22 +69,24 @@ class Upload:
         self._draft.__exit__(kind, error, at)
 
     def write(self, chunk: Buffer) -> None:
-        """Append some bytes; NoSpaceError when the disk is full, or the tenant is at its bound."""
+        """Append some bytes; raise NoSpaceError when the disk is full, or the tenant is at its limit."""
         self._check(self._draft.nbytes + memoryview(chunk).nbytes)
         self._draft.write(chunk)
 
     def commit(self, now: float) -> bool:
-        """Put the blob in its place and return whether it is new; CallerError when it has another address."""
+        """Move the blob to its address, and return whether it is new; raise CallerError when it has another address."""
         if self._draft.digest != self._address:
             raise CallerError(
                 f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "
-                f"{self._draft.digest}: they were cut short or changed on the way; send them again"
+                f"{self._draft.digest}: they were truncated or changed in transit; send them again"
             )
         return self._admit(self._draft, now)
 
 
 def checked_growth(bounds: DiskBounds, directory: Path, tenant: TenantId, taken: int) -> Callable[[int], None]:
-    """What an upload asks before it grows to so many bytes, of a tenant that has `taken` so many; NoSpaceError."""
+    """Return the check before an upload grows to a size, for a tenant that has `taken` bytes; it raises
+    NoSpaceError.
+    """
     written = 0
 
     def check(nbytes: int) -> None:
