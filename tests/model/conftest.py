@@ -1,4 +1,4 @@
-"""One thread, so that tests take their share of the machine only."""
+"""One thread, so that the tests use only their share of the machine."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A module around one function, and its program against itself."""
+"""A module around one function, and its program."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from overwinter.model.export import Exported, export
 
 
 class Held(nn.Module):
-    """A module around one function of its input and of what it holds."""
+    """A module around one function of its input and of its own tensors."""
 
     def __init__(self, function, **held):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A program is compared with its module: at the sizes where exports go wrong, and where callers would share a run."""
+"""A program is compared with its module: at the sizes where exports fail, and for requests that share a run."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ BOTH = {"x": {0: "batch", 1: "sequence"}}
 
 
 class Net(nn.Module):
-    """A module around one function, with a weight to use in it."""
+    """A module around one function, with a weight that it can use."""
 
     def __init__(self, function):
         super().__init__()
@@ -78,7 +78,7 @@ def test_a_fixed_program_is_compared_at_its_only_size():
 def test_what_differs_at_a_larger_size_is_refused_with_the_size_the_output_and_the_difference():
     class Long(nn.Module):
         def forward(self, x):
-            # Libraries take such branches for the exporter's sake.
+            # Libraries have such branches for the exporter.
             return x if torch.compiler.is_exporting() or x.shape[0] < 3 else 2 * x
 
     with pytest.raises(ProgramError) as caught:
@@ -95,7 +95,7 @@ def test_a_module_that_answers_otherwise_each_time_is_refused():
             Counting.calls += 1
             return x + Counting.calls
 
-    with pytest.raises(ProgramError, match="another answer each time"):
+    with pytest.raises(ProgramError, match="outputs are random"):
         agree(export(Counting(), (X,)))
 
 
@@ -110,7 +110,7 @@ def test_a_module_that_keeps_something_between_calls_is_refused_and_left_as_it_w
             return x * self.calls if kept == "calls" else x + (0 if before is None else before)
 
     module = Keeping()
-    with pytest.raises(ProgramError, match="answers a second call otherwise than a first"):
+    with pytest.raises(ProgramError, match="returns other outputs when the same call is repeated"):
         agree(export(module, (X,)))
     assert (module.calls, module.last) == (0, None)
 
@@ -201,15 +201,15 @@ def test_a_default_dtype_that_cannot_be_kept_is_refused():
 @pytest.mark.parametrize(
     ("function", "dynamic", "words"),
     [
-        (lambda _, x: x - x.mean(0), BATCH, "other answers"),
-        (lambda _, x: x.softmax(0), BATCH, "other answers"),
+        (lambda _, x: x - x.mean(0), BATCH, "other outputs"),
+        (lambda _, x: x.softmax(0), BATCH, "other outputs"),
         (lambda _, x: x.mean(0), BATCH, "output 'output'"),
-        (lambda _, x: torch.where(x.sum() > 0, x, -x), BATCH, "other answers"),
-        (lambda _, x: torch.where(x.amax() > 500, x, -x), BATCH, "other answers"),
+        (lambda _, x: torch.where(x.sum() > 0, x, -x), BATCH, "other outputs"),
+        (lambda _, x: torch.where(x.amax() > 500, x, -x), BATCH, "other outputs"),
         (lambda _, x: x[:, 0] @ x[:, 0].t(), BATCH, "'batch' beside"),
         (lambda _, x: torch.cat([x, x]), BATCH, "output 'output'"),
-        (lambda _, x: x.flip(0), BATCH, "other answers"),
-        (lambda _, x: x.cumsum(0), BATCH, "other answers"),
+        (lambda _, x: x.flip(0), BATCH, "other outputs"),
+        (lambda _, x: x.cumsum(0), BATCH, "other outputs"),
         (lambda _, x: x + 1, {}, "input 'x'"),
     ],
 )
@@ -227,7 +227,7 @@ def test_what_mixes_the_rows_of_a_batch_is_not_batched(function, dynamic, words)
     ],
 )
 def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(function):
-    assert "other answers" in agreed(function, BATCH).agreement.batching.obstacle
+    assert "other outputs" in agreed(function, BATCH).agreement.batching.obstacle
 
 
 def test_what_tells_equal_requests_apart_is_not_batched():
@@ -235,7 +235,7 @@ def test_what_tells_equal_requests_apart_is_not_batched():
         rows = x.flatten(1)
         return x / (rows[:, None] == rows).all(2).sum(1)[:, None, None]
 
-    assert "other answers" in agreed(alone, BATCH).agreement.batching.obstacle
+    assert "other outputs" in agreed(alone, BATCH).agreement.batching.obstacle
 
 
 def test_who_fails_on_strange_values_may_share_runs_without_them():
@@ -307,4 +307,4 @@ def test_what_keeps_rows_apart_may_be_batched_with_requests_of_several_rows():
 
 def test_an_answer_that_hardly_depends_on_others_is_still_not_batched():
     batching = agreed(lambda _, x: 50 + x / 100 - x.mean(0) / 200, BATCH).agreement.batching
-    assert "other answers" in batching.obstacle
+    assert "other outputs" in batching.obstacle

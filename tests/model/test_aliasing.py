@@ -1,4 +1,4 @@
-"""What may share memory, and where a program may be cut."""
+"""Which values may share memory, and where a program may be cut."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The author's own checks of values: kept, told in the author's words, and never in the way."""
+"""The author's own checks of values are kept, with the author's messages, and do not prevent an export."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What an export rests on becomes checks: wherever the exported program refuses sizes, so does ours."""
+"""The assumptions of an export become checks: the program refuses the sizes that the exported program refuses."""
 
 from itertools import product
 
@@ -64,14 +64,14 @@ def twice(x, y):
 
 
 class Served:
-    """A program in a worker's hands."""
+    """A program in a worker."""
 
     def __init__(self, exported):
         self.inputs = exported.program.inputs
         self.runner = Runner("f@1", Prepared(encode_program(exported.program)), exported.weights, None)
 
     def __call__(self, *inputs):
-        """What a request with these inputs gets: the first output, or the failure."""
+        """Return the result of a request with these inputs: the first output, or the failure."""
         named = {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
         (found,) = self.runner.answer([named])
         return found if isinstance(found, Failure) else next(iter(found.values()))
@@ -98,7 +98,7 @@ SAVED = {
     "range": (even, [(4, 6)], [{0: AUTO, 1: Dim("n", min=4, max=9)}]),
 }
 FORGOTTEN = {("parity", True), ("product", True)}
-"""Here the exporter itself keeps no condition: the exported program answers everything."""
+"""Here the exporter itself keeps no condition, so the exported program answers everything."""
 
 
 @pytest.mark.parametrize("deferred", [False, True])
@@ -189,7 +189,7 @@ def test_sizes_at_which_a_rounded_part_is_the_same_are_a_range(part):
 
 
 class UNet(nn.Module):
-    """Three levels down and up again, with skips: height and width must be multiples of 8."""
+    """Three levels down and up again, with skip connections: height and width must be multiples of 8."""
 
     def __init__(self):
         super().__init__()
@@ -221,9 +221,9 @@ def test_unet_of_any_height_and_width():
 
 
 def test_guard_that_no_program_can_check_is_refused():
-    with pytest.raises(ProgramError, match="says more than sizes"):
+    with pytest.raises(ProgramError, match="depends on more than sizes"):
         conditions_of(["L['x'].stride()[0] == 4"], ["x"], [("batch", 4)])
-    with pytest.raises(ProgramError, match="cannot be read"):
+    with pytest.raises(ProgramError, match="cannot be parsed"):
         conditions_of(["Piecewise((1, x > 2)"], ["x"], [("batch", 4)])
     with pytest.raises(ProgramError, match=r"gcd\(batch, 4\)"):
         is_satisfied(conditions_of(["gcd(L['x'].size()[0], 4) == 1"], ["x"], [("batch", 4)]), {"batch": 3})

@@ -1,4 +1,4 @@
-"""How near two answers are: bits, differences relative to the output's magnitude, and what is never near."""
+"""The comparison of answers: bits, differences relative to the output's magnitude, and what never agrees."""
 
 import pytest
 import torch

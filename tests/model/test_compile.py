@@ -1,4 +1,4 @@
-"""Programs run: bound late, in spans, with every kind of literal, and never what they must not."""
+"""Programs run: with weights bound later, in spans, with every kind of literal; forbidden calls are refused."""
 
 import gc
 import random

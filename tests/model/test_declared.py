@@ -1,4 +1,4 @@
-"""Outputs that are not as declared are found, whatever is not: type, rank, a fixed size, an input's size."""
+"""Every deviation of outputs from their declaration is detected: type, rank, a fixed size, an input's size."""
 
 import pytest
 import torch

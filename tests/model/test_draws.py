@@ -1,4 +1,4 @@
-"""Inputs that a model is tried with look like its examples, differ from each other, and come again."""
+"""Random inputs resemble the examples, differ from each other, and are equal for equal seeds."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from overwinter.model.export import export
 
 
 class Texts(nn.Module):
-    """Tokens looked up in a table of 50, a mask and a scale."""
+    """Tokens that are looked up in a table of 50, a mask and a scale."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models to programs: what is kept, what is refused, and what the refusal says."""
+"""Exports of models to programs: what is kept, what is refused, and the messages of refusals."""
 
 import sys
 
@@ -19,7 +19,7 @@ SEQUENCE = {"x": {0: "batch", 1: "sequence"}}
 
 
 class Net(nn.Module):
-    """A module around one function, with a weight and a buffer to use in it."""
+    """A module around one function, with a weight and a buffer that it can use."""
 
     def __init__(self, function):
         super().__init__()
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def same(module, program, weights, *inputs):
-    """Whether the program gives what the module gives, bit for bit."""
+    """Whether the program returns what the module returns, bit for bit."""
     with torch.inference_mode():
         expected, given = module(*inputs), compile_program(program)(weights, inputs)
     expected = expected if isinstance(expected, tuple) else (expected,)
@@ -250,11 +250,11 @@ def test_programs_of_one_architecture_are_equal_whatever_the_weights():
 
 
 class Opaque:
-    """Something that holds no tensor."""
+    """An object that is not a tensor."""
 
 
 def refusals():
-    """What cannot be exported, by what the error must say."""
+    """Return modules that cannot be exported, by a part of the error message."""
 
     def fails(self, x):
         raise KeyError("vocabulary")
@@ -287,7 +287,7 @@ def refusals():
         "'batch' cannot vary freely: the model needs batch = 2": lambda self, x: x.view(2, -1),
         r"the model needs batch = 2 \(.*test_export.py": lambda self, x: x if x.shape[0] == 2 else -x,
         "returns a .*Opaque; return tensors": lambda self, x: Opaque(),
-        "leaves PyTorch for NumPy.*test_export.py": lambda self, x: torch.from_numpy(x.numpy()),
+        "uses NumPy.*test_export.py": lambda self, x: torch.from_numpy(x.numpy()),
         "output 'output_0' must be a tensor": lambda self, x: (x.shape[0], x),
         "complex64": lambda self, x: torch.view_as_complex(x.reshape(-1, 14, 2)),
     }

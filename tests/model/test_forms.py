@@ -1,4 +1,4 @@
-"""Forms of models beside the plain ones: each becomes a program that answers bit for bit as the module does."""
+"""Less common forms of models: each becomes a program that answers bit for bit as the module does."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_form_answers_as_its_module_does(form):
 
 
 class Bags(nn.Module):
-    """Bags of any length, given by where each begins."""
+    """Bags of any length, given by their offsets."""
 
     def __init__(self, **options):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Operators that PyTorch checks too little, at arguments for which they would leave their tensors."""
+"""Operators with insufficient checks in PyTorch, at arguments for which they would access memory outside their
+tensors.
+"""
 
 import pytest
 import torch

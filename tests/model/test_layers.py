@@ -1,4 +1,4 @@
-"""Layers: which module makes which calls, and what each costs."""
+"""Layers: the calls of each module, and their cost."""
 
 from itertools import pairwise
 

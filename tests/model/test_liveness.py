@@ -1,4 +1,4 @@
-"""When values die, what crosses a cut, and the peak of what is alive."""
+"""The lifetimes of values, the values that cross a cut, and the peak memory."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ def test_sizes_are_checked():
 
 @st.composite
 def programs(draw):
-    """Any dataflow over an input and a weight."""
+    """Draw any dataflow over an input and a weight."""
     calls = []
     for slot in range(2, 2 + draw(st.integers(1, 12))):
         args = (Slot(draw(st.integers(0, slot - 1))), Slot(draw(st.integers(0, slot - 1))))

@@ -1,4 +1,4 @@
-"""Weights reach a program in the order in memory that the module has them in, through blocks and all."""
+"""Weights have the same memory layout in a program as in the module, also after they were stored in blocks."""
 
 import os
 
@@ -16,7 +16,7 @@ from tests.model.tiny import make_program
 
 
 def mapped(content):
-    """A block in memory."""
+    """Map a block."""
     fd = os.memfd_create("block")
     try:
         os.write(fd, content)
@@ -26,7 +26,7 @@ def mapped(content):
 
 
 def stored(exported):
-    """The weights as a worker gets them out of their blocks."""
+    """Return the weights as a worker reads them from their blocks."""
     ready = package("f", exported.program, exported.weights)
     blocks = [mapped(bytes(ready.contents[block.address]())) for block in ready.manifest.blocks]
     places = {

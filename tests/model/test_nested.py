@@ -1,4 +1,4 @@
-"""Graphs inside a graph: which become part of a flat program, and that the answer is the module's."""
+"""Graphs inside a graph: which become part of a flat program, and that the answer equals the module's."""
 
 import pytest
 import torch

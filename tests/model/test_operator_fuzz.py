@@ -1,4 +1,6 @@
-"""No listed operator leaves its tensors, shows memory that nobody wrote or ends its process; the fuzz would see it."""
+"""No listed operator accesses memory outside its tensors, returns uninitialized memory or ends its process, and the
+fuzzer would detect it.
+"""
 
 import ctypes
 import faulthandler
@@ -17,7 +19,7 @@ from overwinter.model import guards
 def test_each_operator_has_a_call_that_succeeds():
     calls = valid_calls()
     assert sorted(calls) == operators()
-    # How many results a list has is drawn, so a call that gives one needs several tries.
+    # The number of results in a list is drawn, so a call that returns one needs several tries.
     tries = {name: (attempt(call, str(chance)) for call in calls[name] for chance in range(40)) for name in calls}
     assert [name for name, outcomes in tries.items() if "ok" not in outcomes] == []
 

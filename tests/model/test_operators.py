@@ -1,4 +1,4 @@
-"""The operator table against the operators themselves."""
+"""The operator table, compared with the operators themselves."""
 
 import pytest
 import torch
@@ -176,7 +176,7 @@ MAY_BE_MISTAKEN_FOR_VIEWS = {
     "aten.trapezoid.dx": (torch.ones(2),),
     "aten.vander.default": (torch.ones(1), 1),
 }
-"""Operators at arguments where giving back the argument would be the least work."""
+"""Operators with arguments for which returning the argument itself would be the least work."""
 
 
 @pytest.mark.parametrize("name", MAY_BE_MISTAKEN_FOR_VIEWS)

@@ -1,4 +1,4 @@
-"""A program gives an operator what its schema says, and no more of what PyTorch would also take."""
+"""A program passes to an operator what its schema requires, and nothing else that PyTorch would also accept."""
 
 import pytest
 import torch
@@ -88,5 +88,5 @@ def test_whole_numbers_that_are_worked_out_are_bounded_too(times, fits):
     if fits:
         assert torch.equal(run(*calls, values=values), W.repeat(times))
         return
-    with pytest.raises(ValueError, match="beyond"):
+    with pytest.raises(ValueError, match="is not within"):
         run(*calls, values=values)

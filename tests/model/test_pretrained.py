@@ -1,4 +1,4 @@
-"""Directories written by transformers, opened and exported."""
+"""Directories written by `transformers` are opened and exported."""
 
 import json
 import sys
@@ -257,7 +257,7 @@ def test_code_in_a_directory_never_runs(names, tmp_path, monkeypatch):
     config = {"model_type": "own", "auto_map": AUTO_MAP} | ({"architectures": names} if names else {})
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text(OWN_CODE.format(marker=str(tmp_path / "ran")))
-    # Who is asked whether to run it says yes.
+    # A prompt that asks whether to run code would be answered with yes.
     monkeypatch.setattr("builtins.input", lambda prompt: "y")
     with pytest.raises(ProgramError, match="module:callable"):
         load_transformers(tmp_path)

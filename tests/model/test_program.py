@@ -1,4 +1,4 @@
-"""Bytes to programs: whatever they hold, a valid program comes out or a ProgramError."""
+"""Decoding of any bytes gives a valid program or a ProgramError."""
 
 import msgspec
 import pytest
@@ -110,7 +110,7 @@ def test_fault_is_named(fault):
 
 
 def numbers(*calls):
-    """A program whose first calls work out numbers from the input's size."""
+    """Return a program whose first calls compute numbers from the input's size."""
     read = Call("aten.sym_size.int", (Slot(1), 0), {}, (2,))
     shape = Call("aten.full.default", ((Slot(2 + len(calls)),), 1.0), {}, (3 + len(calls),))
     kinds = [Value("symint") for _ in range(len(calls) + 1)]
@@ -210,7 +210,9 @@ def test_writes_to_own_values_are_allowed():
 
 
 def survives(data):
-    """Run all that a node does with bytes from outside before it runs a program; only ProgramError may come out."""
+    """Do everything that a node does with bytes from outside before it runs a program; only ProgramError may be
+    raised.
+    """
     try:
         program = decode_program(data)
         validate(program)

@@ -1,4 +1,4 @@
-"""What a program cannot hold: each refusal names the line and the way out, in one sentence."""
+"""What a program cannot contain: each refusal names the line and the remedy, in one sentence."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A `.pt2` file of somebody else is data or is refused: nothing in it runs."""
+"""A `.pt2` file of another author is data or is refused: no code in it runs."""
 
 import io
 import json
@@ -27,7 +27,7 @@ SAMPLES = "data/sample_inputs/model.pt"
 
 
 class Net(torch.nn.Module):
-    """With a weight, a constant and a size that is computed."""
+    """A model with a weight, a constant and a computed size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
 
 
 class Touch:
-    """Its pickle makes a file."""
+    """An object whose pickle creates a file."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -70,7 +70,7 @@ def written(records: Records, path: Path, compression: int = zipfile.ZIP_STORED)
 
 
 def edited(record: str, edit: Callable[[Any, str], None]) -> Callable[[Records, Path], None]:
-    """Changes a record of JSON."""
+    """Change a record of JSON."""
 
     def change(records: Records, marker: Path) -> None:
         document = json.loads(records[record])
@@ -81,7 +81,7 @@ def edited(record: str, edit: Callable[[Any, str], None]) -> Callable[[Records, 
 
 
 def replaced(record: str, *, by_torch: bool) -> Callable[[Records, Path], None]:
-    """Puts a pickle that does something into the place of a record."""
+    """Replace a record by a pickle that has an effect."""
 
     def change(records: Records, marker: Path) -> None:
         content = io.BytesIO()

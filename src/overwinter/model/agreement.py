@@ -22,10 +22,10 @@ from overwinter.model.joining import batching
 from overwinter.model.structure import BATCH, Program
 
 FREE = 2
-"""The least size that an export takes for any: it holds from here, and may not hold at 1."""
+"""The least value of any dynamic size in an export: the program is valid from here, and possibly not at 1."""
 
 _FACTORS = (2, 0.5, 4, 0.25, 8)
-"""How other sizes differ from the example's where a check refuses a least size beside those."""
+"""The multiples of the example's at which the other sizes are tried when a check refuses one size at its minimum."""
 
 Tensors = list[torch.Tensor]
 Sizes = dict[str, int]
@@ -42,18 +42,18 @@ class Agreed(NamedTuple):
 class _Fault(NamedTuple):
     words: str
     raised: bool
-    """Whether it is that only one of the two answers."""
+    """Whether only one of the model and the program raised an error."""
     checked: bool = False
-    """Whether it is a check of the program that refuses these sizes, as it will refuse requests."""
+    """Whether a check of the program refuses these sizes, as it would refuse requests."""
 
 
 def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and exclude sizes at which they differ.
 
-    A size that is wrong at 1 begins at 2; one whose larger values the model refuses ends at the example's.
-    ProgramError, with the sizes, the output and the largest difference, for any other difference.
+    A size that is wrong at 1 begins at 2; one whose larger values the model refuses ends at the example's. Any other
+    difference raises ProgramError with the sizes, the output and the largest difference.
     """
-    assert exported.reference is not None, "only what was exported just now can be compared"
+    assert exported.reference is not None, "only a newly exported program can be compared"
     trial = _Trial(exported.program, exported.weights, exported.reference)
     base = trial.begin()
     _try_least(trial, base)
@@ -78,7 +78,7 @@ def _try_least(trial: "_Trial", base: Sizes) -> None:
             raise ProgramError(fault.words)
     least = trial.below(base)
     fault = trial.unless_checked(trial.fault_at({**base, **least})) if len(least) > 1 else None
-    # A batch of 1 is what most requests are: it goes last.
+    # Most requests have a batch of 1, so the batch is excluded last.
     names = sorted(least, key=lambda name: name == BATCH)
     if fault and not any(trial.can_begin(name, {**base, **least, name: FREE}, fault) for name in names):
         raise ProgramError(fault.words)
@@ -100,8 +100,8 @@ def _try_larger(trial: "_Trial", base: Sizes) -> None:
 
 
 def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> None:
-    """End a size at the example's if larger values of it alone cause the fault; ProgramError if none does, or answers
-    differ.
+    """End a size at the example's if larger values of it alone cause the fault; raise ProgramError if none does, or if
+    outputs differ.
     """
     alone = {name: trial.fault_at({**base, name: size}) for name, size in larger.items()}
     found = {name: each for name, each in alone.items() if each is not None}
@@ -117,7 +117,7 @@ def _end_sizes(trial: "_Trial", base: Sizes, larger: Sizes, fault: _Fault) -> No
 
 
 class _Trial:
-    """A program and its model, and the results of comparing them so far."""
+    """The comparison of a program with its model, and its results."""
 
     def __init__(self, program: Program, weights: Tensors, reference: Reference) -> None:
         self.ranges = dict(program.dimensions)
@@ -133,40 +133,42 @@ class _Trial:
         self._reference = reference
         self._draws = Draws(program, reference.examples)
         self._kind: Kind = KINDS[0]
-        """The richest inputs that the model takes at the example's sizes."""
+        """The most varied kind of inputs on which the model runs at the example's sizes."""
 
     def begin(self) -> Sizes:
-        """Compare at the example's sizes, or from where the export holds, and give them; ProgramError if it fails."""
+        """Compare at the example's sizes, or at the least valid ones, and return them; raise ProgramError if they
+        differ.
+        """
         base = {name: min(max(size, FREE), self.ranges[name][1]) for name, size in self._program.example.items()}
         fault = self.fault_at(base)
         if fault is not None:
             raise ProgramError(fault.words)
         if not self.sizes:
             error = self._model(self._draws.inputs(base, 0, "example"))
-            raise ProgramError(f"the model itself cannot run {_spoken(base)}: {_words(error)}")
+            raise ProgramError(f"the model itself cannot run with {_spoken(base)}: {_words(error)}")
         self._check_stateless(base)
         return base
 
     def _check_stateless(self, sizes: Sizes) -> None:
-        """ProgramError if state that the model keeps from one call changes its next answer: a program keeps none."""
+        """Raise ProgramError if a model's call changes the outputs of the next, because a program keeps no state."""
         inputs = self._draws.inputs(sizes, 0, self._kind)
         first, second = self._model(inputs), self._model(inputs, self._reference.run_again)
         if isinstance(first, Exception) or isinstance(second, Exception):
             error = first if isinstance(first, Exception) else second
-            raise ProgramError(f"the model answers a first call and not a second like it: {_words(error)}")
+            raise ProgramError(f"the model fails when the same call is repeated: {_words(error)}")
         fault = Meter(self._program, self.bound).compare(first, second)
         if fault:
             raise ProgramError(
-                f"the model answers a second call otherwise than a first like it: {fault}; what it keeps from one call "
-                "to the next, a program does not: take it as an input and give it as an output"
+                f"the model returns other outputs when the same call is repeated: {fault}; a program keeps no "
+                "state between calls: make the state an input and an output"
             )
 
     def below(self, base: Sizes) -> Sizes:
-        """The least of each size that can be less than in `base`."""
+        """Return the least value of each size that can be less than in `base`."""
         return {name: low for name, (low, _) in self.ranges.items() if low < base[name]}
 
     def fault_at(self, sizes: Sizes) -> _Fault | None:
-        """The fault at these sizes; none if neither answers."""
+        """Return the fault at these sizes; None also if both fail."""
         for kind in KINDS[KINDS.index(self._kind) :]:
             inputs = self._draws.inputs(sizes, 0, kind)
             wanted = self._model(inputs)
@@ -174,21 +176,21 @@ class _Trial:
                 break
         given = self._answer(inputs)
         if isinstance(wanted, Exception):
-            lone = _Fault(f"for {_spoken(sizes)} the program answers and the model does not: {_words(wanted)}", True)
+            lone = _Fault(f"for {_spoken(sizes)} the program runs and the model fails: {_words(wanted)}", True)
             return None if isinstance(given, Exception) else lone
         if isinstance(given, Exception):
-            words = f"for {_spoken(sizes)} the model answers and the program does not: {_words(given)}"
+            words = f"for {_spoken(sizes)} the model runs and the program fails: {_words(given)}"
             return _Fault(words, True, str(given) in self._checks)
         fault = self._difference(inputs, wanted, given)
         if fault:
-            return _Fault(f"for {_spoken(sizes)} the program does not answer as the model does: {fault}", False)
+            return _Fault(f"for {_spoken(sizes)} the program and the model differ: {fault}", False)
         if not self.sizes:
             self._kind = kind
         self.sizes.append(sizes)
         return None
 
     def fault_with(self, name: str, low: int, base: Sizes) -> _Fault | None:
-        """The fault with one size at its minimum, and others at which no check of the program refuses it."""
+        """Return the fault with one size at its minimum, and others at values that no check of the program refuses."""
         first = self.fault_at({**base, name: low})
         fault = first
         for factor in _FACTORS:
@@ -205,14 +207,14 @@ class _Trial:
         return max(low, min(size, high))
 
     def unless_checked(self, fault: _Fault | None) -> _Fault | None:
-        """The same fault; sizes that a check of the program refuses are only noted."""
+        """Return the fault, unless a check of the program refuses these sizes; such sizes are only noted."""
         if fault is None or not fault.checked:
             return fault
         self._note(fault.words)
         return None
 
     def can_begin(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
-        """Begin a size that is wrong at 1 at 2, if program and model agree at `sizes`, where it is 2."""
+        """Let a size that is wrong at 1 begin at 2, if program and model agree at `sizes`, where it is 2."""
         low, high = self.ranges[name]
         if low >= FREE or high < FREE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
             return False
@@ -226,7 +228,7 @@ class _Trial:
         self.notes.append(f"{name} ends at {most}: {fault.words}")
 
     def batching(self, program: Program, base: Sizes, max_batch: int) -> Batching:
-        """Whether so many requests to the final program may share a run."""
+        """Return whether this many requests to the final program may share a run."""
 
         def request(rows: int, seed: int) -> Tensors:
             return self._draws.inputs({**base, BATCH: rows}, seed, self._kind)
@@ -240,8 +242,9 @@ class _Trial:
         return batching(program, self.bound, request, answer, max_batch)
 
     def _difference(self, inputs: Tensors, wanted: Tensors, given: Tensors) -> str:
-        """The difference between the answers of program and model; empty if there is none. The model's answer without
-        PyTorch's fused encoder is accepted, too.
+        """Return the difference between the outputs of program and model; empty if there is none.
+
+        The outputs of the model without PyTorch's fused encoder are accepted, too.
         """
         undeclared = self._declared.fault(inputs, given)
         fault = undeclared or self.meter.compare(wanted, given)
@@ -249,7 +252,7 @@ class _Trial:
             return ""
         again = self._model(inputs)
         if isinstance(again, Exception) or Meter(self._program, self.bound).compare(wanted, again):
-            return "the model gives another answer each time"
+            return "the model's outputs are random"
         if undeclared or not torch.backends.mha.get_fastpath_enabled():
             return fault
         torch.backends.mha.set_fastpath_enabled(False)
@@ -259,14 +262,14 @@ class _Trial:
             torch.backends.mha.set_fastpath_enabled(True)
         if isinstance(unfused, Exception) or self.meter.compare(unfused, given):
             return fault
-        self._note("compared with the model without PyTorch's fused encoder, which gives zeros for what is padding")
+        self._note("compared without PyTorch's fused encoder, which returns zeros for padding")
         return ""
 
     def _note(self, words: str) -> None:
         self.notes += [] if words in self.notes else [words]
 
     def _answer(self, inputs: Tensors) -> Tensors | Exception:
-        """The program's answer in a process without special settings, as in a worker."""
+        """Run the program as in a worker, without special settings of this process."""
         try:
             with torch.inference_mode(), _untouched_default_dtype():
                 return list(self._run(self._weights, inputs))
@@ -274,7 +277,7 @@ class _Trial:
             return error
 
     def _model(self, inputs: Tensors, run: Callable[[Tensors], Tensors] | None = None) -> Tensors | Exception:
-        """The answer of the model, or of another way to run it; it may write to its inputs."""
+        """Run the model, or a variant of it, on copies of the inputs, which it may change."""
         run = run or self._reference.run
         try:
             with torch.no_grad(), warnings.catch_warnings():

@@ -11,7 +11,9 @@ from overwinter.model.structure import SYMBOLIC_KINDS, Call, Program, Slot, slot
 
 
 def written_slot(call: Call) -> int | None:
-    """The slot that a call writes to, or None; ProgramError if a mutating call does not name it plainly."""
+    """Return the slot that a call writes to, or None; raise ProgramError if the slot of a mutating call is not
+    known.
+    """
     if call.operator not in MUTATING:
         return None
     if not call.args or not isinstance(call.args[0], Slot):
@@ -20,7 +22,7 @@ def written_slot(call: Call) -> int | None:
 
 
 def check_writes(program: Program) -> None:
-    """ProgramError if any call might write to memory of a weight or an input."""
+    """Raise ProgramError if any call might write to the memory of a weight or an input."""
     owner: dict[int, int] = {slot: slot for slot in range(program.first_value)}
     for index, call in enumerate(program.calls):
         target = written_slot(call)
@@ -36,10 +38,10 @@ def check_writes(program: Program) -> None:
 
 
 def check_span(program: Program, start: int, stop: int) -> None:
-    """ProgramError if the calls from `start` to `stop` cannot run apart from the rest.
+    """Raise ProgramError if the calls from `start` to `stop` cannot run separately from the rest.
 
-    Values that share memory part ways when they cross into another process; a later write in place to one of them
-    would then not be seen in the others.
+    Values that share memory are copied when they are sent to another process. A later in-place write to one of them
+    would then not change the others.
     """
     group = memory_groups(program)
     for cut in {start, stop} - {0, len(program.calls)}:
@@ -49,7 +51,9 @@ def check_span(program: Program, start: int, stop: int) -> None:
     for index in range(start, stop):
         target = written_slot(program.calls[index])
         if target is not None and group[target] in stale:
-            raise ProgramError(f"calls {start} to {stop} cannot run apart: call {index} writes to an earlier value")
+            raise ProgramError(
+                f"calls {start} to {stop} cannot run separately: call {index} writes to an earlier value"
+            )
 
 
 def _check_cut(program: Program, cut: int, group: list[int]) -> None:
@@ -66,7 +70,7 @@ def _check_cut(program: Program, cut: int, group: list[int]) -> None:
 
 
 def memory_groups(program: Program) -> list[int]:
-    """For each slot the smallest slot with which it may share memory, directly or through others."""
+    """Return for each slot the smallest slot with which it may share memory, directly or indirectly."""
     parent = list(range(program.first_value + len(program.values)))
 
     def root(slot: int) -> int:

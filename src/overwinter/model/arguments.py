@@ -27,14 +27,14 @@ class Input(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The inputs of a module's `forward`, and the bounds of dynamic sizes as far as the author gave them."""
+    """The inputs of a module's `forward`, and the bounds of dynamic sizes that the author gave."""
 
     bound: BoundArguments
     inputs: list[Input]
     bounds: Bounds
 
     def arranged(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
-        """Something for each input, in the nesting of the arguments."""
+        """Arrange one object per input as the arguments are nested."""
         arranged: dict[str, Any] = {}
         for name, value in self.bound.arguments.items():
             match self.bound.signature.parameters[name].kind:
@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
         return arranged
 
     def filled(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A tensor for each input, as arguments to call the module with."""
+        """Arrange one tensor per input as arguments of the module."""
         named = {name: tensor for (name, _, _), tensor in zip(self.inputs, tensors, strict=True)}
         filled = BoundArguments(self.bound.signature, self.arranged(named))
         return filled.args, filled.kwargs
@@ -57,7 +57,9 @@ class Arguments(NamedTuple):
 
 
 def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None) -> Arguments:
-    """The inputs in the form that `export` needs; ProgramError names what does not fit the module or the examples."""
+    """Return the inputs in the form that `export` needs; ProgramError names what does not match the module or the
+    examples.
+    """
     parameters = signature(module.forward)
     given: object = example_inputs
     if not isinstance(given, tuple | Mapping):
@@ -105,7 +107,7 @@ def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
 
 
 def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
-    """ProgramError unless `dynamic` names inputs, and numbers the dimensions of each: what authors write otherwise."""
+    """Raise ProgramError unless `dynamic` maps names of inputs to dimensions by number."""
     if dynamic is None or not inputs:
         return
     if not isinstance(dynamic, Mapping):
@@ -131,7 +133,7 @@ def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
 
 
 def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bounds: Bounds) -> dict[int, str]:
-    """The names of an input's dynamic sizes; bounds that are given with a name are added to `bounds`."""
+    """Return the names of an input's dynamic sizes; bounds that are given with a name are added to `bounds`."""
     if dynamic is None:
         return {0: BATCH} if tensor.dim() else {}
     dims: dict[int, str] = {}
@@ -148,7 +150,7 @@ def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, bou
 
 
 def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
-    """Name and bounds of a dynamic size."""
+    """Return the name and the bounds of a dynamic size."""
     match size:
         case str():
             return size, None

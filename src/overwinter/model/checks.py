@@ -24,15 +24,15 @@ Symbolic = Callable[[str, tuple[Any, ...]], Any]
 """Calls a symbolic function by its name in the operator table."""
 
 WINDOW = 1 << 20
-"""So many values of one size are tried to find out what a condition says of its range."""
+"""The most values of one size that are tried to find the range that a condition allows."""
 
 
 class Condition(NamedTuple):
-    """Something that must hold of the dynamic sizes, as Python code over their names."""
+    """A condition on the dynamic sizes, as Python code with their names."""
 
     tree: ast.expr
     words: str | None = None
-    """What the model's author says where it does not hold."""
+    """The author's message for a violation."""
 
     @property
     def text(self) -> str:
@@ -46,7 +46,7 @@ class Condition(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """The sizes that it is about."""
+        """The sizes in the condition."""
         calls = [node.func for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         called = {id(part) for function in calls for part in ast.walk(function)}
         return {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in called}
@@ -55,10 +55,10 @@ class Condition(NamedTuple):
 def conditions_of(
     guards: Sequence[str], labels: Sequence[str], shapes: Sequence[Sequence[int | str]]
 ) -> list[Condition]:
-    """The guards of an export over the names of sizes, without those that always hold.
+    """Return the guards of an export with the names of sizes, without those that always hold.
 
-    `labels` are the names of the graph's inputs, `shapes` their sizes: a number or a name. ProgramError for a guard
-    that is about something else than sizes.
+    `labels` are the names of the graph's inputs, `shapes` their sizes: a number or a name. Raises ProgramError for a
+    guard that depends on more than sizes.
     """
     found: list[Condition] = []
     for guard in guards:
@@ -68,7 +68,7 @@ def conditions_of(
 
 
 def condition(expression: sympy.Expr, words: str | None = None) -> list[Condition]:
-    """A symbolic truth over the names of sizes, as conditions that must all hold."""
+    """Convert a symbolic boolean over the names of sizes to conditions that must all hold."""
     return [Condition(part, words) for part in _parts(_parsed(PythonPrinter().doprint(expression)))]
 
 
@@ -76,18 +76,18 @@ def _parsed(code: str) -> ast.expr:
     try:
         return ast.parse(code.strip(), mode="eval").body
     except SyntaxError as error:
-        raise ProgramError(f"the export rests on {code.strip()}, which cannot be read; fix the sizes in it") from error
+        raise ProgramError(f"the export assumes {code.strip()}, which cannot be parsed; fix the sizes in it") from error
 
 
 def distinct(conditions: Iterable[Condition]) -> list[Condition]:
-    """Each condition once, without those that hold for all sizes."""
+    """Return each condition once, without those that hold for all sizes."""
     return list({each.text: each for each in conditions if not _is_plain(each.tree)}.values())
 
 
 def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, list[Condition]]:
-    """The ranges as far as conditions on a single size leave them, and the conditions that they do not settle.
+    """Return the ranges narrowed by conditions on a single size, and the remaining conditions.
 
-    ProgramError if no value of a size satisfies what is asked of it.
+    Raises ProgramError if no value of a size meets its conditions.
     """
     ranges = dict(ranges)
     settled: set[str] = set()
@@ -117,9 +117,9 @@ def is_satisfied(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> b
 
 
 def number(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any:
-    """The value of an expression, made by `call` from the sizes that `size_of` gives.
+    """Evaluate an expression with `call`, and with `size_of` for sizes.
 
-    ProgramError for what the operator table has no function for.
+    Raises ProgramError for a function that the operator table does not have.
     """
     match tree:
         case ast.Constant(value=bool() | int() | float() as value):
@@ -142,7 +142,7 @@ def number(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any
 
 
 def _called(tree: ast.expr) -> tuple[str, list[ast.expr]]:
-    """The function of the operator table for an expression, and its arguments."""
+    """Return the function of the operator table for an expression, and its arguments."""
     match tree:
         case ast.UnaryOp(op=unary, operand=operand) if type(unary) in _UNARY:
             return _UNARY[type(unary)], [operand]
@@ -197,7 +197,7 @@ _FUNCTIONS = {
     "math.sqrt": "torch.sym_sqrt",
 }
 _FOLDED = frozenset({"operator.mul", "operator.and_", "operator.or_", "torch.sym_max", "torch.sym_min"})
-"""Functions of two numbers that stand for any count of them."""
+"""Functions of two numbers that also accept more, applied pairwise."""
 _TRUTHS = frozenset({*_COMPARISON.values(), *_JOINT.values(), "torch.sym_not"})
 
 
@@ -213,7 +213,7 @@ def _apply(function: str, args: tuple[Any, ...]) -> Any:
 
 
 def _holds(each: Condition, name: str, values: torch.Tensor) -> torch.Tensor | None:
-    """For which values of its size a condition holds; None if it cannot be said for many at once."""
+    """Return for which values of its size a condition holds; None if it cannot be evaluated for many values at once."""
     undefined = torch.zeros(len(values), dtype=torch.bool)
 
     def call(function: str, args: tuple[Any, ...]) -> Any:
@@ -250,11 +250,11 @@ _FOR_MANY: dict[str, Callable[..., Any]] = {
     "torch.sym_not": torch.logical_not,
     "torch.sym_ite": torch.where,
 }
-"""Functions for tensors where the one for numbers takes none."""
+"""The torch function for tensors of each symbolic function that accepts only numbers."""
 
 
 def _parts(tree: ast.expr) -> list[ast.expr]:
-    """What must all hold for an expression to hold."""
+    """Return the parts that must all hold for an expression to hold."""
     match tree:
         case ast.BoolOp(op=ast.And(), values=values):
             return [part for value in values for part in _parts(value)]
@@ -266,7 +266,7 @@ def _parts(tree: ast.expr) -> list[ast.expr]:
 
 
 def _is_plain(tree: ast.expr) -> bool:
-    """Whether the expression says that something equals itself, or is a constant truth."""
+    """Whether the expression is trivially true: something equals itself, or a constant."""
     match tree:
         case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):
             return ast.unparse(left) == ast.unparse(right)
@@ -277,7 +277,7 @@ def _is_plain(tree: ast.expr) -> bool:
 
 
 class _Sources(ast.NodeTransformer):
-    """Puts the name, or the number, of each size in place of the way to it: `L['x'].size()[0]`."""
+    """Replaces each reference to a size, such as `L['x'].size()[0]`, by its name or number."""
 
     def __init__(self, guard: str, labels: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> None:
         self.guard = guard
@@ -295,7 +295,9 @@ class _Sources(ast.NodeTransformer):
                     return ast.Constant(size) if isinstance(size, int) else ast.Name(size)
             case _:
                 pass
-        raise ProgramError(f"the export rests on {self.guard}, which says more than sizes; export it without that")
+        raise ProgramError(
+            f"the export assumes {self.guard}, which depends on more than sizes; export the model without it"
+        )
 
     def _input(self, keys: list[str | int] | None) -> int | None:
         match keys:
@@ -308,7 +310,7 @@ class _Sources(ast.NodeTransformer):
 
 
 def _keys(way: ast.expr) -> list[str | int] | None:
-    """The keys after `L`: `L['rest'][1]` has 'rest' and 1."""
+    """Return the keys after `L`: 'rest' and 1 for `L['rest'][1]`."""
     match way:
         case ast.Name(id="L"):
             return []

@@ -8,25 +8,27 @@ from overwinter.core.agreement import Closeness
 from overwinter.model.structure import Program
 
 BOUNDS: dict[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
-"""Largest difference, relative to the output's magnitude, that other kernels may make. PyTorch chooses them by size and
-by what it can fuse, and each sums in an order of its own. In float32 that makes 1e-7 to 1e-5, and more where a network
-is deep and an input odd. What a wrong program gives is far above."""
+"""The largest difference that other kernels may cause, relative to the output's magnitude.
+
+PyTorch chooses kernels by size and by what it can fuse, and each has its own order of summation. In float32 this causes
+1e-7 to 1e-5, and more in deep networks and for unusual inputs. A wrong program differs by far more.
+"""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""A type of so many bytes in which no two numbers are equal that are not the same bits."""
+"""An integer type with as many bytes; its values are equal exactly if the bits are."""
 
 _MASKED = 1e4
-"""Numbers as large as this mark what is masked, and say nothing about how large the others are."""
+"""Numbers of at least this magnitude mark masked elements; they do not count for an output's magnitude."""
 
 
 def bound_of(program: Program) -> float:
-    """The bound of the coarsest type in the program, which may be coarser than that of its answer."""
+    """Return the bound of the coarsest type in the program, which may be coarser than that of its outputs."""
     held = {weight.dtype for weight in program.weights} | {value.dtype for value in program.values}
     return max([BOUNDS[dtype] for dtype in held if dtype in BOUNDS], default=BOUNDS["float32"])
 
 
 class Meter:
-    """How far apart pairs of answers were, by output."""
+    """Measures the differences of pairs of outputs."""
 
     def __init__(self, program: Program, bound: float) -> None:
         self._names = [spec.name for spec in program.outputs]
@@ -35,22 +37,22 @@ class Meter:
         self._seen = [Closeness(True, 0.0)] * len(self._names)
 
     def closeness(self) -> dict[str, Closeness]:
-        """Each output over all pairs within the bound."""
+        """Return the closeness of each output, over all pairs within the bound."""
         return dict(zip(self._names, self._seen, strict=True))
 
     def compare(self, wanted: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> str:
-        """The first output that is out of the bound, and how; empty if none is."""
+        """Return the first output that exceeds the bound, with the difference; empty if none does."""
         if len(wanted) != len(given):
-            return f"{len(given)} outputs against {len(wanted)}"
+            return f"{len(given)} outputs instead of {len(wanted)}"
         seen: list[Closeness] = []
         for at, (name, right, left) in enumerate(zip(self._names, wanted, given, strict=True)):
             if (right.dtype, right.shape) != (left.dtype, left.shape):
-                return f"output {name!r} is {_described(left)} against {_described(right)}"
+                return f"output {name!r} is {_described(left)} instead of {_described(right)}"
             self._magnitudes[at] = max(self._magnitudes[at], _magnitude(right))
             exact = equal_bits(right, left)
             difference = 0.0 if exact else _difference(right, left, self._magnitudes[at])
             if difference > self._bound:
-                return f"output {name!r} by {difference:.2g} of its magnitude, and the bound is {self._bound:.2g}"
+                return f"output {name!r} differs by {difference:.2g} of its magnitude; the bound is {self._bound:.2g}"
             seen.append(Closeness(exact, difference))
         self._seen = [
             Closeness(before.exact and now.exact, max(before.difference, now.difference))
@@ -75,15 +77,16 @@ def equal_bits(right: torch.Tensor, left: torch.Tensor) -> bool:
 
 
 def _magnitude(tensor: torch.Tensor) -> float:
-    """The largest number that is none of a mask."""
+    """Return the largest magnitude that does not mark a masked element."""
     numbers = tensor.detach().double().abs()
     numbers = numbers[numbers < _MASKED]
     return numbers.max().item() if numbers.numel() else 0.0
 
 
 def _difference(right: torch.Tensor, left: torch.Tensor, magnitude: float) -> float:
-    """Largest difference relative to the magnitude, or to the number itself if that is larger; NaN equals NaN, and
-    whole numbers and truth values differ or are equal.
+    """Return the largest difference relative to the magnitude, or to the number itself if that is larger.
+
+    NaN equals NaN; integers and booleans must be equal.
     """
     if not right.is_floating_point():
         return 0.0 if torch.equal(right, left) else float("inf")

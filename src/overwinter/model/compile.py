@@ -20,10 +20,10 @@ from overwinter.model.parameters import Bounds, Parameter, bounded
 from overwinter.model.structure import Argument, Call, Device, Dtype, MemoryFormat, Program, Slot, slots_of
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
-"""Takes the program's weights and the span's live-in values, gives its live-out values."""
+"""Takes the program's weights and the span's live-in values, and returns its live-out values."""
 
 Timed = Callable[[Sequence[torch.Tensor], Sequence[Any], list[float]], tuple[Any, ...]]
-"""Takes a program's weights and inputs and a list, to which it adds the time at the end of each layer."""
+"""Takes a program's weights and inputs and a list, to which it appends the time at the end of each layer."""
 
 
 def compile_program(
@@ -79,7 +79,7 @@ def compile_timed(program: Program, clock: Callable[[], float], device: torch.de
 
 
 def value_checks(program: Program) -> frozenset[int]:
-    """The calls, by number, that check what tensors hold, not only how large they are."""
+    """Return the calls, by number, that check the values of tensors rather than their sizes."""
     found: set[int] = set()
     read: set[int] = set()
     for index, call in enumerate(program.calls):
@@ -102,7 +102,7 @@ class _Writer:
         self._signatures: dict[str, _Signature] = {}
 
     def lines(self, index: int) -> list[str]:
-        """The call, unless it is left out, and the letting go of what dies after it."""
+        """Yield the call, unless it is left out, and the release of values that are not read after it."""
         call = self.program.calls[index]
         lines = [] if index in self.left_out else [self._line(call)]
         if call.frees:
@@ -132,7 +132,7 @@ class _Writer:
         return self._named("f", call.operator, signature.run), signature.is_list or signature.results > 1
 
     def _written(self, argument: Argument, bounds: Bounds | None = None) -> str:
-        """The source of an argument; a whole number that is worked out passes by a check that it is within bounds."""
+        """Return the source of an argument; a computed integer is checked against its bounds."""
         match argument:
             case tuple():
                 return f"({''.join(f'{self._written(part, bounds)}, ' for part in argument)})"
@@ -170,11 +170,11 @@ _DIRECT: dict[str, Callable[..., Any]] = {
     "aten.sym_numel.default": torch.Tensor.numel,
     "aten.sym_size.int": torch.Tensor.size,
 }
-"""Faster ways to read a number from a tensor, and to check one, than through the operator."""
+"""Functions that read a number from a tensor, or check one, faster than the operators do."""
 
 
 def resolve(operator: str) -> torch._ops.OpOverload:
-    """The operator overload of this name; ProgramError if this PyTorch has none."""
+    """Return the operator overload of this name; raise ProgramError if this PyTorch does not have it."""
     namespace, packet, overload = operator.split(".")
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
@@ -204,7 +204,7 @@ class _Signature:
             )
 
     def check(self, call: Call, program: Program) -> None:
-        """ProgramError unless the call's arguments and results are these."""
+        """Raise ProgramError unless the call's arguments and results match the signature."""
         if len(call.args) > len(self.positional):
             raise ProgramError(
                 f"{call.operator} takes {len(self.positional)} positional arguments, not {len(call.args)}"
@@ -223,7 +223,7 @@ class _Signature:
             raise ProgramError(f"{call.operator} gives {self.results} results, not {len(call.outputs)}")
 
     def bounds(self, call: Call) -> dict[int | str, Bounds]:
-        """What each argument that is a whole number, or several, may be, by its place or name."""
+        """Return the bounds of each integer argument, or list of integers, by position or name."""
         names: dict[int | str, str] = dict(enumerate(self.positional[: len(call.args)]))
         names.update((key, key) for key in call.kwargs)
         found = {key: self.parameters[name].bounds for key, name in names.items()}

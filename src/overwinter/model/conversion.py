@@ -49,13 +49,13 @@ class Reference(NamedTuple):
     """The model that a program was made from."""
 
     run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    """Takes the program's inputs, gives its outputs, in its order."""
+    """Runs the model on the program's inputs and returns its outputs, both in the program's order."""
     examples: list[torch.Tensor]
-    """One for each input; a size that may vary is at least 2 where the model allows it."""
+    """One example per input; a dynamic size is at least 2 if the model allows it."""
     convert: Callable[[Mapping[str, tuple[int, int]]], "Exported"]
-    """Makes the program again, for these ranges of the dynamic sizes."""
+    """Converts the model again, for these ranges of the dynamic sizes."""
     run_again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    """As `run`, but what the model gives at the second of two such calls in a row."""
+    """Runs the model twice in a row and returns the outputs of the second call."""
 
 
 class Exported(msgspec.Struct):
@@ -80,9 +80,10 @@ def convert(
     checks: Sequence[Condition],
     words: Words,
 ) -> Exported:
-    """The program of an exported graph whose inputs have these labels and shapes; the graph is changed in place. It
-    begins with the `checks`. Where one of the graph's own checks fails, the error has the author's `words` for it.
-    ProgramError, with the operator and the line that called it, for what a program cannot represent.
+    """Convert an exported graph whose inputs have these labels and shapes; the graph is changed in place.
+
+    The program begins with the `checks`. If one of the graph's own checks fails, the error has the author's `words` for
+    it. ProgramError, with the operator and its line in the source, for what a program cannot represent.
     """
     inline_nested(exported.graph_module)
     nodes = simplify(exported.graph_module)
@@ -104,7 +105,7 @@ def convert(
 
 
 class _Conversion:
-    """The slots given out so far, and the parts of the program made so far."""
+    """The slots and parts of the program made so far."""
 
     def __init__(self, exported: ExportedProgram, sizes: Sizes, words: Words) -> None:
         self.exported = exported
@@ -114,9 +115,9 @@ class _Conversion:
         self.holes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         self.slots: dict[Node, int] = {}
         self.results: dict[Node, tuple[int, ...]] = {}
-        """The slots of a call that gives several tensors."""
+        """The slots of a call with several results."""
         self.owners: dict[int, int] = {}
-        """The slot that first held each piece of memory."""
+        """The first slot that used each memory storage."""
         self.weights: list[torch.Tensor] = []
         self.described: list[Weight] = []
         self.inputs: list[TensorSpec] = []
@@ -126,7 +127,7 @@ class _Conversion:
         self.macs: list[int] = []
 
     def number_weights(self, nodes: Sequence[Node]) -> None:
-        """Give the first slots to the weights that are used, in the order of use; one slot to tied weights."""
+        """Give the first slots to the used weights, in the order of use; tied weights have one slot."""
         sources = weight_sources(self.exported)
         seen: dict[object, int] = {}
         (output,) = self.graph.find_nodes(op="output")
@@ -192,7 +193,7 @@ class _Conversion:
             return
         value = node.meta.get("val")
         if value is None:
-            raise ProgramError(f"{operator_name(node.target)} gives no tensor; called at {source_line(node)}")
+            raise ProgramError(f"{operator_name(node.target)} returns no tensor; called at {source_line(node)}")
         first = self._next_slot()
         parts = list(value) if isinstance(value, tuple | list) else [value]
         slots = tuple(range(first, first + len(parts)))
@@ -216,7 +217,7 @@ class _Conversion:
         self._append(Call(name, tuple(args), self._kwargs(node, None), ()), module_path(node))
 
     def _words(self, node: Node) -> str:
-        """What to say when the number of an assertion is not as it should be."""
+        """Return the message for a failed assertion on a number."""
         found = _EXPRESSION.search(str(node.args[1]))
         if found is None:
             return str(node.args[1])
@@ -225,14 +226,14 @@ class _Conversion:
         if asked in words:
             said = [words[asked]]
         else:
-            # It follows from what the author did say of the same numbers.
+            # The condition follows from others about the same symbols, for which the author gave a message.
             said = [told for known, told in words.items() if set(_SYMBOL.findall(known)) == set(_SYMBOL.findall(asked))]
         names = {str(symbol): str(meaning) for symbol, meaning in self.sizes.meanings.items()}
         text = _SYMBOL.sub(lambda symbol: names.get(symbol[0], "a value"), asked)
         return "; ".join(told for told in said if told) or f"the model needs {text}, at {source_line(node)}"
 
     def finish(self) -> Program:
-        """The program, with liveness, outputs and layers."""
+        """Return the program, with liveness, outputs and layers."""
         (node,) = self.graph.find_nodes(op="output")
         results = node.args[0]
         outputs: list[TensorSpec] = []
@@ -305,12 +306,13 @@ class _Conversion:
             case _:
                 pass
         raise ProgramError(
-            f"{operator_name(node.target)} takes {argument!r}, which no program can hold; called at {source_line(node)}"
+            f"{operator_name(node.target)} takes {argument!r}, which a program cannot contain; "
+            f"called at {source_line(node)}"
         )
 
     def _kwargs(self, node: Node, result: Any) -> dict[str, Argument]:
-        """The named arguments without those that say nothing, and with what a result without tensors to follow takes
-        from the process that makes it: its device and its type.
+        """Return the named arguments without defaults. If the result does not take device and type from a tensor, they
+        are added.
         """
         kept = {
             key: self._argument(argument, node)

@@ -19,9 +19,9 @@ class _Output(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int | str, ...]
     fixed: tuple[tuple[int, int], ...]
-    """Dimension and size."""
+    """The fixed dimensions and their sizes."""
     named: tuple[tuple[int, int, int], ...]
-    """Dimension, number of the input, and dimension of the input."""
+    """The named dimensions: dimension, index of an input, and dimension of that input."""
 
 
 class Declared:
@@ -46,19 +46,20 @@ class Declared:
         ]
 
     def fault(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-        """The first output that differs from its declaration, for these inputs; empty if none does. Sizes computed from
-        others are not checked.
+        """Return the first output that differs from its declaration for these inputs; empty if none does.
+
+        Sizes computed from others are not checked.
         """
         for output, value in zip(self._outputs, outputs, strict=True):
             if not _fits(output, value, inputs):
                 kind = "meta " if value.is_meta else "" if value.layout is torch.strided else "sparse "
                 given = f"{kind}{_name(value.dtype)} {list(value.shape)}"
-                return f"output {output.name!r} is {given}, declared is {_name(output.dtype)} {list(output.shape)}"
+                return f"output {output.name!r} is {given}; declared is {_name(output.dtype)} {list(output.shape)}"
         return ""
 
 
 def _fits(output: _Output, value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
-    # Plain loops over single sizes: a generator, or a whole shape, takes several times as long.
+    # Loops over single sizes: a generator, or comparing whole shapes, is several times slower.
     if value.dtype is not output.dtype or value.dim() != len(output.shape):
         return False
     if value.layout is not torch.strided or value.is_meta:

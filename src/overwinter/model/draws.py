@@ -15,15 +15,16 @@ from overwinter.model.structure import Program, Slot
 
 Kind = Literal["wide", "near", "example", "least"]
 KINDS: tuple[Kind, ...] = ("wide", "near", "example", "least")
-"""What the examples suggest; values between the examples' own; the examples themselves, cut or repeated; their least
-whole number."""
+"""The kinds of inputs, from the widest: values of the range that the examples suggest; values between the examples'
+own; the examples, cut or repeated; for integers, the least value of the examples.
+"""
 
 _EMBEDDING = "aten.embedding.default"
 _SAME_NUMBERS = VIEWS | {"aten._to_copy.default", "aten.clone.default"}
 
 
 class Draws:
-    """Makes inputs of a program from one example of each, or from its declaration alone if there are none."""
+    """Creates inputs of a program from one example of each, or from the declaration if there are none."""
 
     def __init__(self, program: Program, examples: Sequence[torch.Tensor]) -> None:
         self._specs = program.inputs
@@ -32,7 +33,7 @@ class Draws:
         self._rows = _table_rows(program)
 
     def inputs(self, sizes: Mapping[str, int], seed: int, kind: Kind) -> list[torch.Tensor]:
-        """Inputs of these dynamic sizes; equal seeds give equal inputs."""
+        """Return inputs of these dynamic sizes; equal seeds give equal inputs."""
         generator = torch.Generator().manual_seed(seed)
         drawn = []
         for at, (spec, example) in enumerate(zip(self._specs, self._examples, strict=True)):
@@ -47,8 +48,10 @@ class Draws:
 
 
 def _floats(example: torch.Tensor, shape: list[int], generator: torch.Generator, kind: Kind) -> torch.Tensor:
-    """About the example's mean, spread as its values are and never beyond them; from nothing to twice its value where
-    it has but one; and its own values where some are infinite.
+    """Return floats with the mean and deviation of the example, within its range.
+
+    If all values are equal, they range from 0 to twice the value; if some are infinite, the example's own values are
+    used.
     """
     values = example.double().flatten()
     if not values.isfinite().all():
@@ -65,7 +68,9 @@ def _floats(example: torch.Tensor, shape: list[int], generator: torch.Generator,
 def _whole(
     example: torch.Tensor, shape: list[int], generator: torch.Generator, kind: Kind, rows: int | None
 ) -> torch.Tensor:
-    """Whole numbers or truth values: rows of the table that they are looked up in, a mask, or between the example's."""
+    """Return integers or booleans: row numbers of the table in which they are looked up, a mask, or values in the
+    example's range.
+    """
     low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 0)
     if kind == "wide" and rows is not None:
         low, high = 0, rows - 1
@@ -79,7 +84,7 @@ def _whole(
 
 
 def _mask(value: int, shape: list[int], generator: torch.Generator) -> torch.Tensor:
-    """Rows that begin with `value` and end with the other, as the mask of padded texts does."""
+    """Return rows that begin with `value` and end with the other value, as in the mask of padded texts."""
     if not shape:
         return torch.tensor(value)
     kept = torch.randint(1, shape[-1] + 1, [*shape[:-1], 1], generator=generator) if shape[-1] else 0
@@ -95,7 +100,7 @@ def _repeated(example: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def _table_rows(program: Program) -> dict[int, int]:
-    """The inputs, by number, that choose rows of a weight, and how many rows it has."""
+    """Return the inputs, by number, that select rows of a weight, with the number of rows."""
     origins = {program.first_input + at: at for at in range(len(program.inputs))}
     rows: dict[int, int] = {}
     for call in program.calls:

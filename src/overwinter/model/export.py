@@ -31,15 +31,15 @@ __all__ = ["Exported", "export", "export_saved"]
 
 LARGEST_BATCH = 1024
 LARGEST_SIZE = 1 << 20
-"""Largest value of any other dynamic size, unless the author, the model or the memory that it takes says less."""
+"""The largest value of any other dynamic size, unless the author, the model or its memory limits it further."""
 SMALLEST_LIMIT = 4096
-"""No limit for the sake of memory is smaller."""
+"""A limit that is set for the sake of memory is never smaller than this."""
 MEMORY_BYTES = 4 << 30
-"""What the activations of one request may take at the largest sizes, as far as nobody said how large these are."""
+"""The limit of the activations of one request at the largest sizes, for sizes without a given maximum."""
 Constraints = dict[sympy.Expr, ValueRanges[sympy.Expr]]
 
 _ASSUMED = 2
-"""The exporter takes every dynamic size to be at least 2; whether 1 does as well is for a comparison to say."""
+"""The exporter assumes that every dynamic size is at least 2; a comparison decides whether 1 is valid too."""
 
 
 def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | None = None) -> Exported:
@@ -95,7 +95,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
         if not trusted:
             check_saved(path)
         exported = torch.export.load(path)
-        # Before the conversion, which changes the graph. What its guards ask is among the program's own conditions.
+        # Create this before the conversion changes the graph. Its guards become conditions of the program.
         module = exported.module(check_guards=False)
         if not trusted:
             guard_calls(module)
@@ -134,21 +134,21 @@ class _Graph(NamedTuple):
 
     exported: ExportedProgram
     run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    """The model: takes and gives tensors in the program's order."""
+    """Runs the model with inputs and outputs in the program's order."""
     run_again: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    """The same at the second of two calls in a row."""
+    """Runs the model twice in a row and returns the outputs of the second call."""
     examples: list[torch.Tensor]
-    """One for each input; none if the export kept none."""
+    """One example per input; empty if the export kept none."""
     labels: list[str]
-    """Names of the inputs."""
+    """The names of the inputs."""
     names: list[dict[int, str]]
-    """For each input, names of its dynamic sizes by dimension."""
+    """The names of each input's dynamic sizes, by dimension."""
     bounds: Bounds
-    """The smallest and largest value that each size is to have at most."""
+    """The widest allowed range of each size."""
     constraints: Constraints
-    """What the export says of the values of sizes."""
+    """The ranges that the export found for its symbols."""
     unbounded: set[str]
-    """Sizes for whose largest value nobody gave a number."""
+    """The sizes for which no maximum was given."""
     words: Words
 
 
@@ -179,17 +179,17 @@ def _converted(graph: _Graph) -> Exported:
 
 
 def _tensors(outputs: object) -> list[torch.Tensor]:
-    """The tensors in the model's return value, in the order of a program's outputs."""
+    """Return the tensors in the model's return value, in the order of a program's outputs."""
     return [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if leaf is not None]
 
 
 def _conditions(
     graph: _Graph, shapes: Sequence[Sequence[int | str]], meanings: Mapping[sympy.Symbol, sympy.Expr], ties: list[Any]
 ) -> list[Condition]:
-    """All conditions on the named sizes, those with an author's message first."""
+    """Return all conditions on the named sizes, those with an author's message first."""
     guards = getattr(graph.exported, "_guards_code", None)
     if guards is None:
-        raise ProgramError(f"PyTorch {torch.__version__} does not tell what an export rests on; 2.11 to 2.13 do")
+        raise ProgramError(f"PyTorch {torch.__version__} does not report the assumptions of an export; 2.11 to 2.13 do")
     found = [each for tie in ties for each in condition(tie)] + conditions_of(guards, graph.labels, shapes)
     for expression, words in graph.words.items():
         if expression.free_symbols <= meanings.keys():
@@ -198,7 +198,7 @@ def _conditions(
 
 
 def _example(graph: _Graph, ranges: Bounds, conditions: Sequence[Condition]) -> dict[str, int]:
-    """Sizes at which the program is measured: the example's, but the smallest batch where it is allowed."""
+    """Return the sizes at which the program is measured: the example's, with the smallest allowed batch."""
     seen = {
         name: own.shape[dim]
         for dims, own in zip(graph.names, graph.examples, strict=False)
@@ -210,7 +210,7 @@ def _example(graph: _Graph, ranges: Bounds, conditions: Sequence[Condition]) -> 
 
 
 def _limited(program: Program, unbounded: set[str]) -> Program:
-    """The program with lower maximum sizes, where none were given, so that the memory of one request is bounded."""
+    """Lower maximum sizes that the author did not give, so that the memory of one request is bounded."""
     largest = {name: program.dimensions[name][1] for name in unbounded}
     while max(largest.values(), default=0) > SMALLEST_LIMIT and peak_activation_bytes(program, largest) > MEMORY_BYTES:
         largest = {name: max(size // 2, min(size, SMALLEST_LIMIT)) for name, size in largest.items()}
@@ -223,14 +223,14 @@ def _default(name: str) -> tuple[int, int]:
 
 
 def _range(size: sympy.Expr, constraints: Constraints) -> tuple[int, int | None]:
-    """The smallest and largest value of a size in the export, None if it has no largest."""
+    """Return the smallest and largest value of a size in the export; None if it has no largest."""
     found = bound_sympy(size, constraints)
     found = found & constraints.get(size, found)
     return max(1, int(found.lower)), int(found.upper) if found.upper.is_Integer else None
 
 
 def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
-    """ProgramError if a size that is to vary became fixed."""
+    """Raise ProgramError if a size that should vary became fixed."""
     for tensor, (label, _, dims) in zip(_input_values(exported), inputs, strict=True):
         for dim, name in dims.items():
             size = sizes_of(tensor)[dim]
@@ -244,7 +244,7 @@ def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
 
 
 def _input_values(exported: ExportedProgram) -> list[torch.Tensor]:
-    """The symbolic tensors that stand for the inputs."""
+    """Return the symbolic tensors that stand for the inputs."""
     holes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     values = [holes[name].meta["val"] for name in exported.graph_signature.user_inputs if isinstance(name, str)]
     return [value for value in values if isinstance(value, torch.Tensor)]

@@ -20,10 +20,10 @@ from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_allo
 from overwinter.model.refusals import way_out
 
 MAX_LINE = 300
-"""Most characters of a line of source in a message."""
+"""The most characters of a source line in a message."""
 
 SAME_MEMORY = "overwinter_same_memory"
-"""Under this key a node's metadata lists the values of dropped calls that gave the node's own value."""
+"""The metadata key under which a node lists the values of removed calls that were equal to its own value."""
 
 _FRESH_COPY = "aten.lift_fresh_copy.default"
 _IDENTITIES = frozenset(
@@ -50,10 +50,10 @@ _REPLACEMENTS: dict[str, tuple[torch._ops.OpOverload, int]] = {
     "aten.new_empty.default": (_ATEN.new_zeros.default, 2),
     "transformers.grouped_mm_fallback.default": (_ATEN._grouped_mm.default, 3),
 }
-"""What is called in place of an operator that a program may not call, and how many of its arguments that takes.
+"""The substitute of each operator that a program may not call, and the number of arguments that it takes.
 
-Memory that nobody wrote becomes zeros. A norm of instances by given statistics is one of batches. For groups of rows
-`transformers` calls PyTorch's operator while it runs, and one of its own while it is exported.
+Uninitialised memory becomes zeros. An instance norm with given statistics is a batch norm. For groups of rows
+`transformers` calls PyTorch's operator at run time, and its own during an export.
 """
 _METADATA_CHECK = "aten._assert_tensor_metadata.default"
 _FUNCTIONAL_CHECKS = {
@@ -62,13 +62,13 @@ _FUNCTIONAL_CHECKS = {
     "aten._functional_sym_constrain_range.default": "aten.sym_constrain_range.default",
     "aten._functional_sym_constrain_range_for_size.default": "aten.sym_constrain_range_for_size.default",
 }
-"""Checks that take a token last and give it back, so that they keep their place, and what they check with."""
+"""The plain form of each check that passes a token through as its last argument to keep its position."""
 
 _TAKEN_OUT = _IDENTITIES | _DROPOUTS | _FUNCTIONAL_CHECKS.keys() | {_METADATA_CHECK}
 
 
 def operator_name(target: object) -> str:
-    """The full name of the operator of a graph's node: `aten.linear.default`, `operator.mul`."""
+    """Return the full name of a node's operator: `aten.linear.default`, `operator.mul`."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     module = getattr(target, "__module__", None) or ""
@@ -76,7 +76,7 @@ def operator_name(target: object) -> str:
 
 
 def simplify(module: GraphModule) -> list[Node]:
-    """The calls of the graph that a program needs, in order; the graph is changed in place."""
+    """Return the calls of the graph that a program needs, in order; the graph is changed in place."""
     _replace(module)
     written = {_storage(node.args[0]) for node in _calls(module) if operator_name(node.target) in MUTATING}
     for node in _calls(module):
@@ -97,15 +97,17 @@ def simplify(module: GraphModule) -> list[Node]:
 
 
 def guard_calls(module: GraphModule) -> None:
-    """Let a graph, and those nested in it, run as a program does that is not trusted: with what checks its arguments,
-    and without operators that a program may not call. ProgramError names one of these.
+    """Let a graph, and those nested in it, run like an untrusted program: with checks of arguments, and only with
+    allowed operators.
+
+    ProgramError names an operator that is not allowed.
     """
     for part in module.modules():
         if not isinstance(part, GraphModule):
             continue
         _replace(part)
         for node in _calls(part):
-            # Also what the program will leave out, since nobody reads its results. Nested calls are put into it first.
+            # Check calls without used results too: they run here. Nested calls are inlined first.
             name = operator_name(node.target)
             nested = isinstance(node.target, torch._ops.HigherOrderOperator)
             if not (nested or node.target is operator.getitem or is_allowed(name) or name in _TAKEN_OUT):
@@ -116,14 +118,14 @@ def guard_calls(module: GraphModule) -> None:
                 continue
             checked = guarded(name, node.target)
             if isinstance(checked, FunctionType):
-                # A graph becomes source, in which a function inside another has no name.
+                # The graph is printed as source, where the qualified name of a nested function would not be valid.
                 checked.__qualname__ = checked.__name__
                 node.target = checked
         part.recompile()
 
 
 def source_line(node: Node) -> str:
-    """Where in the model's source the call was made, for messages."""
+    """Return the line in the model's source that made the call, for messages."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
     places = [at for at, line in enumerate(lines) if line.startswith("File ")]
@@ -134,7 +136,7 @@ def source_line(node: Node) -> str:
 
 
 def module_path(node: Node) -> str | None:
-    """The path of the innermost module that made the call, or None if the export does not know it."""
+    """Return the path of the innermost module that made the call, or None if the export does not know it."""
     stack: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     path: str | None = None
     for key, (name, _kind) in stack.items():
@@ -187,7 +189,7 @@ def _without_token(node: Node, check: str) -> None:
 
 
 def _needed(module: GraphModule) -> list[Node]:
-    """The calls whose results reach an output or a check, every check, and every call that writes in place."""
+    """Return the calls whose results reach an output or a check, every check, and every call that writes in place."""
     wanted: set[Node] = set()
     needed: list[Node] = []
     for node in reversed(list(module.graph.nodes)):
@@ -201,7 +203,7 @@ def _needed(module: GraphModule) -> list[Node]:
 
 
 def _checks_first(nodes: list[Node]) -> list[Node]:
-    """The calls, with those moved to the front that check only sizes of inputs, and what these need."""
+    """Return the calls, with checks that depend only on sizes of inputs moved to the front, and the calls they need."""
     sized: set[Node] = set()
     for node in nodes:
         name = operator_name(node.target)

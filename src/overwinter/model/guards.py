@@ -13,27 +13,27 @@ import torch
 from overwinter.model.operators import TENSOR_OPERATORS
 
 Arguments = Mapping[str, Any]
-"""A call's arguments by the names of the operator's schema, defaults included."""
+"""A call's arguments by the operator's parameter names, with defaults."""
 
 MOST_BINS = 1 << 20
 WIDEST_RANGE = 1e30
 FINEST_RANGE = 1e-6
-"""Smallest width of a histogram's range, relative to its ends: below it float32 has no numbers left in between."""
+"""The least width of a histogram's range, relative to its ends; float32 has no values in a narrower one."""
 SMALLEST_SCALE = 1e-6
-"""Smallest scale of a resized image: a place is divided by it, and turned into a whole number."""
+"""The least scale of a resized image: positions are divided by it and converted to integers."""
 
 
 class Guard(NamedTuple):
-    """What surrounds an operator: a check of its arguments, and what makes sure that its results were written."""
+    """What is added to an operator: a check of its arguments, and a step that initialises results that it may not
+    write.
+    """
 
     check: Callable[[Arguments], None]
     finish: Callable[[Arguments, Any], Any] | None = None
 
 
 def guarded(operator: str, overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The function for a call of the operator: the operator itself, or the operator with additional checks. These raise
-    ValueError with the name of the operator.
-    """
+    """Return the operator itself, or a function that adds checks. They raise ValueError with the operator's name."""
     run: Callable[..., Any] = getattr(overload, "_op", overload)
     if operator in _COPYING:
         return _COPYING[operator](run)
@@ -59,7 +59,7 @@ def _require(truth: bool, message: str) -> None:
 
 
 def _histogram(given: Arguments) -> None:
-    """The kernel turns a value into a bin by arithmetic in the values' own type and trusts what comes out."""
+    """The kernel computes bins in the values' own type, and does not check them."""
     low, high = float(given["min"]), float(given["max"])
     _require(given["self"].dtype in (torch.float32, torch.float64), "histc takes float32 or float64 values")
     _require(0 < given["bins"] <= MOST_BINS, f"histc takes 1 to {MOST_BINS} bins")
@@ -72,14 +72,14 @@ def _histogram(given: Arguments) -> None:
 def _bags(given: Arguments) -> None:
     """The kernels read from one offset to the next without checking that these increase."""
     table, indices, offsets = given["weight"], given["indices"], given["offsets"]
-    _require(given["mode"] in _BAG_MODES, f"embedding_bag knows the modes {_BAG_MODES}")
+    _require(given["mode"] in _BAG_MODES, f"embedding_bag takes the modes {_BAG_MODES}")
     _require((table.dim(), indices.dim(), offsets.dim()) == (2, 1, 1), "embedding_bag takes a table and two lists")
     _require(offsets.numel() > 0 or indices.numel() == 0, "embedding_bag takes offsets for its indices")
     _require_ascending("embedding_bag", offsets, indices.numel())
 
 
 def _written_bags(given: Arguments, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Zeros for the results that the mode leaves unwritten."""
+    """Return zeros for the results that the mode leaves unwritten."""
     output, bags, sizes, maxima = results
     if given["mode"] != _LARGEST:
         maxima = torch.zeros_like(maxima)
@@ -98,7 +98,7 @@ def _groups(given: Arguments) -> None:
 
 
 def _written_groups(given: Arguments, result: torch.Tensor) -> torch.Tensor:
-    """The result, with zeros in the rows that belong to no group."""
+    """Return the result, with zeros in the rows that belong to no group."""
     offsets = given["offs"]
     result[int(offsets[-1]) if offsets.numel() else 0 :].zero_()
     return result
@@ -123,7 +123,7 @@ def _attention(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _median(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel finds the median in a copy, and its value by the strides of the original."""
+    """The kernel finds the median in a copy, and reads its value by the strides of the original."""
 
     def find(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return run(self.contiguous(), *args, **kwargs)
@@ -152,7 +152,7 @@ def _group_norm(given: Arguments) -> None:
 
 
 def _weight_norm(given: Arguments) -> None:
-    """The kernel for the first or last dimension reads as many norms as that is long, and divides by its size."""
+    """The kernel for the first or last dimension reads as many norms as its length, and divides by it."""
     values, norms, dim = given["v"], given["g"], given["dim"]
     _require(values.numel() > 0, "_weight_norm takes at least one value")
     if dim in (0, values.dim() - 1):
@@ -162,12 +162,12 @@ def _weight_norm(given: Arguments) -> None:
 
 
 def _eigenvalues(given: Arguments) -> None:
-    """The LAPACK routine does not come back whole from numbers that are not finite."""
+    """The LAPACK routine may not return for numbers that are not finite."""
     _require(bool(given["self"].isfinite().all()), "linalg_eigvals takes finite numbers")
 
 
 def _grid(given: Arguments) -> None:
-    """A kernel for no mode writes nothing."""
+    """A kernel writes nothing for an unknown mode."""
     known = given["interpolation_mode"] in range(3) and given["padding_mode"] in range(3)
     _require(known, "grid_sampler takes the modes 0 to 2")
 
@@ -178,7 +178,7 @@ def _grid_3d(given: Arguments) -> None:
 
 
 def _resizing(given: Arguments) -> None:
-    """A place in the result is divided by the scale."""
+    """A position in the result is divided by the scale."""
     scales = [given[name] for name in ("scale_factor", "scales", "scales_d", "scales_h", "scales_w") if name in given]
     for scale in [*scales, *(given.get("scale_factors") or ())]:
         large_enough = scale is None or not 0 < scale < SMALLEST_SCALE
@@ -193,13 +193,13 @@ def _loss(given: Arguments) -> None:
 
 
 def _loss_of_rows(given: Arguments) -> None:
-    """The kernel writes no result for no rows."""
+    """The kernel writes no result if there are no rows."""
     _require(given["self"].numel() > 0, "a margin loss takes at least one value")
 
 
 def _division(given: Arguments) -> None:
-    """The processor raises an exception for the smallest integer divided by -1, whose quotient no integer
-    type holds.
+    """The processor raises an exception for the smallest integer divided by -1, whose quotient does not fit in the
+    type.
     """
     top, bottom = given["self"], given["other"]
     if given["rounding_mode"] == "trunc":
@@ -207,7 +207,7 @@ def _division(given: Arguments) -> None:
         if all(not (dtype.is_floating_point or dtype.is_complex) for dtype in integers) and _any_is(bottom, -1):
             lowest = torch.iinfo(torch.int64).min
             smallest = [lowest, torch.iinfo(torch.int32).min]
-            _require(not any(_any_is(top, each) for each in smallest), "div takes no smallest integer to divide by -1")
+            _require(not any(_any_is(top, each) for each in smallest), "div cannot divide the smallest integer by -1")
 
 
 def _negation(given: Arguments) -> None:
@@ -219,7 +219,9 @@ def _any_is(numbers: object, number: int) -> bool:
 
 
 def _recurrent(gates: int) -> Callable[[Arguments], None]:
-    """A check of a recurrent layer with so many gates: the kernels do not check the sizes of states and parameters."""
+    """Return a check of a recurrent layer with this many gates: the kernels do not check the sizes of states and
+    parameters.
+    """
 
     def check(given: Arguments) -> None:
         values, states, parameters = given["input"], given["hx"], given["params"]
@@ -238,7 +240,7 @@ def _recurrent(gates: int) -> Callable[[Arguments], None]:
             read = width if layer == 0 else given_out * ways
             each: list[tuple[int, ...]] = [(gates * hidden, read), (gates * hidden, given_out)]
             each += [(gates * hidden,)] * 2 if given["has_biases"] else []
-            # An LSTM may give out fewer numbers than it keeps, by one more matrix.
+            # An LSTM may project its hidden state to a smaller output by one more matrix.
             each += [(given_out, hidden)] if given_out != hidden else []
             wanted += each * ways
         fit = layers >= 1 and [tuple(part.shape) for part in parameters] == wanted
@@ -267,7 +269,7 @@ _COPYING: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "aten.nanmedian.dim": _median,
     "aten.scaled_dot_product_attention.default": _attention,
 }
-"""Operators that need an argument copied first, if it lies strangely in memory."""
+"""Operators of which an argument must be copied first if its memory layout is unusual."""
 
 _DIVISIONS = frozenset(
     f"aten.{name}.{overload}_mode" for name in ("div", "div_", "divide", "divide_") for overload in ("Scalar", "Tensor")
@@ -299,4 +301,4 @@ _GUARDS: dict[str, Guard] = {
 }
 
 ON_TENSORS: frozenset[str] = frozenset(_GUARDS.keys() | _COPYING.keys()) - _DIVISIONS
-"""Operators whose checks look into all their tensors, so that no number may stand for one."""
+"""Operators whose checks read all their tensor arguments, so that these cannot be numbers."""

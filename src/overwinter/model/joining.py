@@ -14,17 +14,18 @@ from overwinter.model.closeness import Meter
 from overwinter.model.structure import BATCH, Program
 
 SAME_KERNELS = 0.01
-"""What of the bound holds between two runs of equal sizes. Their kernels are the same; only what goes by the values
-(how many rows an expert gets) may still change the order of a sum."""
+"""The fraction of the bound that applies between two runs of equal sizes. They use the same kernels; only
+value-dependent work (for example the rows of each expert) can still change the order of a sum.
+"""
 
 LARGE = 1e4
-"""A number that no example has, and that every type of floats does."""
+"""A value that no example contains and every floating-point type can represent."""
 
 MOST_REQUESTS = 64
-"""No more are tried in one run, whatever `max_batch` is."""
+"""The most requests that are tried in one run, for any `max_batch`."""
 
 _ATTEMPTS = 10
-"""Two draws of a truth value are often the same."""
+"""Two random booleans are often equal, so several draws are needed."""
 
 Tensors = list[torch.Tensor]
 
@@ -46,7 +47,7 @@ def batching(
     if program.unjoinable:
         return Batching(program.unjoinable)
     if 2 * low > high:
-        return Batching(f"a request has {low} rows or more, a run {high} at most")
+        return Batching(f"a request has at least {low} rows, a run at most {high}")
     most = (low,) * min(max_batch, MOST_REQUESTS, high // low)
     tried = {(low, low), (low, low + 1, low + 2), most}
     shared = sorted((rows for rows in tried if len(rows) > 1 and sum(rows) <= high), key=sum)
@@ -69,7 +70,7 @@ def batching(
             fault = str(error)
         if fault:
             several = f"{len(rows)} requests" if rows == most else f"requests of {' and '.join(map(str, rows))} rows"
-            return Batching(f"{several} in one run get other answers: {fault}")
+            return Batching(f"{several} in one run get other outputs: {fault}")
     return Batching("", tuple(shared), meter.closeness())
 
 
@@ -81,7 +82,7 @@ def _touched(
     strangers: Sequence[Tensors],
     answer: Callable[[Tensors], Tensors],
 ) -> str:
-    """How the answer to a request depends on the other requests of its run; empty if it does not."""
+    """Return how the answer to a request depends on the other requests of its run; empty if it does not."""
     for stranger in strangers:
         try:
             [beside, _] = _shared(answer, [own, stranger])
@@ -94,8 +95,8 @@ def _touched(
 
 
 def _extremes(other: Tensors) -> Iterator[Tensors]:
-    """Requests of as many rows whose floats are all large, all large and negative, or all NaN, and whose other numbers
-    are all the largest or the smallest: one such value may change the result for every row.
+    """Yield requests with as many rows whose floats are all large, all large and negative, or all NaN, and whose
+    integers are all the largest or the smallest. One such value may change the result for every row.
     """
     for value, pick in ((LARGE, torch.max), (-LARGE, torch.min), (math.nan, torch.max)):
         yield [
@@ -105,7 +106,7 @@ def _extremes(other: Tensors) -> Iterator[Tensors]:
 
 
 def _unlike(other: Tensors, request: Callable[[int, int], Tensors]) -> Tensors:
-    """A request of as many rows that asks something else; empty if none is found."""
+    """Return a different request with as many rows; empty if none is found."""
     for seed in range(100, 100 + _ATTEMPTS):
         drawn = request(other[0].shape[0], seed)
         if not all(map(torch.equal, other, drawn)):
@@ -114,7 +115,7 @@ def _unlike(other: Tensors, request: Callable[[int, int], Tensors]) -> Tensors:
 
 
 def _shared(answer: Callable[[Tensors], Tensors], requests: Sequence[Tensors]) -> list[Tensors]:
-    """The answer to each of several requests from one run."""
+    """Return the answer to each of several requests from one run."""
     sizes = [inputs[0].shape[0] for inputs in requests]
     outputs = answer([torch.cat(parts) for parts in zip(*requests, strict=True)])
     return [list(parts) for parts in zip(*(torch.split(output, sizes) for output in outputs), strict=True)]

@@ -37,7 +37,9 @@ def layer_table(
 
 
 def spans(paths: Sequence[str | None]) -> list[tuple[str, int, int]]:
-    """Unbroken runs of one path as (path, start, stop); a call of unknown path belongs to the one before it."""
+    """Return consecutive calls of one path as (path, start, stop); a call of unknown path belongs to the
+    previous one.
+    """
     known = next((path for path in paths if path is not None), "")
     found: list[tuple[str, int, int]] = []
     for index, path in enumerate(paths):

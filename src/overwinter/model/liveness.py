@@ -9,7 +9,7 @@ from overwinter.model.structure import Call, Program, evaluate, slots_of
 
 
 def with_frees(calls: Sequence[Call], first_value: int, output_slots: Sequence[int]) -> tuple[Call, ...]:
-    """The calls with `frees` filled in: each result is freed after the last call that reads it."""
+    """Return the calls with `frees` filled in: each result is freed after the last call that reads it."""
     last_use: dict[int, int] = {}
     for index, call in enumerate(calls):
         for slot in (*call.outputs, *slots_of(call)):
@@ -25,7 +25,7 @@ def with_frees(calls: Sequence[Call], first_value: int, output_slots: Sequence[i
 
 
 def span(program: Program, start: int, stop: int | None) -> tuple[int, int]:
-    """The span with its end filled in; ProgramError unless it lies within the program's calls."""
+    """Return the span with its end filled in; raise ProgramError unless it is within the program's calls."""
     end = len(program.calls) if stop is None else stop
     if not 0 <= start <= end <= len(program.calls):
         raise ProgramError(f"calls {start} to {end} are not a span of a program of {len(program.calls)} calls")
@@ -33,9 +33,9 @@ def span(program: Program, start: int, stop: int | None) -> tuple[int, int]:
 
 
 def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-    """Slots that calls `start` to `stop` need as inputs, in ascending order.
+    """Return the slots that calls `start` to `stop` need as inputs, in ascending order.
 
-    From the first call these are all the inputs; later, the inputs and earlier results that the span reads (or, if it
+    From the first call on these are all inputs; later, the inputs and earlier results that the span reads (or, if it
     ends at the program's end, that the program returns).
     """
     start, end = span(program, start, stop)
@@ -49,7 +49,8 @@ def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[
 
 
 def live_out(program: Program, stop: int | None = None, start: int = 0) -> tuple[int, ...]:
-    """Slots that calls `start` to `stop` return: their results that are read after `stop`, in ascending order.
+    """Return the slots that calls `start` to `stop` return: their results that are read after `stop`, in ascending
+    order.
 
     At the program's end these are its output slots, in the program's order.
     """
@@ -63,14 +64,16 @@ def live_out(program: Program, stop: int | None = None, start: int = 0) -> tuple
 
 
 def alive_across(program: Program, cut: int) -> set[int]:
-    """The results made before call `cut` and needed at or after it; inputs and weights are not counted."""
+    """Return the results made before call `cut` and needed at or after it, without inputs and weights."""
     made = program.first_value + sum(len(call.outputs) for call in program.calls[:cut])
     read = set(program.output_slots).union(*(slots_of(call) for call in program.calls[cut:]))
     return {slot for slot in read if program.first_value <= slot < made}
 
 
 def dimension_sizes(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Each dynamic size in the program's order, the example's where none is given; ProgramError if one is wrong."""
+    """Return each dynamic size in the program's order, by default the example's; raise ProgramError for an
+    invalid one.
+    """
     unknown = sizes.keys() - program.dimensions.keys()
     if unknown:
         known = ", ".join(program.dimensions) or "none"
@@ -85,10 +88,10 @@ def dimension_sizes(program: Program, sizes: Mapping[str, int]) -> dict[str, int
 
 
 def peak_activation_bytes(program: Program, sizes: Mapping[str, int] | None = None) -> int:
-    """Most bytes of inputs and results alive at once, at these dynamic sizes (the example's where not given).
+    """Return the most bytes of inputs and results alive at once, at these dynamic sizes (by default the example's).
 
-    Values that share memory are counted once, for as long as any of them lives. Weights, scratch memory inside an
-    operator and the allocator's rounding are not counted. ProgramError for a size out of range.
+    Values that share memory are counted once, as long as any of them is alive. Weights, scratch memory of operators and
+    the allocator's rounding are not counted. Raises ProgramError for a size out of range.
     """
     filled = dimension_sizes(program, sizes or {})
     inputs = sum(input_bytes(spec, filled) for spec in program.inputs)
@@ -115,7 +118,7 @@ def peak_activation_bytes(program: Program, sizes: Mapping[str, int] | None = No
 
 
 def input_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
-    """Bytes of one input at these dynamic sizes."""
+    """Return the bytes of one input at these dynamic sizes."""
     count = 1
     for size in spec.shape:
         count *= sizes[size] if isinstance(size, str) else size

@@ -10,17 +10,17 @@ from typing import Any
 
 Shape = tuple[int, ...]
 Arguments = Sequence[Any]
-"""A call's arguments with each tensor as its shape."""
+"""A call's arguments, with each tensor replaced by its shape."""
 
 
 def macs(operator: str, args: Arguments, output: Shape) -> int:
-    """Multiply-accumulates of one call, given its arguments' shapes and the shape of its first result."""
+    """Return the multiply-accumulates of one call, from its arguments' shapes and the shape of its first result."""
     count = _COUNTS.get(operator)
     return count(args, output) if count else 0
 
 
 def _rows_by_columns(at: int) -> Callable[[Arguments, Shape], int]:
-    """For products where each element of the result sums over the last axis of argument `at`."""
+    """Return the rule for products in which each element of the result sums over the last axis of argument `at`."""
 
     def count(args: Arguments, output: Shape) -> int:
         return prod(output) * int(args[at][-1])
@@ -69,7 +69,7 @@ def _cell(args: Arguments, _output: Shape) -> int:
 
 
 def _einsum(args: Arguments, _output: Shape) -> int:
-    """Every combination of the indices, where two or more tensors are multiplied."""
+    """Count every combination of the indices if two or more tensors are multiplied."""
     equation, shapes = args[0].replace(" ", ""), args[1]
     if len(shapes) < 2 or "..." in equation:
         return 0
@@ -86,9 +86,10 @@ def _bags(args: Arguments, _output: Shape) -> int:
 
 
 def _fourier(count: int | None, fields: int = 2) -> Callable[[Arguments, Shape], int]:
-    """For fast transforms over the last `count` dimensions, or all, unless the call says which.
+    """Return the rule for fast transforms over the last `count` dimensions, or all, by default.
 
-    Two and a half multiply-accumulates for each point and halving; half as many where one side is real (`fields` 1).
+    It counts two and a half multiply-accumulates for each point and halving; half as many if one side is real (`fields`
+    1).
     """
 
     def transformed(args: Arguments, output: Shape) -> int:
@@ -101,7 +102,7 @@ def _fourier(count: int | None, fields: int = 2) -> Callable[[Arguments, Shape],
 
 
 def _frames(args: Arguments, output: Shape) -> int:
-    """A transform of `n_fft` real points for each frame."""
+    """Count a transform of `n_fft` real points for each frame."""
     length: int = args[1]
     return int(1.25 * prod(output) / output[-2] * length * log2(length))
 

@@ -21,7 +21,9 @@ _ASSERTIONS = ("aten._assert_async", "aten._assert_scalar", "aten._functional_as
 
 
 def inline_nested(module: GraphModule) -> None:
-    """Put the calls of nested graphs into the graph, which is changed in place; ProgramError where they cannot be."""
+    """Inline the calls of nested graphs into the graph, which is changed in place; raise ProgramError if that is
+    impossible.
+    """
     while True:
         nested = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
         if not nested:
@@ -34,7 +36,7 @@ def inline_nested(module: GraphModule) -> None:
 
 
 def _inline(module: GraphModule, node: Node) -> None:
-    """Replace the call of a nested graph under a switch by the nested graph's own calls."""
+    """Replace the call of a wrapper by the calls of the nested graph in it."""
     leading = _SWITCHES.get(str(node.target))
     if leading is None:
         name = str(node.target)
@@ -45,7 +47,7 @@ def _inline(module: GraphModule, node: Node) -> None:
             f"autocast inside the model is not supported; convert the weights instead ({source_line(node)})"
         )
     results = _copied(module, node, node.args[count], node.args[count + 1 :])
-    _give(module, node, [results[index] for index in _used(node)])
+    _replace(module, node, [results[index] for index in _used(node)])
 
 
 def _select(module: GraphModule, node: Node) -> None:
@@ -71,14 +73,14 @@ def _select(module: GraphModule, node: Node) -> None:
             index = int(str(user.args[1]))
             pair = [result[index] for result in results]
             if not all(isinstance(part, Node) and isinstance(part.meta.get("val"), torch.Tensor) for part in pair):
-                raise ProgramError(f"torch.cond must give tensors; called at {source_line(node)}")
+                raise ProgramError(f"torch.cond must return tensors; called at {source_line(node)}")
             chosen.append(module.graph.call_function(torch.ops.aten.where.self, (condition, *pair)))
             chosen[-1].meta = {**node.meta, "val": user.meta["val"]}
-    _give(module, node, chosen)
+    _replace(module, node, chosen)
 
 
 def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
-    """ProgramError if running this graph although the other one is meant could fail or change a value."""
+    """Raise ProgramError if running this branch when the other one is selected could fail or change a value."""
     graph = module.get_submodule(str(place.target)).graph
     assert isinstance(graph, torch.fx.Graph)
     outside = {hole for hole in graph.nodes if hole.op == "placeholder"}
@@ -96,7 +98,7 @@ def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
 
 
 def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of a nested graph whose calls are inserted before `node`."""
+    """Return the results of a nested graph whose calls are inserted before `node`."""
     nested = module.get_submodule(str(place.target))
     assert isinstance(nested, GraphModule)
     holes = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]
@@ -117,13 +119,13 @@ def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]
 
 
 def _used(node: Node) -> list[int]:
-    """The result that each user of a call uses."""
+    """Return the index of the result that each user of a call uses."""
     if any(user.target is not operator.getitem for user in node.users):
         raise ProgramError(f"unexpected use of a nested graph at {source_line(node)}")
     return [int(str(user.args[1])) for user in node.users]
 
 
-def _give(module: GraphModule, node: Node, results: Sequence[Any]) -> None:
+def _replace(module: GraphModule, node: Node, results: Sequence[Any]) -> None:
     """Replace a call by these results, one for each of its users, and remove it."""
     for user, result in zip(list(node.users), results, strict=True):
         user.replace_all_uses_with(result)
@@ -143,4 +145,6 @@ _SWITCHES: dict[str, tuple[int, Callable[[tuple[Any, ...]], bool]]] = {
     "wrap_with_set_grad_enabled": (1, _always),
     "wrap_with_autocast": (4, _is_off),
 }
-"""Switches that may be inlined: how many arguments come before the nested graph, and when they change nothing."""
+"""The wrappers that may be inlined: the number of arguments before the nested graph, and when the wrapper has no
+effect.
+"""

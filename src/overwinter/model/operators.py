@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 
 def _aten(names: str) -> frozenset[str]:
-    """Full names from a list; one with no overload means `default`."""
+    """Return full names from a list; a name without an overload means `default`."""
     return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split())
 
 
@@ -204,13 +204,13 @@ REFUSE_VALUES: frozenset[str] = _aten(f"""
     scatter_reduce.two scatter_reduce_.two searchsorted.Scalar searchsorted.Tensor special_multigammaln take
     take_along_dim {_DECOMPOSITION}
 """)
-"""Operators that fail for some values: an index out of range, a division by zero, a singular matrix."""
+"""Operators that fail for some values, such as an index out of range, a division by zero or a singular matrix."""
 
 SIZE_OPERATORS: frozenset[str] = frozenset({"aten.sym_size.int", "aten.sym_numel.default"})
 """Operators that read a whole number out of a tensor's shape."""
 
 ITEM_OPERATORS: frozenset[str] = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
-"""Operators that read the number in a tensor of one element."""
+"""Operators that read the number from a tensor of one element."""
 
 CHECKS: frozenset[str] = frozenset(
     {
@@ -221,10 +221,10 @@ CHECKS: frozenset[str] = frozenset(
         "aten.sym_constrain_range_for_size.default",
     }
 )
-"""Operators that give nothing and fail the run unless their first argument is as it should be."""
+"""Operators that return nothing and fail the run unless their first argument is valid."""
 
 NUMBER_CHECKS: frozenset[str] = frozenset(name for name in CHECKS if not name.startswith("aten._assert_async"))
-"""Those of them that look at a number; the others look at a tensor."""
+"""The checks of a number; the others check a tensor."""
 
 SYMBOLIC: dict[str, Callable[..., Any]] = {
     "math.ceil": math.ceil,
@@ -253,11 +253,11 @@ SYMBOLIC: dict[str, Callable[..., Any]] = {
     "torch.sym_not": operator.not_,
     "torch.sym_sqrt": math.sqrt,
 }
-"""Functions over the numbers that come from shapes or tensors, with what computes them at run time."""
+"""Functions of numbers that come from shapes or tensors, and what computes them at run time."""
 
 
 class Requirement(NamedTuple):
-    """The only value that an argument may have, where another would make the operator random or write to a weight."""
+    """The only value that an argument may have; with another one the operator would be random or write to a weight."""
 
     position: int
     name: str
@@ -276,7 +276,7 @@ REQUIRED: dict[str, tuple[Requirement, ...]] = {
     "aten.rrelu.default": (Requirement(3, "training", False),),
     "aten.scaled_dot_product_attention.default": (Requirement(4, "dropout_p", 0.0),),
 }
-"""Arguments that must be one literal; left out, they have that value or the call is not complete."""
+"""Arguments that must have one literal value. A call may omit an argument only if its default is this value."""
 
 
 def is_allowed(name: str) -> bool:

@@ -15,16 +15,16 @@ from overwinter.model.operators import CHECKS
 from overwinter.model.structure import SYMBOLIC_KINDS, Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
 
 MOST = (1 << 31) - 1
-"""Largest whole number, up or down from zero, of most parameters."""
+"""The largest magnitude of most integer parameters."""
 MOST_OF_WINDOW = 1 << 20
-"""The same of a window and its steps."""
+"""The largest magnitude for a window and its steps."""
 MOST_OF_CONVOLUTION = 1 << 16
-"""The same of what surrounds a convolution: some of its kernels count places in 32 bits."""
+"""The largest padding and dilation of a convolution: some kernels compute positions in 32 bits."""
 MOST_OF_STRIDE = 1 << 12
-"""The same of its stride."""
+"""The largest stride of a convolution."""
 
 _UNBOUNDED = CHECKS | {"aten.slice.Tensor", "aten.slice_scatter.default"}
-"""Operators that clamp whole numbers, or do no more than compare them."""
+"""Operators that clamp integers, or only compare them."""
 _STEPS = {"stride", "padding", "dilation", "output_padding"}
 
 
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
     most: int
 
     def hold(self, number: Any) -> bool:
-        """Whether a number is within them; NaN is not."""
+        """Whether a number is within the bounds; NaN is not."""
         return bool(self.least <= number <= self.most)
 
 
@@ -43,9 +43,9 @@ class Parameter:
     """The values that one parameter of an operator accepts."""
 
     def __init__(self, operator: str, argument: Any) -> None:
-        """`argument` is a part of the operator's schema."""
+        """Create it; `argument` is a part of the operator's schema."""
         kind = argument.real_type
-        # A number stands for a tensor only where no result could be the tensor itself.
+        # A number may replace a tensor only if no result can be the tensor itself.
         self._no_number = argument.alias_info is not None or operator in ON_TENSORS
         self._may_lack = isinstance(kind, torch.OptionalType)
         if self._may_lack:
@@ -66,7 +66,7 @@ class Parameter:
         if not self._is_list:
             return not isinstance(argument, tuple) and self._takes_part(argument, program, self._no_number)
         if not isinstance(argument, tuple):
-            # One number stands for a list of equal ones.
+            # A single number stands for a list of equal numbers.
             return self.kind != "Tensor" and self._takes_part(argument, program, True)
         return all(self._part_may_lack if part is None else self._takes_part(part, program, True) for part in argument)
 
@@ -91,11 +91,13 @@ def _bounds(operator: str, name: str) -> Bounds | None:
 
 
 def bounded(bounds: Bounds) -> Callable[[Any], Any]:
-    """A function that returns a number that is computed while a program runs; ValueError if it is out of bounds."""
+    """Return a function that checks a number that is computed while a program runs, and raises ValueError if it is out
+    of bounds.
+    """
 
     def check(number: Any) -> Any:
         if not bounds.hold(number):
-            raise ValueError(f"a size or a place of {number} is beyond {bounds.least} to {bounds.most}")
+            raise ValueError(f"a size or an index of {number} is not within {bounds.least} to {bounds.most}")
         return number
 
     return check
@@ -107,7 +109,7 @@ def _takes(kind: str, argument: Scalar, program: Program) -> bool:
 
 
 def is_number(argument: Scalar, program: Program) -> bool:
-    """Whether an argument is a number, written out or worked out."""
+    """Whether an argument is a number, literal or computed."""
     if isinstance(argument, Slot):
         return not _is_tensor(argument, program)
     return isinstance(argument, bool | int | float)
@@ -123,7 +125,7 @@ def _is_whole(argument: Scalar, program: Program) -> bool:
 
 
 _KINDS: dict[str, Callable[[Any, Program], bool]] = {
-    # A number for a tensor is one without dimensions.
+    # A number in place of a tensor is a tensor without dimensions.
     "Tensor": lambda argument, program: isinstance(argument, Slot) or is_number(argument, program),
     "number": is_number,
     "float": is_number,

@@ -28,22 +28,24 @@ SIZES = {
     "height": 224,
     "width": 224,
 }
-"""Names of sizes that may vary, and the example's size of each where the model says nothing."""
+"""The names of dynamic sizes, with the example's size if the model does not define one."""
 USUALLY_FIXED = {"height", "width"}
-"""Vary only when asked to."""
+"""Sizes that vary only if the deployer asks for it."""
 PARTS = {"encoder": "get_encoder", "text": "get_text_features", "image": "get_image_features"}
-"""Parts of a model that can be deployed alone, and what gives each."""
+"""The parts of a model that can be deployed alone, and the method that returns each."""
 ANY = "any"
 DATA_ONLY = {"local_files_only": True, "trust_remote_code": False}
-"""How everything of a directory is opened. Left unsaid, `transformers` asks whoever sits there whether to run code."""
+"""The options for loading anything from a directory. By default `transformers` would ask on the terminal whether to run
+code.
+"""
 _CODE = re.compile(r".*(attn|experts)_implementation")
-"""Settings that may name kernels: code to fetch."""
+"""Settings that may name kernels, which are code to download."""
 
 Axes = tuple[str | int, ...]
 
 
 class Pretrained(NamedTuple):
-    """A model with what `export` needs besides."""
+    """A model with the further data that `export` needs."""
 
     module: torch.nn.Module
     example_inputs: dict[str, torch.Tensor]
@@ -54,12 +56,12 @@ class Plain(torch.nn.Module):
     """A model, or one method of it, that returns a dictionary of its output tensors, without caches or containers."""
 
     def __init__(self, model: Any, method: str = "forward", *, first_only: bool = False) -> None:
-        """With `first_only`, its first output alone."""
+        """Wrap a model; with `first_only`, only its first output is returned."""
         super().__init__()
         self.model = model
         self.method = method
         self.first_only = first_only
-        # What is kept for the next token would be outputs of no use here.
+        # The cache for the next token would appear as further outputs.
         self.fixed = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
     def forward(
@@ -72,7 +74,7 @@ class Plain(torch.nn.Module):
         input_features: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The model's output tensors by name."""
+        """Return the model's output tensors by name."""
         given = {name: value for name, value in locals().items() if isinstance(value, torch.Tensor)}
         outputs = getattr(self.model, self.method)(**given, **self.fixed)
         if isinstance(outputs, torch.Tensor):
@@ -89,7 +91,7 @@ def load_transformers(path: Path, options: Mapping[str, Any] | None = None) -> P
     """The model in a `transformers` directory, wrapped to return plain tensors, with example inputs and dynamic sizes.
 
     `options` may give a size by its name, as `{"sequence": 128}` (fixed) or `{"height": "any"}` (may vary), and the
-    `part` of the model that is meant. ProgramError if the directory is incomplete, `transformers` is missing, the
+    `part` of the model to deploy. Raises ProgramError if the directory is incomplete, `transformers` is missing, the
     model takes another kind of input or has no such part or size.
     """
     sizes = dict(options or {})
@@ -98,7 +100,7 @@ def load_transformers(path: Path, options: Mapping[str, Any] | None = None) -> P
 
 
 def load_model(path: Path, *, headless: bool = False) -> Any:
-    """The model of the class that the directory's configuration names, or its base without a head, for evaluation."""
+    """Load the model class that the directory's configuration names, or its base without a head, in evaluation mode."""
     config_path = path / "config.json"
     config = read_json(config_path)
     _check_kernels(config_path, config)
@@ -118,7 +120,7 @@ def load_model(path: Path, *, headless: bool = False) -> Any:
 
 
 def _check_kernels(path: Path, config: Mapping[str, Any]) -> None:
-    """ProgramError where a configuration names code to fetch, here or in a part of it."""
+    """Raise ProgramError if a configuration, or a part of it, names code to download."""
     for key, value in config.items():
         if _CODE.fullmatch(key) and "/" in str(value):
             raise ProgramError(f"{path} names kernels, which are code: {key} is {value!r}; leave it out")
@@ -127,7 +129,7 @@ def _check_kernels(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the directory; ProgramError when there is none."""
+    """Read a JSON object from a file of the directory; raise ProgramError if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -140,7 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def import_transformers() -> Any:
-    """The package; ProgramError with the line that installs it."""
+    """Import the package; ProgramError names the command that installs it."""
     try:
         import transformers
     except ImportError as error:
@@ -149,7 +151,7 @@ def import_transformers() -> Any:
 
 
 def with_examples(plain: Plain, sizes: Mapping[str, Any]) -> Pretrained:
-    """The model with example inputs and the names of their dynamic sizes; `sizes` as the options."""
+    """Return the model with example inputs and the names of their dynamic sizes; `sizes` are the options."""
     axes = _axes(plain)
     config = plain.model.config
     known = {name: size for name, size in _sizes(config).items() if any(name in each for each in axes.values())}
@@ -172,7 +174,7 @@ def with_examples(plain: Plain, sizes: Mapping[str, Any]) -> Pretrained:
 
 
 def dynamic_of(axes: Mapping[str, Axes], varying: Collection[str]) -> dict[str, dict[int, str]]:
-    """The dynamic sizes, in the form that `export` needs."""
+    """Return the dynamic sizes in the form that `export` needs."""
     return {
         name: {at: axis for at, axis in enumerate(each) if isinstance(axis, str) and axis in varying}
         for name, each in axes.items()
@@ -180,7 +182,7 @@ def dynamic_of(axes: Mapping[str, Axes], varying: Collection[str]) -> dict[str, 
 
 
 def _nested(transformers: Any, path: Path, name: str) -> Any:
-    """A model class that `transformers` does not list at its top, such as an encoder saved alone."""
+    """Return a model class that `transformers` does not list at the top level, such as a separately saved encoder."""
     try:
         config = transformers.AutoConfig.from_pretrained(path, **DATA_ONLY)
         module = import_module(type(config).__module__.replace("configuration_", "modeling_"))
@@ -192,7 +194,7 @@ def _nested(transformers: Any, path: Path, name: str) -> Any:
 def _part(model: Any, part: str | None) -> Plain:
     if part is None:
         return Plain(model)
-    # Every model has a method that finds its encoder, and be it itself.
+    # Every model has a method that returns its encoder, sometimes the model itself.
     apart = getattr(model.config, "is_encoder_decoder", False)
     known = [name for name, method in PARTS.items() if hasattr(model, method) and (apart or name != "encoder")]
     if part not in known:
@@ -201,11 +203,11 @@ def _part(model: Any, part: str | None) -> Plain:
 
 
 def _axes(plain: Plain) -> dict[str, Axes]:
-    """The inputs to give, by name, and what each of their sizes is."""
+    """Return the inputs to give, by name, with the meaning of each dimension."""
     model, takes = plain.model, plain.takes()
     kind = type(model).__name__
     main = _main_input(plain, takes)
-    # Texts and images of a contrastive model are compared, each with each: their numbers need not be equal.
+    # A contrastive model compares each text with each image, so their numbers may differ.
     apart = {"input_ids", main, "pixel_values"} <= takes and hasattr(model, "get_text_features")
     texts, images = ("texts", "images") if apart else ("batch", "batch")
     axes: dict[str, Axes] = {}
@@ -219,7 +221,7 @@ def _axes(plain: Plain) -> dict[str, Axes]:
     elif main == "input_features":
         axes[main] = ("batch", *_feature_axes(model.config, kind))
     decodes = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in takes
-    # A classifier with a decoder makes the decoder's input of the encoder's.
+    # A classifier with a decoder computes the decoder's input from the encoder's.
     if decodes and "Classification" not in kind and "QuestionAnswering" not in kind:
         axes["decoder_input_ids"] = ("batch", "decoder_sequence")
     return axes
@@ -232,7 +234,7 @@ def _main_input(plain: Plain, takes: set[str]) -> str:
         name = next((each for each in known if each in takes), name)
     if name not in known:
         raise ProgramError(
-            f"{type(plain.model).__name__} takes {name!r}; deploy it as module:callable, from a module of one's own "
+            f"{type(plain.model).__name__} takes {name!r}; deploy it as module:callable, from your own module "
             "that has example inputs"
         )
     return name
@@ -246,14 +248,14 @@ def _image_axes(config: Any) -> Axes:
 def _feature_axes(config: Any, kind: str) -> Axes:
     mels, positions = setting(config, "num_mel_bins"), setting(config, "max_source_positions")
     if mels and positions:
-        # Whisper halves its frames once, and takes them in full length only.
+        # Whisper halves the number of frames, and takes inputs of the full length only.
         return (mels, 2 * positions)
     for name in ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins"):
         width = setting(config, name)
         if width:
             return ("frames", width)
     raise ProgramError(
-        f"{kind} takes 'input_features' of a shape that its config.json does not tell; deploy it as "
+        f"{kind} takes 'input_features' of a shape that its config.json does not define; deploy it as "
         "module:callable, with example inputs"
     )
 
@@ -269,7 +271,7 @@ def _sizes(config: Any) -> dict[str, int]:
 
 
 def setting(config: Any, name: str) -> Any:
-    """A value of a configuration, or of the one of its parts that has it; None if none has."""
+    """Return a value of a configuration, or of one of its parts; None if none has it."""
     parts = (config, *(getattr(config, f"{part}_config", None) for part in ("vision", "audio", "backbone", "text")))
     return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
 

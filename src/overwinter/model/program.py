@@ -64,9 +64,9 @@ MAX_PROGRAM_BYTES = 64 << 20
 MAX_CALLS = 32_768
 MAX_WEIGHTS = 100_000
 MAX_TENSORS = 1_000
-"""Most inputs, and most outputs."""
+"""The most inputs, and the most outputs."""
 MAX_ARGUMENTS = 10_000
-"""Most parts of one call's arguments, and most results of one call."""
+"""The most parts of one call's arguments, and the most results of one call."""
 MAX_DIMENSIONS = 16
 MAX_RANK = 64
 MAX_TEXT = 1_000
@@ -74,13 +74,13 @@ MAX_SIZE = 1 << 40
 MAX_DEGREE = 16
 MAX_COEFFICIENT = float(1 << 60)
 MAX_NUMBER_BITS = 1 << 16
-"""Widest number that a program may work out from sizes: repeated squaring must not fill the memory."""
+"""The widest number that a program may compute from sizes: repeated squaring must not fill the memory."""
 
 ITEM_BITS = 1 << 10
-"""Widest number that an element of a tensor is as a Python number: the largest float64 is an integer, too."""
+"""The widest Python number that an element of a tensor can become: the largest float64 as an integer."""
 
 _OPERAND = re.compile(r"\b[A-Za-z_]\w*\b(?!\()", re.ASCII)
-"""What an expression of sizes names, but for the functions that it calls."""
+"""The names in an expression of sizes, except those of functions that it calls."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -95,17 +95,17 @@ _decode_call = msgspec.msgpack.Decoder(Call).decode
 
 
 def encode_program(program: Program) -> bytes:
-    """The program as bytes; equal programs give equal bytes."""
+    """Encode the program; equal programs give equal bytes."""
     return msgspec.msgpack.encode(program)
 
 
 def decode_program(data: bytes) -> Program:
-    """The program in `data`, not yet validated; ProgramError if the bytes are no program of this format."""
+    """Decode the program in `data` without validation; raise ProgramError if it is not a program of this format."""
     if len(data) > MAX_PROGRAM_BYTES:
         raise ProgramError(f"a program of {len(data)} bytes is over the limit of {MAX_PROGRAM_BYTES}")
     try:
         outline = _decode_outline(data)
-        # One by one: a decoder keeps all threads of a process waiting until it is done.
+        # Decode one by one: a decoder blocks all threads of the process until it returns.
         calls = tuple([_decode_call(call) for call in outline.calls])
         return Program(**{**msgspec.structs.asdict(outline), "calls": calls})
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -114,7 +114,9 @@ def decode_program(data: bytes) -> Program:
 
 def validate(program: Program) -> None:
     """ProgramError, naming the part at fault, unless the program is safe to compile and run."""
-    _require(program.version == FORMAT_VERSION, f"program format {program.version}, this node knows {FORMAT_VERSION}")
+    _require(
+        program.version == FORMAT_VERSION, f"program format {program.version}, this node supports {FORMAT_VERSION}"
+    )
     _check_dimensions(program)
     _check_specs("input", program.inputs, program.dimensions)
     _check_specs("output", program.outputs, None)
@@ -171,13 +173,15 @@ def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[
 
 
 def _check_worked_out(program: Program) -> None:
-    """The sizes of outputs must be computable from those of inputs."""
+    """Check that the sizes of outputs can be computed from those of inputs."""
     for spec in program.outputs:
         for size in spec.shape:
             names = _OPERAND.findall(size) if isinstance(size, str) else []
             unknown = next((name for name in names if name not in program.dimensions), None)
             _require(unknown is None, f"output {spec.name!r} has a size {size!r} of an unknown {unknown!r}")
-            _require(isinstance(size, int) or bool(names), f"output {spec.name!r} has a size {size!r} that is none")
+            _require(
+                isinstance(size, int) or bool(names), f"output {spec.name!r} has a size {size!r}, which is not valid"
+            )
 
 
 def _check_weights(weights: tuple[Weight, ...]) -> None:
@@ -219,13 +223,13 @@ def _check_layers(program: Program) -> None:
 
 
 class _Walk:
-    """One pass over the calls in order, with what each slot holds at that moment."""
+    """One pass over the calls in order, with the content of each slot at that moment."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.alive = set(range(program.first_value))
         self.bits: dict[int, int] = {}
-        """Widest that each number worked out from sizes can be."""
+        """The most bits of each number that is computed from sizes."""
 
     def check(self) -> None:
         program = self.program
@@ -304,7 +308,7 @@ class _Walk:
             raise ProgramError(f"{where}: cannot check a {'number' if is_number else 'tensor'}")
 
     def _number_bits(self, call: Call, where: str) -> int:
-        """Bits that the call's result can need at most, taking every function for a product."""
+        """Return the most bits that the call's result can need, treating every function as a product."""
         if call.operator in ITEM_OPERATORS:
             return ITEM_BITS
         if call.operator in SIZE_OPERATORS:

@@ -11,11 +11,11 @@ import torch
 
 from overwinter.core.errors import ProgramError
 
-_RANDOM = "a program draws no random numbers; take them as an input"
+_RANDOM = "a program cannot draw random numbers; take them as an input"
 _SIZED_BY_VALUES = (
     "its result's size depends on values; keep the full size and a mask, with torch.where or torch.nonzero_static"
 )
-_RAW_MEMORY = "it takes memory by raw strides, or memory that nobody wrote; use reshape, slices, unfold or torch.zeros"
+_RAW_MEMORY = "it uses raw strides or uninitialised memory; use reshape, slices, unfold or torch.zeros"
 _PACKED = "sizes of packed sequences depend on values; give padded inputs and a mask"
 _QUANTIZED = (
     "packed quantized weights are opaque; deploy the float model, or keep int8 weights and their scales as buffers and "
@@ -39,33 +39,33 @@ _WAYS_OUT: tuple[tuple[str, str], ...] = (
     (r"while_loop|scan|map|associative_scan", _LOOPS),
     (r"(pow|round)$", "it computes with a size, which a program does with + - * / // % alone; use torch.tensor(size)"),
 )
-"""What to do instead, by how the name of an operator begins, without its namespace."""
+"""The remedy for each operator, by a pattern of its name without the namespace."""
 
 _FAILURES: tuple[tuple[str, str], ...] = (
     (r"pack_padded_sequence|pad_packed_sequence|PackedSequence", _PACKED),
     (r"nested_tensor", "give padded inputs and a mask in place of nested tensors"),
 )
-"""What to do instead, by what an export's failure speaks of."""
+"""The remedy for a failed export, by a pattern of its message."""
 
 
 def way_out(operator: str) -> str:
-    """What to write in place of a refused operator, as the end of a sentence; empty if nothing is known."""
+    """Return the remedy for a refused operator, as the end of a sentence; empty if none is known."""
     namespace, _, name = operator.rpartition("predispatch.")[2].partition(".")
     if name and namespace.startswith("quantized"):
         return f"; {_QUANTIZED}"
     if name and namespace not in ("aten", "builtins", "math", "operator", "torch"):
-        return f"; operators of {namespace!r} are not PyTorch's own, and a node has no others"
+        return f"; operators of {namespace!r} are not PyTorch's own, and a node has only these"
     bare = name or namespace
     return next((f"; {way}" for pattern, way in _WAYS_OUT if re.match(pattern, bare)), "")
 
 
 def way_past(failure: str) -> str:
-    """What to change where an export failed with this text, as the end of a sentence; empty if nothing is known."""
+    """Return the remedy for a failed export with this text, as the end of a sentence; empty if none is known."""
     return next((f"; {way}" for pattern, way in _FAILURES if re.search(pattern, failure)), "")
 
 
 def check_module(module: torch.nn.Module) -> None:
-    """ProgramError for a module that holds code or weights that no export can see through."""
+    """Raise ProgramError for a module with code or weights that an export cannot represent."""
     for path, part in module.named_modules():
         where = f"module {path!r}" if path else "the model"
         if isinstance(part, torch.jit.ScriptModule):

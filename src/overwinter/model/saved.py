@@ -26,15 +26,15 @@ MODELS, WEIGHTS, CONSTANTS, SAMPLES = "models/", "data/weights/", "data/constant
 COMPILED = "data/aotinductor/"
 
 _NAME = re.compile(r"[\w.]*")
-"""What may stand in Python source without doing anything."""
+"""Text that has no effect in Python source."""
 _PLAIN = {
     **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name", "fqn"), re.compile(r"[\w.:/ +-]*")),
     **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),
     "torch_version": re.compile(r"[\w.+]*"),
 }
-"""Strings of the graph that may be more than names: those of attributes stand in quotes only."""
+"""The graph's strings that may contain more than names; those of attributes occur only in quotes."""
 _NOTES = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom"}
-"""Metadata of a call, which nothing evaluates."""
+"""The metadata of a call that PyTorch does not evaluate."""
 _OPERATOR = re.compile(r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\._?sym_\w+")
 _FUNCTIONS = {
     *("Add", "Mul", "Pow", "Integer", "Rational", "Float", "Mod", "Max", "Min", "Abs", "floor", "ceiling"),
@@ -44,9 +44,9 @@ _FUNCTIONS = {
     *("RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "TruncToFloat", "TruncToInt", "RoundToInt"),
     *("RoundDecimal", "ToFloat", "Identity", "IsNonOverlappingAndDenseIndicator", "max", "min", "abs"),
 }
-"""What an expression of sizes may call."""
+"""The functions that an expression of sizes may call."""
 _SIZES = {"size", "stride", "storage_offset", "dim", "numel"}
-"""What a guard may ask of an input."""
+"""What a guard may read of an input."""
 _ARITHMETIC = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.Load),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
@@ -56,21 +56,21 @@ TEXT_MOST = 10_000
 
 
 def check_saved(path: Path) -> None:
-    """ProgramError with the finding, unless opening the file executes nothing from the file."""
+    """Raise ProgramError with the finding, unless opening the file executes nothing from the file."""
     for place, what in _code(path):
         raise ProgramError(
-            f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Have it saved "
-            "without, by torch.export.save of plain tensors; or, if you trust who made it, deploy it with --trust"
+            f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Save it again "
+            "without code, by torch.export.save of plain tensors; or, if you trust its author, deploy it with --trust"
         )
 
 
 def _code(path: Path) -> Iterator[tuple[str, str]]:
-    """The position and the kind of anything in the file that is not data."""
+    """Yield the position and the kind of anything in the file that is not data."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as older:
-            # What PyTorch falls back to, with another reader, when it cannot open the file.
+            # The old format, which PyTorch reads in another way if it cannot open the file in the new one.
             if "version" in older.namelist():
-                yield "version", "pickles in the way of an older PyTorch"
+                yield "version", "pickles in the format of an older PyTorch"
     reader = PT2ArchiveReader(str(path))
     names = reader.get_file_names()
     if sum(reader.archive_file.get_record_size(name) for name in names) > path.stat().st_size:
@@ -88,7 +88,7 @@ def _of_model(reader: PT2ArchiveReader, name: str, names: Sequence[str]) -> Iter
     yield from _of_samples(reader, f"{SAMPLES}{model}.pt")
     for directory, kind, prefix in ((WEIGHTS, "weights", "weight_"), (CONSTANTS, "constants", "tensor_")):
         if f"{directory}{model}.pt" in names:
-            yield f"{directory}{model}.pt", "pickles in the way of an older PyTorch"
+            yield f"{directory}{model}.pt", "pickles in the format of an older PyTorch"
         yield from _of_tensors(reader, f"{directory}{model}_{kind}_config.json", directory, prefix)
 
 
@@ -102,7 +102,7 @@ def _of_tensors(reader: PT2ArchiveReader, config: str, directory: str, prefix: s
         if payload["use_pickle"] is not False or not record.startswith(prefix):
             yield place, "a pickled object"
         elif not _PLAIN["fqn"].fullmatch(name):
-            yield place, "a name that is none"
+            yield place, "an invalid name"
         elif not reader.archive_file.get_record_size(directory + record) and _count(payload["tensor_meta"]):
             yield place, "a tensor without its bytes"
 
@@ -141,7 +141,7 @@ def _of_graph(name: str, document: Any) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every string, and where it stands; a key stands where its value does."""
+    """Yield every string with its position; a key has the position of its value."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -159,7 +159,7 @@ def _is_data(path: Sequence[str], text: str) -> bool:
     if key in _NOTES and before[-1:] == ("metadata",):
         return True
     if key in ("as_string", "as_strings") and before == ("inputs", "arg"):
-        # An argument of a call stands in the source as Python shows it, in quotes.
+        # In the source an argument of a call is a quoted Python string.
         return True
     if key == "expr_str" or path[0] == "guards_code" or tuple(path) == ("range_constraints", "key"):
         return _is_arithmetic(text)
@@ -171,9 +171,9 @@ def _is_data(path: Sequence[str], text: str) -> bool:
 
 
 def _is_spec(text: str) -> bool:
-    """Whether the form of inputs or outputs is of names alone; there is JSON in its strings."""
+    """Whether the form of inputs or outputs contains only names; its strings may contain JSON."""
     if _NAME.fullmatch(text):
-        # One of these makes PyTorch import the module that it names.
+        # This name makes PyTorch import a module that the text names.
         return text != "__enum__"
     try:
         content = json.loads(text)

@@ -1,7 +1,7 @@
 """Represents the sizes of an exported graph's tensors as data that can be evaluated without symbolic algebra.
 
 `torch.export` describes sizes by sympy expressions over symbols. Here they become sums of terms over named dimensions.
-They are exact where the size is a polynomial. Otherwise rounding is left out, and an expression that is still no
+They are exact where the size is a polynomial. Otherwise rounding is left out, and an expression that is still not a
 polynomial is evaluated at the largest sizes.
 """
 
@@ -17,11 +17,11 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.structure import Term
 
 _LARGE = 4096
-"""No size counts for more where bytes cannot be written as a polynomial."""
+"""The value that each size counts for at most where bytes are not a polynomial of the sizes."""
 
 
 class Sizes:
-    """The dynamic sizes of one exported graph: what its symbols mean in names, ranges, and what follows for shapes."""
+    """The dynamic sizes of one exported graph: the names and ranges of its symbols, and conversions of shapes."""
 
     def __init__(
         self, meanings: dict[sympy.Symbol, sympy.Expr], ranges: dict[str, tuple[int, int]], example: dict[str, int]
@@ -33,18 +33,18 @@ class Sizes:
         self._terms: dict[sympy.Expr, tuple[Term, ...]] = {}
 
     def shape(self, tensor: torch.Tensor) -> tuple[int | str, ...]:
-        """The shape with dynamic sizes by name, or written out where they are worked out from names."""
-        return tuple(self._spoken(size) for size in sizes_of(tensor))
+        """Return the shape with dynamic sizes by name, or as expressions of names."""
+        return tuple(self._as_text(size) for size in sizes_of(tensor))
 
     def shape_at_example(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The shape at the example's sizes."""
+        """Return the shape at the example's sizes."""
         sizes = {named(name): size for name, size in self.example.items()}
         return tuple(
             size if isinstance(size, int) else int(self.expression(size).subs(sizes)) for size in sizes_of(tensor)
         )
 
     def nbytes(self, tensor: torch.Tensor) -> tuple[Term, ...]:
-        """Bytes of the tensor's elements."""
+        """Return the bytes of the tensor's elements."""
         fixed = prod((size for size in sizes_of(tensor) if isinstance(size, int)), start=item_bytes(tensor.dtype))
         expression = sympy.Integer(fixed)
         for size in sizes_of(tensor):
@@ -55,7 +55,7 @@ class Sizes:
         return self._terms[expression]
 
     def expression(self, number: torch.SymInt | torch.SymBool) -> sympy.Expr:
-        """A symbolic number of the graph over the names of sizes."""
+        """Express a symbolic number of the graph with the names of sizes."""
         strange = number.node.expr.free_symbols - self.meanings.keys()
         if strange:
             raise ProgramError(
@@ -64,7 +64,7 @@ class Sizes:
             )
         return number.node.expr.xreplace(self.meanings)
 
-    def _spoken(self, size: int | torch.SymInt) -> int | str:
+    def _as_text(self, size: int | torch.SymInt) -> int | str:
         return size if isinstance(size, int) else str(self.expression(size))
 
     def _polynomial(self, expression: sympy.Expr) -> tuple[Term, ...]:
@@ -81,12 +81,12 @@ class Sizes:
 
 
 def sizes_of(tensor: torch.Tensor) -> list[int | torch.SymInt]:
-    """The shape as an export knows it: a fixed size is an int, a dynamic one a symbol."""
+    """Return the shape as an export knows it: a fixed size is an int, a dynamic one a symbol."""
     return list(tensor.shape)
 
 
 def item_bytes(dtype: torch.dtype) -> int:
-    """Bytes of one element; ProgramError for a type that programs do not have."""
+    """Return the bytes of one element; raise ProgramError for a type that programs do not support."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPE_BYTES:
         raise ProgramError(f"tensors of type {name} are not supported")
@@ -94,7 +94,7 @@ def item_bytes(dtype: torch.dtype) -> int:
 
 
 def _without_rounding(expression: sympy.Expr) -> sympy.Expr:
-    """The expression with exact divisions for rounded ones and sums for maxima: a little more, rarely less."""
+    """Replace rounded divisions by exact ones, and maxima by sums: the result is a little larger, rarely smaller."""
     for function in (FloorDiv, CleanDiv):
         expression = expression.replace(function, _quotient)
     expression = expression.replace(CeilDiv, _raised_quotient)
@@ -125,7 +125,7 @@ def _first(first: sympy.Expr, *_others: sympy.Expr) -> sympy.Expr:
 
 
 def symbolic_kind(number: object) -> str:
-    """What kind of number a value of the graph is."""
+    """Return the kind of number that a value of the graph is."""
     match number:
         case torch.SymBool() | bool():
             return "symbool"
@@ -136,15 +136,16 @@ def symbolic_kind(number: object) -> str:
 
 
 def named(name: str) -> sympy.Symbol:
-    """The symbol for a dynamic size."""
+    """Return the symbol of a dynamic size."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
 def meanings_of(sizes: Sequence[tuple[str, torch.SymInt]]) -> tuple[dict[sympy.Symbol, sympy.Expr], list[sympy.Expr]]:
-    """What the symbols in the inputs' sizes mean, given each dynamic size with its name, and what must hold of names.
+    """Return the meaning of the symbols in the inputs' sizes, and the conditions on names, from the name of each
+    dynamic size.
 
-    Where the export ties one size to another (equal, or twice as large), each keeps its name and the tie must hold.
-    ProgramError for a size that is worked out from others in a way that cannot be undone.
+    If the export ties one size to another (equal, or twice as large), each keeps its name and the tie becomes a
+    condition. Raises ProgramError for a size that is computed from others in an irreversible way.
     """
     meanings: dict[sympy.Symbol, sympy.Expr] = {}
     ties: list[sympy.Expr] = []
@@ -165,11 +166,11 @@ def meanings_of(sizes: Sequence[tuple[str, torch.SymInt]]) -> tuple[dict[sympy.S
 
 
 def _linear(name: str, expression: sympy.Expr, unknown: set[sympy.Symbol]) -> tuple[sympy.Integer, sympy.Expr]:
-    """A whole multiple of the one unknown symbol, and the rest."""
+    """Return the factor of the one unknown symbol, which must be an integer, and the rest."""
     if len(unknown) == 1:
         (symbol,) = unknown
         multiple = expression.coeff(symbol)
         rest = sympy.expand(expression - multiple * symbol)
         if multiple.is_Integer and multiple > 0 and symbol not in rest.free_symbols:
             return multiple, rest
-    raise ProgramError(f"size {name!r} is {expression} in the export; make it a size of its own, or a multiple of one")
+    raise ProgramError(f"size {name!r} is {expression} in the export; make it a separate size, or a multiple of one")

@@ -17,7 +17,7 @@ from overwinter.core.tensor import TensorSpec
 FORMAT_VERSION = 1
 
 BATCH = "batch"
-"""The dynamic size that counts the rows of a request; what one request has of it, another may be joined to."""
+"""The dynamic size that counts the rows of a request. Requests can be joined along it."""
 
 _WORD = re.compile(r"\w+")
 
@@ -73,7 +73,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkn
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One operator overload, its arguments, the slots of its results, and the slots that die after it."""
+    """One operator overload, its arguments, the slots of its results, and the slots to free after it."""
 
     operator: str
     args: tuple[Argument, ...]
@@ -90,11 +90,11 @@ class Term(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
 
 
 class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What is known of one result: its type, and its bytes as a sum of terms over the dimensions.
+    """The description of one result: its type, and its bytes as a sum of terms over the dimensions.
 
-    Where a size is rounded (`sequence // 2`), the terms leave the rounding out.
-    `base` is the slot whose memory the value shared at export, or -1 if the memory is its own. A number
-    worked out from sizes has a symbolic kind as its dtype and no bytes.
+    If a size is rounded (`sequence // 2`), the terms omit the rounding. `base` is the slot whose memory the value
+    shared at export, or -1 if it has its own memory. A number computed from sizes has a symbolic kind as its dtype and
+    no bytes.
     """
 
     dtype: str
@@ -130,23 +130,23 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output_slots: tuple[int, ...]
     layers: tuple[Layer, ...]
     dimensions: dict[str, tuple[int, int]]
-    """Dynamic sizes by name: smallest and largest."""
+    """The range of each dynamic size."""
     example: dict[str, int]
-    """Dynamic sizes by name as the layers were measured: 1 for the batch."""
+    """The value of each dynamic size at which the layers were measured; 1 for the batch."""
 
     @property
     def first_input(self) -> int:
-        """Slot of the first input."""
+        """The slot of the first input."""
         return len(self.weights)
 
     @property
     def first_value(self) -> int:
-        """Slot of the first call's first result."""
+        """The slot of the first call's first result."""
         return len(self.weights) + len(self.inputs)
 
     @property
     def unjoinable(self) -> str:
-        """The reason why requests cannot share a run, as far as shapes show; empty if they may."""
+        """Why requests cannot share a run, judged by shapes; empty if they may."""
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:
                 if spec.shape[:1] != (BATCH,):
@@ -156,7 +156,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "" if self.inputs else "it takes no input"
 
     def slot_name(self, slot: int) -> str:
-        """How to speak of a slot in a message."""
+        """Return the name of a slot in messages."""
         if slot < self.first_input:
             return f"weight {self.weights[slot].name!r}"
         if slot < self.first_value:
@@ -165,7 +165,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def slots_of(call: Call) -> list[int]:
-    """Every slot that a call reads, in the order of its arguments, repeats included."""
+    """Return every slot that a call reads, in the order of its arguments, with repetitions."""
     found: list[int] = []
     for argument in (*call.args, *call.kwargs.values()):
         parts = argument if isinstance(argument, tuple) else (argument,)
@@ -174,7 +174,7 @@ def slots_of(call: Call) -> list[int]:
 
 
 def evaluate(terms: tuple[Term, ...], dimensions: Mapping[str, int]) -> int:
-    """The sum of terms at these sizes, given in the order of the program's dimensions; whole, never negative."""
+    """Return the sum of terms at these sizes, in the order of the program's dimensions: an integer, never negative."""
     sizes = list(dimensions.values())
     total = sum(
         term.coefficient * prod(size**power for size, power in zip(sizes, term.powers, strict=True)) for term in terms

@@ -25,7 +25,7 @@ from overwinter.model.refusals import no_cache, way_past
 from overwinter.model.untouched import untouched
 
 Words = dict[sympy.Expr, str | None]
-"""What the author says where a `torch._check` fails, by its condition; None if nothing."""
+"""The author's message for each failed `torch._check`, by its condition; None without a message."""
 
 
 class Traced(NamedTuple):
@@ -36,7 +36,9 @@ class Traced(NamedTuple):
 
 
 def trace(module: torch.nn.Module, arguments: Arguments, ranges: Bounds) -> Traced:
-    """The module's graph, with the named sizes of its inputs dynamic within `ranges`; the module stays as it was."""
+    """Export the module's graph, with the named sizes of its inputs dynamic within `ranges`; the module is not
+    changed.
+    """
     sizes = {label: Dim.AUTO(min=low, max=high) for label, (low, high) in ranges.items()}
     shapes = {name: {dim: sizes[label] for dim, label in dims.items()} for name, _, dims in arguments.inputs}
     args, kwargs = arguments.filled(arguments.examples)
@@ -61,21 +63,22 @@ def _check_buffers(module: torch.nn.Module) -> None:
     for name, buffer in module.named_buffers():
         if isinstance(buffer, FakeTensor):
             raise ProgramError(
-                f"the model makes its buffer {name!r} while it runs, which no export can follow; make it in __init__ "
+                f"the model creates its buffer {name!r} while it runs, which cannot be exported; create it in __init__ "
                 "or keep it in a plain attribute"
             )
 
 
 @contextmanager
 def border(what: str, doubt: str = "") -> Iterator[None]:
-    """A block that runs the model's own code, or a file's: any exception becomes a ProgramError with the line at fault.
-    `doubt` ends the message where an operator may have refused its arguments.
+    """Turn any exception of the model's or a file's code into a ProgramError with the line at fault.
+
+    `doubt` ends the message if an operator may have refused its arguments.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     said = io.StringIO()
     try:
-        # On an error the exporter prints the graph that it has so far.
+        # On an error the exporter prints its incomplete graph.
         with redirect_stderr(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -85,7 +88,7 @@ def border(what: str, doubt: str = "") -> Iterator[None]:
     except Exception as error:
         known = _said(error)
         failure = f"{known or _first_line(error)}{_user_line(error)}"
-        # Those of the exporter itself are of classes of their own.
+        # Errors of the exporter itself have their own classes.
         doubted = doubt if not known and type(error) in (RuntimeError, IndexError, ValueError) else ""
         raise ProgramError(f"{what}: {failure}{way_past(failure) or doubted}") from error
     finally:
@@ -93,7 +96,7 @@ def border(what: str, doubt: str = "") -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """What went wrong, in one sentence with the way out; empty if it is not known."""
+    """Return the error in one sentence with the remedy; empty if it is not known."""
     found = ((re.search(pattern, str(error).strip()), said) for pattern, said in _SAID)
     return next((match.expand(said) for match, said in found if match), "")
 
@@ -105,12 +108,12 @@ def _first_line(error: Exception) -> str:
 
 
 _LONGEST = 300
-"""Letters of an error that are told."""
+"""The most characters of an error that are reported."""
 
 _SAID: tuple[tuple[str, str], ...] = (
     (
         r"Could not (?:guard on|extract specialized integer from) data-dependent expression (?P<what>.+?)(?: \(|$)",
-        r"it decides by the values of a tensor, which a program cannot; use torch.where, or compute both ways",
+        r"it branches on the values of a tensor, which a program cannot; use torch.where, or compute both branches",
     ),
     (
         r"Found <class '(?P<what>[^']+)'> in output, which is not a known type",
@@ -118,7 +121,7 @@ _SAID: tuple[tuple[str, str], ...] = (
     ),
     (
         r"\.numpy\(\) is not supported",
-        r"it leaves PyTorch for NumPy, which a program cannot; use PyTorch's own operators",
+        r"it uses NumPy, which a program cannot; use PyTorch's own operators",
     ),
 )
 
@@ -132,7 +135,7 @@ _NOT_THE_AUTHORS = (
 
 
 def _user_line(error: Exception) -> str:
-    """The innermost line outside PyTorch and outside this package that led to the error."""
+    """Return the innermost line outside of PyTorch and of this package that led to the error."""
     trace = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in trace if not frame.filename.startswith(_NOT_THE_AUTHORS)]
     return _spoken(frames[-1]) if frames else ""
@@ -140,12 +143,14 @@ def _user_line(error: Exception) -> str:
 
 @contextmanager
 def _overheard() -> Iterator[Words]:
-    """The conditions of every `torch._check` in this block, with the author's messages, which the exporter drops."""
+    """Collect the conditions of every `torch._check` in this block with the author's messages, which the exporter
+    drops.
+    """
     words: Words = {}
     check = torch._check_with
 
     def listening(error_type: Any, cond: Any, message: Any) -> None:
-        # Above is the frame of `torch._check`, above that the one that calls it.
+        # The frame above is `torch._check`; the next one is its caller.
         caller = sys._getframe(2).f_code.co_filename
         if isinstance(cond, torch.SymBool) and not caller.startswith(_NOT_THE_AUTHORS):
             words[cond.node.expr] = str(message()) if callable(message) else None
@@ -159,7 +164,7 @@ def _overheard() -> Iterator[Words]:
 
 
 def fixing_line(tensor: torch.Tensor, label: str, dim: int) -> str:
-    """The line that fixed a size of an input, given the symbolic tensor that stands for it; empty if unknown."""
+    """Return the line that fixed a size of an input, given the symbolic tensor that stands for it; empty if unknown."""
     place = f"L_{label}_size_{dim}_"
     sizes: Any = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)
     for symbol, location in getattr(sizes, "replacements_slocs", {}).items():

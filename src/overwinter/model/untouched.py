@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _OPAQUE = (torch.Tensor, type, ModuleType, FunctionType, MethodType, str, bytes, int, float, complex, type(None))
-"""Nothing in these is noted: they cannot change, or are nobody's cache."""
+"""Objects that are not saved: they cannot change, or no model keeps a cache in them."""
 
 Holder = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
@@ -35,7 +35,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _noted(module: torch.nn.Module) -> list[tuple[Holder, Holder]]:
-    """Every container that the module reaches, with a shallow copy of its content."""
+    """Return every container that the module reaches, with a shallow copy of its content."""
     noted: list[tuple[Holder, Holder]] = []
     seen: set[int] = set()
     waiting: list[Any] = [module]

@@ -11,29 +11,30 @@ _KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
-    """Each placeholder that is no input: its name in the model and its tensor."""
+    """Yield each placeholder that is not an input: its name in the model and its tensor."""
     found: dict[str, tuple[str, torch.Tensor]] = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             continue
         if spec.target is None or spec.kind not in _KINDS:
-            raise ProgramError(f"the model holds {spec.target or spec.arg}, which is no tensor")
+            raise ProgramError(f"the model holds {spec.target or spec.arg}, which is not a tensor")
         stored = exported.state_dict if spec.target in exported.state_dict else exported.constants
         found[spec.arg.name] = (spec.target, stored[spec.target])
     return found
 
 
 def identity(tensor: torch.Tensor, name: str) -> object:
-    """Equal for two names of one tensor."""
+    """Return a key that is equal for two names of one tensor."""
     if not tensor.numel():
         return name
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A weight without gaps between its elements, and the order of its dimensions in memory if not the shape's.
+    """Return a weight without gaps between its elements, and the order of its dimensions in memory if it is not the
+    shape's.
 
-    Where it has gaps, or elements at one place, it becomes a copy with its dimensions in the order that they had.
+    A weight with gaps, or with elements that share memory, becomes a copy with its dimensions in the same order.
     """
     if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(
@@ -49,5 +50,5 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """PyTorch's name of an element type, as programs have it."""
+    """Return PyTorch's name of an element type."""
     return str(dtype).removeprefix("torch.")
