@@ -1,4 +1,4 @@
-"""Quiet transformers, and pipelines to compare with."""
+"""Fixtures: `transformers` without its log, and its pipelines for comparison."""
 
 import pytest
 import transformers

@@ -1,4 +1,4 @@
-"""Small directories as save_pretrained of transformers writes them: real architectures, random weights."""
+"""Small directories as written by `save_pretrained` of `transformers`: real architectures, random weights."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
 
 def tokenizer(longest: int = 64) -> transformers.PreTrainedTokenizerBase:
-    """WordPiece of a few words: most others fall into letters."""
+    """Return a WordPiece tokenizer of a few words, which splits most other words into letters."""
     pieces = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     rules = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
     rules.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -35,7 +35,7 @@ def named(labels: dict[int, str]) -> dict[str, object]:
 
 
 def text_directory(path: Path, kind: str, labels: dict[int, str] | None = None, tokens=None, **config) -> Path:
-    """`kind` names the model's class; the tokenizer is the one above unless given."""
+    """Write a text model; `kind` names its class, and the tokenizer above is the default."""
     torch.manual_seed(0)
     family = next(name for name in ("DistilBert", "Roberta", "Bert", "FNet", "Mamba") if kind.startswith(name))
     tokens = tokens or tokenizer()
@@ -51,7 +51,7 @@ def text_directory(path: Path, kind: str, labels: dict[int, str] | None = None, 
 
 
 def image_directory(path: Path, processor: object | None = None, **config) -> Path:
-    """A ViT of 32 by 32 pixels."""
+    """Write a ViT of 32 by 32 pixels."""
     torch.manual_seed(0)
     made = transformers.ViTConfig(**SIZES, image_size=32, patch_size=8, **named(WEATHER), **config)
     _spread(transformers.ViTForImageClassification(made)).save_pretrained(path)
@@ -60,7 +60,7 @@ def image_directory(path: Path, processor: object | None = None, **config) -> Pa
 
 
 def speech_directory(path: Path, **config) -> Path:
-    """A Wav2Vec2 of two convolutions and a vocabulary of letters."""
+    """Write a Wav2Vec2 of two convolutions and a vocabulary of letters."""
     torch.manual_seed(0)
     path.mkdir(parents=True)
     letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ"]
@@ -76,7 +76,7 @@ def speech_directory(path: Path, **config) -> Path:
 
 
 def _spread(model: torch.nn.Module) -> torch.nn.Module:
-    """Larger weights than a fresh model's, so that answers differ clearly from input to input."""
+    """Enlarge the initial weights, so that answers differ clearly between inputs."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:

@@ -1,4 +1,4 @@
-"""What a directory becomes, and what is said of one that lacks something."""
+"""Deploying directories of `transformers`, and the errors for incomplete ones."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_direc
 
 @pytest.fixture(scope="module")
 def weather(tmp_path_factory):
-    """A directory of a text classifier, for tests that do not change it."""
+    """Return a directory of a text classifier, for tests that do not change it."""
     return text_directory(tmp_path_factory.mktemp("weather"), "BertForSequenceClassification", WEATHER)
 
 
@@ -89,7 +89,9 @@ def test_missing_tokenizer_and_labels_are_named(weather, tmp_path):
 
 def test_model_that_does_not_heed_the_mask_is_refused(tmp_path):
     path = text_directory(tmp_path, "FNetForSequenceClassification", WEATHER)
-    with pytest.raises(ProgramError, match="FNetForSequenceClassification answers otherwise where a text is padded"):
+    with pytest.raises(
+        ProgramError, match="FNetForSequenceClassification gives other outputs for a text that is padded"
+    ):
         open_directory(path, "text-classification")
 
 
@@ -114,7 +116,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("kind", list(PROCESSORS))
 def test_images_are_read_as_by_their_processor(kind, tmp_path):
-    """Within 1e-5 of the processor's own pixel values."""
+    """The values equal the processor's own pixel values within 1e-5."""
     processor = getattr(transformers, f"{kind}ImageProcessorPil")(**PROCESSORS[kind])
     opened = open_directory(image_directory(tmp_path, processor), "image-classification")
     handler = Handler(Code(opened.handler), opened.assets)
@@ -131,7 +133,9 @@ def test_processor_that_does_more_is_refused(tmp_path):
     processor = transformers.MobileViTImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_flip_channel_order=True
     )
-    with pytest.raises(ProgramError, match="transformers makes another 'pixel_values'"):
+    with pytest.raises(
+        ProgramError, match="transformers and the handler of this task compute different 'pixel_values'"
+    ):
         open_directory(image_directory(tmp_path, processor), "image-classification")
 
 

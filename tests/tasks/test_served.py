@@ -20,7 +20,7 @@ TEXTS = ["The quick brown fox came slowly to Zürich!", "well", "it works 7 time
 
 @pytest.fixture(scope="session")
 def ask(node):
-    """The answer of a function of the node."""
+    """Return a function that returns the answers of a deployed function."""
     with Client(node.url) as client:
 
         def answer(name, **inputs):
@@ -97,7 +97,7 @@ def test_too_long_a_text_is_cut_only_where_the_pipeline_cuts_it(node, ask, tmp_p
 def test_what_is_no_text_is_said(node, ask, tmp_path):
     path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
     deploy_directory(path, name="strict-text", task="text-classification", url=node.url)
-    with pytest.raises(CallerError, match="'text' holds what is not UTF-8"):
+    with pytest.raises(CallerError, match="'text' is not UTF-8"):
         ask("strict-text", text=[b"works", b"\xff\xfe"])
     assert len(ask("strict-text", text=[b"works"])["labels"]) == 1
 
@@ -153,7 +153,7 @@ def test_images_are_classified_as_by_the_pipeline(node, ask, tmp_path):
 def test_what_is_no_image_is_said_and_disturbs_nobody(node, ask, tmp_path):
     deploy_directory(image_directory(tmp_path), name="strict", task="image-classification", url=node.url)
     for broken in (b"no image", b"", picture(40, 40)[:200], picture(40, 40, "JPEG")[:20]):
-        with pytest.raises(CallerError, match="'image' holds at 1 what cannot be read"):
+        with pytest.raises(CallerError, match="element 1 of input 'image' cannot be read"):
             ask("strict", image=[picture(40, 40), broken])
     assert ask("strict", image=[picture(40, 40)])["labels"].shape == (1, 3)
 

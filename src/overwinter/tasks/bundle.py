@@ -20,11 +20,11 @@ class Bundle(NamedTuple):
     source: str
     assets: dict[str, bytes]
     sample: dict[str, Value]
-    """A request of several items, as different as a user's may be."""
+    """A sample request of several items that differ as the items of users may."""
     expected: list[dict[str, torch.Tensor]]
-    """What `transformers` makes of each item alone, by the names of the model's inputs."""
+    """The results of `transformers` for each item alone, by the names of the model's inputs."""
     axes: dict[str, Axes]
-    """What each size of the model's inputs is."""
+    """The meaning of each dimension of the model's inputs."""
 
 
 class Order(NamedTuple):
@@ -35,14 +35,14 @@ class Order(NamedTuple):
     options: dict[str, Any]
 
     def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        """One of the `values` that an option may have, the first unless told."""
+        """Return the option's value, which must be one of `values`; the first is the default."""
         value = self.options.get(name, values[0])
         if value not in values:
             raise CallerError(f"{name} of {self.task} is {' or '.join(map(str, values))}, not {value!r}")
         return value
 
     def number(self, name: str) -> int | None:
-        """An option that is a number above 0."""
+        """Return an option that must be a number above 0."""
         value = self.options.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise CallerError(f"{name} of {self.task} must be a number above 0, not {value!r}")
@@ -50,18 +50,18 @@ class Order(NamedTuple):
 
 
 def handler_source(*parts: str) -> str:
-    """One handler out of files of `handlers`."""
+    """Join files of `handlers` to the source of one handler."""
     return "\n\n".join((files("overwinter.tasks") / "handlers" / f"{part}.py").read_text() for part in parts)
 
 
 def labels(model: Any) -> list[str]:
-    """The names of the model's classes."""
+    """Return the names of the model's classes."""
     names: Mapping[int, str] = model.config.id2label
     return [names[index] for index in range(len(names))]
 
 
 def function_of_scores(model: Any) -> str:
-    """What makes scores of logits, as the pipelines of `transformers` choose it."""
+    """Return the function that turns logits into scores, chosen as the pipelines of `transformers` do."""
     problem, classes = model.config.problem_type, model.config.num_labels
     if problem == "regression":
         return "none"

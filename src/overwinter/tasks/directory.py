@@ -20,22 +20,24 @@ from overwinter.worker.handler import Code, Handler
 from overwinter.worker.values import Value
 
 READING_TOLERANCE = 1e-5
-"""Largest difference between what a handler and `transformers` make of a request."""
+"""The largest difference between the inputs that a handler and `transformers` make from a request."""
 PADDING_TOLERANCE = 1e-3
-"""Largest difference, in parts of 1 or of the number, that padding may make to an answer; more in 16 bits."""
+"""The largest difference that padding may cause in an output, absolute or relative to the value; larger for 16-bit
+types.
+"""
 
 
 class Task(NamedTuple):
-    """One kind of function that a directory can become."""
+    """A kind of function that a directory can become."""
 
     bundle: Callable[[Order, Any], Bundle]
     head: str
-    """What the name of the model's class ends in; empty for the model without a head."""
+    """The end of the model class's name; empty for the model without a head."""
     files: dict[str, str]
-    """What the directory must have besides, and the class of `transformers` that writes it."""
+    """The further files that the directory must contain, with the class of `transformers` that writes each."""
     options: tuple[str, ...]
     labelled: bool = True
-    """Whether the names of its classes are needed."""
+    """Whether the names of the model's classes are needed."""
 
 
 TOKENIZER = {"tokenizer.json": "AutoTokenizer"}
@@ -61,7 +63,7 @@ TASKS = {
 
 
 class Directory(NamedTuple):
-    """A model with what its export needs, and what comes with it if it is for a task."""
+    """A model with the data for its export, and with a handler if it is opened for a task."""
 
     module: torch.nn.Module
     example_inputs: dict[str, torch.Tensor]
@@ -73,9 +75,9 @@ class Directory(NamedTuple):
 
 
 def open_directory(path: Path, task: str | None = None, options: Mapping[str, Any] | None = None) -> Directory:
-    """What the directory becomes: the raw program, or a function for a task.
+    """Open the directory as a raw program, or as a function for a task.
 
-    CallerError for an unknown task or option, ProgramError where the directory lacks what the task needs.
+    Raise CallerError for an unknown task or option, and ProgramError if the directory lacks what the task needs.
     """
     given = dict(options or {})
     if task is None:
@@ -96,7 +98,7 @@ def open_directory(path: Path, task: str | None = None, options: Mapping[str, An
 
 
 def export_directory(directory: Directory) -> Exported:
-    """The program and the weights; ProgramError, with what may help, when the model cannot be exported."""
+    """Export the program and the weights; raise ProgramError, with advice, if the model cannot be exported."""
     try:
         return export(directory.module, directory.example_inputs, directory.dynamic)
     except ProgramError as error:
@@ -104,12 +106,12 @@ def export_directory(directory: Directory) -> Exported:
 
 
 def _check_complete(path: Path, task: str) -> None:
-    """ProgramError that names what the directory lacks, before the model is loaded."""
+    """Raise ProgramError that names what the directory lacks, before the model is loaded."""
     config = read_json(path / "config.json")
     head, files = TASKS[task].head, TASKS[task].files
-    [kind, *_] = config.get("architectures") or ["model of no class"]
+    [kind, *_] = config.get("architectures") or ["model without a class name"]
     if head not in kind:
-        raise ProgramError(f"{path} holds a {kind}; {task} needs a model ...{head}")
+        raise ProgramError(f"{path} contains a {kind}; {task} needs a model ...{head}")
     for file, writer in files.items():
         if not (path / file).is_file():
             way_out = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
@@ -133,7 +135,7 @@ def _tried(bundle: Bundle, plain: Plain, fixed: set[str]) -> Directory:
         for index, expected in enumerate(bundle.expected):
             _check_padding(plain, index, together, plain(**{name: expected[name] for name in takes}))
         handler.after(together, dict(bundle.sample))
-    # The tensors of an inference cannot be exported with.
+    # Tensors made in inference mode cannot be used in an export.
     examples = {name: value.clone() for name, value in inputs.items()}
     dynamic = dynamic_of(bundle.axes, {"batch", "sequence", "samples"} - fixed)
     return Directory(
@@ -142,7 +144,9 @@ def _tried(bundle: Bundle, plain: Plain, fixed: set[str]) -> Directory:
 
 
 def _advice(dynamic: Mapping[str, Mapping[int, str]]) -> str:
-    """What may help when a model cannot be exported for all sizes: to fix the first that is no count of items."""
+    """Advise how to export a model that cannot be exported for all sizes: fix the first size that is not a number of
+    items.
+    """
     names = [name for dims in dynamic.values() for at, name in dims.items() if at]
     return f"; the option {names[0]}=N deploys it for one size alone" if names else ""
 
@@ -154,11 +158,11 @@ def _item(sample: Mapping[str, Value], index: int) -> dict[str, Value]:
 def _check_reading(read: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     for name, wanted in expected.items():
         same = read[name].shape == wanted.shape and read[name].dtype == wanted.dtype
-        # One last bit of 16 is more than the tolerance.
+        # The last bit of a 16-bit type exceeds the tolerance, so allow for it.
         bits = torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0.0
         if not same or not torch.allclose(read[name], wanted, rtol=bits, atol=READING_TOLERANCE):
             raise ProgramError(
-                f"transformers makes another {name!r} of a sample than the handler of this task does; deploy the "
+                f"transformers and the handler of this task compute different {name!r} from a sample; deploy the "
                 "directory without a task and with a --handler"
             )
 
@@ -171,6 +175,6 @@ def _check_padding(
         bound = max(PADDING_TOLERANCE, 8 * torch.finfo(wanted.dtype).eps)
         if not torch.allclose(row, wanted[0], rtol=bound, atol=bound, equal_nan=True):
             raise ProgramError(
-                f"{type(plain.model).__name__} answers otherwise where a text is padded to the length of a longer one: "
-                "it does not heed the mask; deploy the directory without a task"
+                f"{type(plain.model).__name__} gives other outputs for a text that is padded: it ignores the mask; "
+                "deploy the directory without a task"
             )

@@ -11,16 +11,16 @@ from overwinter.model.pretrained import DATA_ONLY, import_transformers
 from overwinter.tasks.bundle import Bundle, Order, function_of_scores, handler_source, labels
 
 SHAPES = ((300, 417), (260, 190))
-"""Height and width of the sample images: one upright, one lying."""
+"""The heights and widths of the sample images: one portrait, one landscape."""
 TOP = 5
-"""Labels of an image unless told, as in the pipeline of `transformers`."""
+"""The default number of labels per image, as in the pipeline of `transformers`."""
 
 
 def classification(order: Order, model: Any) -> Bundle:
-    """The best labels of each image and their scores: 5 of them unless `top_k` is given."""
+    """Create a function that returns the `top_k` best labels of each image and their scores, 5 by default."""
     names = labels(model)
     try:
-        # What is written for torchvision is read for Pillow, which is what the node has.
+        # Load the processor for Pillow even if it was written for torchvision, which a node does not have.
         processor = import_transformers().AutoImageProcessor.from_pretrained(order.path, backend="pil", **DATA_ONLY)
     except (OSError, ValueError, ImportError) as error:
         raise ProgramError(f"transformers cannot read the image processor in {order.path}: {error}") from error
@@ -39,7 +39,7 @@ def classification(order: Order, model: Any) -> Bundle:
 
 
 def _steps(processor: Any) -> dict[str, Any]:
-    """What the processor does, step by step: its special cases become sizes, means and deviations."""
+    """Return the steps of the processor; its special cases become sizes, means and deviations."""
     kind = type(processor).__name__.removesuffix("Pil").removesuffix("Processor")
     resize = _target(processor.size) if processor.do_resize else None
     crop = [processor.crop_size["height"], processor.crop_size["width"]] if processor.do_center_crop else None
@@ -75,7 +75,7 @@ def _target(size: Any) -> list[int]:
 
 
 def _picture(height: int, width: int) -> bytes:
-    """A PNG with edges, slopes and noise."""
+    """Create a PNG with edges, gradients and noise."""
     from PIL import Image
 
     source = torch.Generator().manual_seed(height)

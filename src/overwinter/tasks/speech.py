@@ -14,10 +14,10 @@ SECONDS = 1.0
 
 
 def transcription(order: Order, model: Any) -> Bundle:
-    """The text of each recording, by the likeliest token of each frame."""
+    """Create a function that returns the text of each recording, by the likeliest token of each frame."""
     if model.main_input_name != "input_values":
         kind = type(model).__name__
-        raise ProgramError(f"{order.task} takes models of samples; {kind} takes {model.main_input_name}")
+        raise ProgramError(f"{order.task} needs a model of audio samples; {kind} takes {model.main_input_name}")
     transformers = import_transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(order.path, **DATA_ONLY)
@@ -46,7 +46,7 @@ def _extracted(extractor: Any, row: torch.Tensor) -> torch.Tensor:
 
 
 def _sounds(samples: int) -> torch.Tensor:
-    """Two rows of falling tones and noise, one loud, one quiet."""
+    """Create two rows of falling tones and noise, one loud and one quiet."""
     source = torch.Generator().manual_seed(samples)
     time = torch.arange(samples) / 16_000
     tones = torch.stack([torch.sin(2 * torch.pi * pitch * time) * torch.exp(-3 * time) for pitch in (220.0, 330.0)])
@@ -54,7 +54,7 @@ def _sounds(samples: int) -> torch.Tensor:
 
 
 def _check_spelling(handler: Handler, tokenizer: Any, size: int) -> None:
-    """ProgramError unless tokens become text as the tokenizer would have it, with repeats, blanks and spaces."""
+    """Raise ProgramError unless the handler converts tokens with repeats, blanks and spaces as the tokenizer does."""
     source = torch.Generator().manual_seed(size)
     ids = torch.randint(0, size, (4, 60), generator=source).repeat_interleave(2, 1)
     ids[:, ::7] = tokenizer.pad_token_id
@@ -63,6 +63,6 @@ def _check_spelling(handler: Handler, tokenizer: Any, size: int) -> None:
     expected = [tokenizer.decode(row, skip_special_tokens=False) for row in ids.tolist()]
     if texts != expected:
         raise ProgramError(
-            f"the tokenizer {type(tokenizer).__name__} makes texts in a way of its own; deploy the directory without a "
-            "task and with a --handler"
+            f"the tokenizer {type(tokenizer).__name__} converts tokens to text in another way than the handler; "
+            "deploy the directory without a task and with a --handler"
         )

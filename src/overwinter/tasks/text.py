@@ -15,24 +15,24 @@ SAMPLE = (
     "It works.",
 )
 UNKNOWN_LENGTH = 1_000_000
-"""A tokenizer that knows no longest text says a number above this one."""
+"""A tokenizer without a maximum length reports a number above this one."""
 
 
 def classification(order: Order, model: Any) -> Bundle:
-    """Labels and scores of each text, all of them unless `top_k` is given."""
+    """Create a function that returns the labels and scores of each text, all of them unless `top_k` is given."""
     names = labels(model)
     state = {"labels": names, "function": function_of_scores(model), "top_k": order.number("top_k") or len(names)}
     return _bundle(order, state, "classification", truncates=order.choice("truncation", (False, True)))
 
 
 def entities(order: Order, model: Any) -> Bundle:
-    """What each token of each text is; neighbours joined with `aggregation` simple."""
+    """Create a function that returns the label of each token of each text; `aggregation` simple joins neighbours."""
     state = {"labels": labels(model), "aggregation": order.choice("aggregation", ("none", "simple"))}
     return _bundle(order, state, "entities", truncates=order.choice("truncation", (True, False)))
 
 
 def features(order: Order, model: Any) -> Bundle:
-    """A vector for each token, or their mean with `pooling` mean."""
+    """Create a function that returns a vector for each token, or with `pooling` mean their mean."""
     part = "embedding" if order.choice("pooling", ("none", "mean")) == "mean" else "features"
     return _bundle(order, {}, part, truncates=order.choice("truncation", (False, True)))
 
@@ -56,7 +56,7 @@ def _bundle(order: Order, state: dict[str, Any], answer: str, *, truncates: bool
 
 
 def _shortened(text: str, tokenizer: Any, longest: int) -> str:
-    """As many of the text's words as make no more tokens than `longest`."""
+    """Return as many words of the text as make at most `longest` tokens."""
     words = text.split()
     while len(words) > 1 and len(tokenizer(" ".join(words), verbose=False)["input_ids"]) > longest:
         words.pop()
@@ -69,7 +69,7 @@ def _tokenizer(order: Order) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ProgramError(f"transformers cannot read the tokenizer in {order.path}: {error}") from error
     if not tokenizer.is_fast:
-        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {order.path} is not one of tokenizer.json")
+        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {order.path} has no tokenizer.json")
     return tokenizer
 
 
@@ -85,7 +85,7 @@ def _longest(order: Order, tokenizer: Any) -> int | None:
 
 
 def _tokens(encoded: Any, state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tokenizer's own tensors, made as long as the program takes them."""
+    """Return the tokenizer's own tensors, padded as the program takes them."""
     fillers = {"input_ids": state["pad"], "attention_mask": 0, "token_type_ids": state["pad_type"]}
     tensors: dict[str, torch.Tensor] = {name: encoded[name] for name in fillers if name in encoded}
     missing = (state["sequence"] or 0) - tensors["input_ids"].shape[1]

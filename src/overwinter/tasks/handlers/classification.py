@@ -13,7 +13,7 @@ OUTPUTS = [
 def postprocess(
     outputs: dict[str, torch.Tensor], inputs: dict[str, list[bytes]], state: dict[str, Any]
 ) -> dict[str, torch.Tensor | list[list[bytes]]]:
-    """Logits [batch, classes] to the best labels and their scores."""
+    """Convert logits [batch, classes] to the best labels and their scores."""
     scores = outputs["logits"].float()
     if state["function"] == "softmax":
         scores = scores.softmax(1)

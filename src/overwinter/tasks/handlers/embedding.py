@@ -10,7 +10,7 @@ OUTPUTS = [{"name": "embedding", "datatype": "FP32", "shape": ["batch", "width"]
 def postprocess(
     outputs: dict[str, torch.Tensor], inputs: dict[str, list[bytes]], state: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Hidden states [batch, tokens, width] to embeddings [batch, width]."""
+    """Convert hidden states [batch, tokens, width] to embeddings [batch, width]."""
     [states] = outputs.values()
     lengths = [len(state["tokenizer"].encode(text.decode()).ids) for text in inputs["text"]]
     means = [row[:length].float().mean(0) for row, length in zip(states, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Writes entities: what each token of a text is, as JSON. task.json: labels, unknown, aggregation."""
+"""Writes entities: the labels of the tokens of a text, as JSON. task.json: labels, unknown, aggregation."""
 
 import json
 from typing import Any
@@ -8,13 +8,13 @@ import torch
 OUTPUTS = [{"name": "entities", "datatype": "BYTES", "shape": ["batch"]}]
 
 OUTSIDE = "O"
-"""The label of what is no entity."""
+"""The label of tokens outside of any entity."""
 
 
 def postprocess(
     outputs: dict[str, torch.Tensor], inputs: dict[str, list[bytes]], state: dict[str, Any]
 ) -> dict[str, list[bytes]]:
-    """Logits [batch, tokens, classes] to one JSON list a text, as the pipeline of transformers gives it."""
+    """Convert logits [batch, tokens, classes] to one JSON list per text, as the pipeline of transformers does."""
     scores = outputs["logits"].float().softmax(2)
     answers = []
     for content, row in zip(inputs["text"], scores, strict=True):
@@ -27,7 +27,7 @@ def postprocess(
 
 
 def tagged(text: str, scores: torch.Tensor, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The likeliest label of each token that stands for a part of the text."""
+    """Return the likeliest label of each token that stands for a part of the text."""
     tokens = state["tokenizer"].encode(text)
     best, labels = scores[: len(tokens.ids)].max(1)
     entities = []
@@ -42,7 +42,7 @@ def tagged(text: str, scores: torch.Tensor, state: dict[str, Any]) -> list[dict[
 
 
 def grouped(entities: list[dict[str, Any]], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Neighbours of one kind as one entity; a label that begins with B- begins another."""
+    """Join neighbours of one kind to one entity; a label that begins with B- begins another one."""
     groups: list[list[dict[str, Any]]] = []
     for entity in entities:
         continues = bool(groups) and not entity["entity"].startswith("B-")
@@ -54,13 +54,13 @@ def grouped(entities: list[dict[str, Any]], state: dict[str, Any]) -> list[dict[
 
 
 def kind(entity: dict[str, Any]) -> str:
-    """The label without the B- or I- before it."""
+    """Return the label without its B- or I- prefix."""
     label: str = entity["entity"]
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
 def merged(group: list[dict[str, Any]], state: dict[str, Any]) -> dict[str, Any]:
-    """One entity of the tokens in a group."""
+    """Return one entity for the tokens in a group."""
     words = [entity["word"] for entity in group]
     decoder = state["tokenizer"].decoder
     return {

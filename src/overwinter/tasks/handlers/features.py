@@ -13,7 +13,7 @@ OUTPUTS = [
 def postprocess(
     outputs: dict[str, torch.Tensor], inputs: dict[str, list[bytes]], state: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Hidden states [batch, tokens, width], and the number of tokens of each text."""
+    """Return the hidden states [batch, tokens, width] and the number of tokens of each text."""
     [states] = outputs.values()
     lengths = torch.tensor([len(state["tokenizer"].encode(text.decode()).ids) for text in inputs["text"]])
     longest = int(lengths.max())

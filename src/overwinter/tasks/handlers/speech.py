@@ -9,13 +9,13 @@ INPUTS = [{"name": "audio", "datatype": "FP32", "shape": ["batch", "samples"]}]
 
 
 def setup(assets: dict[str, bytes]) -> dict[str, Any]:
-    """What is done to the samples, as their feature extractor says."""
+    """Read the settings of the feature extractor."""
     state: dict[str, Any] = json.loads(assets["task.json"])
     return state
 
 
 def preprocess(inputs: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Audio [batch, samples], mono, to the same with mean 0 and deviation 1 in each row if the model wants that."""
+    """Return mono audio [batch, samples], with mean 0 and deviation 1 in each row if the model needs that."""
     audio = inputs["audio"]
     if state["normalize"]:
         deviation = (audio.var(1, keepdim=True, unbiased=False) + 1e-7).sqrt()

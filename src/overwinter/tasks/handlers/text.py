@@ -25,7 +25,7 @@ def setup(assets: dict[str, bytes]) -> dict[str, Any]:
 
 
 def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Text [batch] to ids, mask and type ids, each [batch, longest text]."""
+    """Convert text [batch] to ids, mask and type ids, each [batch, longest text]."""
     tokens = tokenized(inputs, state)
     return {
         "input_ids": padded([text.ids for text in tokens], state["pad"], state),
@@ -35,19 +35,19 @@ def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[st
 
 
 def tokenized(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> list[Encoding]:
-    """Each text as tokens."""
+    """Tokenize each text."""
     if not inputs["text"]:
-        raise CallerError("input 'text' holds no text")
+        raise CallerError("input 'text' is empty")
     try:
         texts = [text.decode() for text in inputs["text"]]
     except UnicodeDecodeError as error:
-        raise CallerError(f"input 'text' holds what is not UTF-8: {error}") from error
-    # One by one: a batch would start threads, and a sandbox may have none to give.
+        raise CallerError(f"input 'text' is not UTF-8: {error}") from error
+    # Encode one by one: a batch would start threads, which a sandbox may not allow.
     return [state["tokenizer"].encode(text) for text in texts]
 
 
 def padded(rows: list[list[int]], filler: int, state: dict[str, Any]) -> torch.Tensor:
-    """Rows as one tensor, to the longest of them or to the one length that the program takes."""
+    """Pad the rows to the longest of them, or to the only length that the program takes."""
     joined = pad_sequence(
         [torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=filler
     )
