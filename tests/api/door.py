@@ -1,4 +1,4 @@
-"""A node in this process, for tests of the front door: real functions on bytes, a real repository, no workers."""
+"""A node in this process for tests of the API: real functions on bytes and a real repository, without workers."""
 
 import asyncio
 import socket
@@ -39,7 +39,7 @@ LIMITS = RequestLimits(
     requests_bytes_max=64 << 20,
     room_wait_s=0.2,
 )
-"""Small, so that a test reaches them; nothing that a quick caller does comes near those of time."""
+"""Small, so that tests can reach the limits; a fast client does not come near the time limits."""
 
 Outputs = list[Tensor]
 
@@ -65,7 +65,7 @@ def spec(name: str, datatype: str, *shape: int | str) -> TensorSpec:
 
 
 def add(inputs: dict[str, Tensor]) -> Outputs:
-    """Sum and difference of two INT32 tensors."""
+    """Return sum and difference of two INT32 tensors."""
     a, b = (memoryview(bytes(inputs[name].data)).cast("i").tolist() for name in ("a", "b"))
     shape = inputs["a"].shape
     return [
@@ -75,7 +75,7 @@ def add(inputs: dict[str, Tensor]) -> Outputs:
 
 
 def reverse(inputs: dict[str, Tensor]) -> Outputs:
-    """Each BYTES element backwards."""
+    """Return each BYTES element reversed."""
     given = inputs["text"]
     elements = unpack_bytes(given.data, given.shape[0])
     return [Tensor("reversed", BYTES, given.shape, pack_bytes([element[::-1] for element in elements]))]
@@ -114,7 +114,7 @@ FUNCTIONS: dict[str, tuple[Callable[[dict[str, Tensor]], Outputs], tuple[TensorS
 
 
 class Door:
-    """The node's interface over FUNCTIONS; what is deployed echoes."""
+    """The node's interface over FUNCTIONS; deployed functions return their inputs."""
 
     def __init__(self, root: Path) -> None:
         self.repository = Repository(root)
@@ -221,7 +221,7 @@ class Door:
 
 
 class Served(msgspec.Struct):
-    """A door that answers on a socket."""
+    """A node that listens on a socket."""
 
     door: Door
     budget: Budget
@@ -239,7 +239,7 @@ class Served(msgspec.Struct):
 def serving(
     root: Path, drain_s: float = 20, limits: RequestLimits = LIMITS, tokens: TokenFile | None = None
 ) -> Iterator[Served]:
-    """Serve a fresh door from another thread with its own loop; `tokens`: whom it asks for one, as a node does."""
+    """Serve a new node from another thread with its own loop. `tokens`: the tokens that it requires, as a node does."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     found: list[Served] = []
@@ -274,7 +274,7 @@ def serving(
         yield found[0]
     finally:
         if found and thread.is_alive():
-            # Its loop may have ended between the question and the wish.
+            # Its loop may have ended after the check.
             with suppress(RuntimeError):
                 found[0].stop()
         thread.join()
@@ -282,6 +282,6 @@ def serving(
 
 
 def manifest_of(name: str, program: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Manifest:
-    """A manifest whose only blob is `program`."""
+    """Return a manifest whose only blob is `program`."""
     blob = Blob(address_of(program), len(program))
     return Manifest(name=name, tenant="default", program=blob, blocks=(), inputs=inputs, outputs=outputs)

@@ -1,4 +1,4 @@
-"""Whom a node with tokens lets in, for what, and for which tenant."""
+"""A node with tokens: who has access, to which operations, and for which tenant."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def made(tokens: TokenFile, tenant: str, *scopes: str) -> str:
 
 @pytest.fixture
 def client() -> Iterator[Connect]:
-    """Makes clients, which are closed in the end."""
+    """Yield a function that creates clients, and close them at the end."""
     with ExitStack() as opened:
 
         def connect(served: Served, token: str | None = None, tenant: str = "default") -> Client:
@@ -257,7 +257,7 @@ def test_requests_beyond_a_tenant_s_rate_are_told_when_to_come_again(
     refused = http.get("/v2", headers=bearer(second))
     assert refused.status_code == 429
     assert 90 <= int(refused.headers["retry-after"]) <= 100
-    # A file that changes elsewhere gives it nothing anew.
+    # A change of the file by another process has no effect.
     made(tokens, "more")
     with pytest.raises(RateError) as told:
         client(served, first).functions()

@@ -1,4 +1,4 @@
-"""The door as any HTTP client sees it: statuses, headers, bounds, and what happens when a client leaves."""
+"""The API as an HTTP client sees it: statuses, headers, bounds, and the consequences of a disconnect."""
 
 import gc
 import gzip
@@ -107,7 +107,7 @@ def test_compressed_bodies(http: httpx.Client, coding: str, press: object) -> No
     answer = http.post("/v2/models/add/infer", content=body, headers={"Content-Encoding": coding})
     assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
     cut = http.post("/v2/models/add/infer", content=body[:-6], headers={"Content-Encoding": coding})
-    assert (cut.status_code, "cut short" in cut.json()["error"]) == (400, True)
+    assert (cut.status_code, "truncated" in cut.json()["error"]) == (400, True)
     not_compressed = http.post("/v2/models/add/infer", json=ADD, headers={"Content-Encoding": coding})
     assert (not_compressed.status_code, "not valid" in not_compressed.json()["error"]) == (400, True)
 
@@ -193,7 +193,9 @@ INFER = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\nInference-Heade
 
 
 def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Path) -> None:
-    """Bodies that were announced and stand still; one more large one is refused, small ones are answered."""
+    """Announced bodies stall while they hold all memory: a further large request is refused, and small ones are
+    answered.
+    """
     limits = msgspec.structs.replace(LIMITS, requests_bytes_max=4 * REQUEST_BYTES_MAX, client_share=1.0)
     with serving(tmp_path, limits=limits) as served, ExitStack() as stalled:
         for _ in range(4):
@@ -213,7 +215,7 @@ def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Pa
 
 
 def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the collector of cycles, which knows nothing of how much they hold."""
+    """The garbage collector is off, because it does not know how much memory the objects hold."""
     sent: list[weakref.ref[memoryview]] = []
 
     def refuse(inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -227,7 +229,7 @@ def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, mon
     gc.disable()
     try:
         assert httpx.post(url, content=body, headers={HEAD: "0"}, trust_env=False).status_code == 503
-        # The door's thread ends its task after the answer.
+        # The thread of the server ends its task after the answer.
         assert httpx.get(f"{served.url}/v2/health/live", trust_env=False).status_code == 200
         assert [each() for each in sent] == [None]
     finally:
@@ -242,7 +244,7 @@ def test_an_answer_is_held_until_it_is_read_and_its_reader_is_cut_off(tmp_path: 
         body = bytes(16 << 20)
         lazy.sendall(INFER + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert lazy.recv(1).startswith(b"H")
-        # The sockets hold some megabytes; the rest waits for a reader who does not come.
+        # The sockets hold some megabytes; the rest waits for a client that does not read.
         assert served.budget.held >= 2 * len(body)
         while served.budget.held:
             pass
@@ -380,4 +382,4 @@ def test_a_stop_that_cannot_wait_says_so(tmp_path: Path) -> None:
         served.stop()
         asking.join()
     assert (answers[0].status_code, answers[0].headers["retry-after"]) == (503, "1")
-    assert "stopping" in answers[0].json()["error"]
+    assert "stopped" in answers[0].json()["error"]

@@ -22,7 +22,7 @@ def listed(value: object, datatype: str) -> Tensor:
 
 @pytest.fixture
 def no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where NumPy is not installed."""
+    """Simulate an installation without NumPy."""
     monkeypatch.setitem(sys.modules, "numpy", None)
 
 
@@ -104,7 +104,7 @@ def test_lists_that_are_no_tensor(value: object, datatype: str, words: str) -> N
 
 
 def test_text_that_no_bytes_stand_for_is_refused() -> None:
-    with pytest.raises(CallerError, match="no Unicode"):
+    with pytest.raises(CallerError, match="not valid Unicode"):
         to_tensor("words", ["\ud800"], lambda: TensorSpec("words", BYTES, (1,)))
 
 

@@ -1,4 +1,4 @@
-"""Lines of what was done are kept, and never more than a bound."""
+"""The audit log keeps lines up to its limit."""
 
 import json
 from pathlib import Path

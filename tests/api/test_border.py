@@ -21,7 +21,7 @@ REMOVE = "/overwinter/v1/functions/mine"
 
 
 class Failing(Door):
-    """A node that fails at what it does, or never ends it."""
+    """A node whose operations fail or never end."""
 
     def owner(self, name: str) -> str:
         return "acme"
@@ -33,7 +33,9 @@ class Failing(Door):
 
 
 async def call(root: Path, *requests: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
-    """The answers of a node with a token; a request that takes long is cancelled, as at the end of a drain."""
+    """Return a function that sends requests to a node with a token; slow requests are cancelled, as at the end of a
+    drain.
+    """
     door = Failing(root)
     app = create_app(Access(door, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None), Drain(0))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as http:

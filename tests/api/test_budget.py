@@ -1,4 +1,4 @@
-"""Who may hold how much memory, who waits, and who never does."""
+"""The memory of requests: who may hold how much, which requests wait, and which never do."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -74,7 +74,7 @@ def test_who_waits_behind_a_caller_without_a_share_goes_first() -> None:
         await first.reserve(2 * MIB)
         await other.reserve(MIB)
         async with asyncio.TaskGroup() as tasks:
-            # There would be no room for it even if its caller had a share left.
+            # The memory would not suffice for it even if its caller had part of its share left.
             waiting = tasks.create_task(Hold(budget, "a").reserve(2 * MIB))
             await asyncio.sleep(0)
             await Hold(budget, "b").reserve(MIB)

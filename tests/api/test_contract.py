@@ -80,7 +80,7 @@ def test_a_raw_body_of_bytes_is_one_element() -> None:
         (SPECS, "one input; this one has 2"),
         ((), "this one has 0"),
         ((TensorSpec("x", BYTES, (2,)),), "one BYTES element"),
-        ((TensorSpec("x", "FP32", ("b", "n", "m")),), "does not say the sizes"),
+        ((TensorSpec("x", "FP32", ("b", "n", "m")),), "does not determine the sizes"),
         ((TensorSpec("x", "FP32", ("b", 2)),), "needs 8 bytes, got 10"),
         ((TensorSpec("x", "FP32", (4,)),), "needs 16 bytes, got 10"),
     ],

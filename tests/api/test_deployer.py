@@ -13,14 +13,14 @@ from overwinter.store.manifest import decode_manifest, encode_manifest
 
 
 class Centred(nn.Module):
-    """Each answer depends on all rows."""
+    """A model in which each answer depends on all rows."""
 
     def forward(self, x):
         return x - x.mean(0)
 
 
 class Doubled(nn.Module):
-    """Each answer depends on its own row."""
+    """A model in which each answer depends on its own row."""
 
     def forward(self, x):
         return x * 2

@@ -193,7 +193,7 @@ def test_long_json_without_elements() -> None:
 
 def test_sizes_behind_a_size_of_none_cost_nothing() -> None:
     text = b"[[[1" + b" " * STEP_BYTES + b",2]]]"
-    with pytest.raises(CallerError, match="nested otherwise"):
+    with pytest.raises(CallerError, match="not nested as"):
         parse_elements("x", "FP32", (2, 0, 1 << 62), msgspec.Raw(text))
 
 

@@ -1,4 +1,4 @@
-"""Of a node's metrics a tenant sees the samples of its own functions, and nothing that depends on others."""
+"""A tenant sees the metrics of its own functions, and nothing that depends on other tenants."""
 
 from pathlib import Path
 from types import SimpleNamespace

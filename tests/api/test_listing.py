@@ -1,4 +1,4 @@
-"""Long listings go in steps, and hold what they take of the memory for requests."""
+"""Long listings are made in steps, and reserve memory of the requests' budget."""
 
 import json
 from pathlib import Path

@@ -23,13 +23,13 @@ def decode_request(body: bytes, head: int | None) -> Inference:
 
 
 def encode_reply(name: str, version: int, outputs: list[Tensor], inference: Inference) -> tuple[bytes, int | None]:
-    """The whole answer, and the length of its JSON when bytes of tensors follow it."""
+    """Return the whole answer, and the length of its JSON if bytes of tensors follow it."""
     head, tail = finish(oip.encode_reply(name, version, outputs, inference))
     return b"".join([head, *tail]), len(head) if tail else None
 
 
 def body_of(tensors: list[Tensor], binary: list[bool], **more: object) -> tuple[bytes, int]:
-    """A request and the length of its head."""
+    """Return a request and the length of its head."""
     inputs = []
     tail = b""
     for tensor, as_binary in zip(tensors, binary, strict=True):

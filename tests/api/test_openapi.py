@@ -1,4 +1,4 @@
-"""The OpenAPI document and the pages are whole, and tell of every route."""
+"""The OpenAPI document and the pages are complete and describe every route."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def document(http: httpx.Client) -> dict[str, Any]:
 
 
 def references(part: Any) -> Iterator[str]:
-    """Every reference in the document."""
+    """Yield every reference in the document."""
     if isinstance(part, dict):
         if isinstance(part.get("$ref"), str):
             yield part["$ref"]

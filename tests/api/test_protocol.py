@@ -1,4 +1,4 @@
-"""What one connection may send, and how many there may be, with a neighbour who is answered."""
+"""Bounds on the data of a connection and on the number of connections, while another client is served."""
 
 import asyncio
 import resource
@@ -24,9 +24,9 @@ from overwinter.api.protocol import AHEAD_MAX, STEP_BYTES, URL_MAX, BoundedProto
 from tests.api.door import LIMITS, Served, serving
 
 READ_BYTES = 256 << 10
-"""At most, of a connection at once."""
+"""The most bytes that are read from a connection at once."""
 DATA_SEGS_IN = 152
-"""Where the kernel's `tcp_info` counts the packets with data that came."""
+"""The offset of the number of received data segments in the kernel's `tcp_info`."""
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\n"
@@ -36,7 +36,7 @@ PLACES = 8
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A node with few places and little patience."""
+    """Yield a node with few connections and short timeouts."""
     limits = msgspec.structs.replace(
         LIMITS, head_timeout_s=0.3, stall_s=0.3, connections_max=8, idle_timeout_s=20, rate_min_bytes=1 << 20
     )
@@ -51,7 +51,7 @@ def connect(served: Served) -> socket.socket:
 
 
 def send(served: Served, data: bytes) -> tuple[int, int]:
-    """How many bytes the node took, and the status that it answered."""
+    """Return how many bytes the node accepted, and the status of its answer."""
     sent = 0
     with connect(served) as client:
         try:
@@ -90,7 +90,7 @@ def send(served: Served, data: bytes) -> tuple[int, int]:
 def test_a_head_is_bounded(served: Served, http: httpx.Client, data: bytes, status: int) -> None:
     sent, answered = send(served, data)
     assert answered == status
-    # What sockets hold in between; the node itself stops at its bounds.
+    # Sockets hold data in between; the node itself stops at its bounds.
     assert sent <= 6 << 20
     assert http.get("/v2/health/live").status_code == 200
 
@@ -99,7 +99,7 @@ def test_a_trailer_is_no_header(served: Served) -> None:
     head = b"POST /overwinter/v1/blocks/missing HTTP/1.1\r\nHost: x\r\nOverwinter-Tenant: b\r\n"
     body = b'Transfer-Encoding: chunked\r\n\r\n12\r\n{"addresses":  []}\r\n0\r\n'
     with connect(served) as client:
-        # Another tenant's name counts as little as this, which is none.
+        # The name of another tenant has no effect, just like this invalid one.
         client.sendall(head + body + b"Overwinter-Tenant: NO NAME\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
@@ -165,7 +165,9 @@ def test_a_body_that_drips_is_let_go(strict: Served) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A node with PLACES places for a caller's connections, which are looked at all the time or, unless told, never."""
+    """Yield a node with PLACES connections per caller. The parameter says whether it checks them continuously or only
+    when asked.
+    """
     monkeypatch.setattr(app, "SWEEP_S", getattr(request, "param", 3600.0))
     with serving(tmp_path, limits=msgspec.structs.replace(LIMITS, connections_max=2 * PLACES)) as served:
         yield served
@@ -210,7 +212,7 @@ def send_until_it_is_closed(client: socket.socket) -> None:
 
 
 def slow_requests(served: Served, open_: ExitStack, count: int) -> list[socket.socket]:
-    """Connections with a request that nobody answers yet."""
+    """Open connections with a request that is not answered yet."""
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     clients = []
@@ -257,7 +259,7 @@ def test_who_finds_no_room_and_stays_is_let_go(small: Served) -> None:
         away = [open_.enter_context(connect(small)) for _ in range(PLACES)]
         for client in away:
             assert client.recv(65536).startswith(b"HTTP/1.1 503")
-        # More than may stay at once: the first is gone before its time.
+        # There are more than the limit: the first is closed before its timeout.
         with pytest.raises(ConnectionError):
             send_until_it_is_closed(away[0])
 
@@ -269,7 +271,7 @@ def test_answers_end_connections_where_there_is_little_room(small: Served) -> No
         last = open_.enter_context(connect(small))
         assert b"connection: close" in answer_to(last, GET + b"\r\n")
         assert last.recv(65536) == b""
-        # A place is free again.
+        # A connection is free again.
         assert b"connection: close" not in answer_to(clients[0], GET + b"\r\n")
 
 
@@ -304,7 +306,7 @@ def test_what_comes_behind_a_last_answer_is_not_begun(small: Served, monkeypatch
 
 
 class Computing:
-    """A connection with a request that the node works on."""
+    """A connection with a request in progress."""
 
     caller = "somebody"
     looked_at = 0
@@ -430,7 +432,7 @@ def test_tiny_chunks_are_parsed_a_step_at_a_time() -> None:
             serving.cancel()
 
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        # All of it is there before anybody reads.
+        # Everything is received before anything is read.
         client.sendall((POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) * 2 + GET + b"\r\n")
         client.setblocking(False)
         uvloop.run(asyncio.wait_for(work(listener, client), 20))
@@ -453,7 +455,7 @@ def test_what_waits_to_be_parsed_is_bounded_however_the_application_reads(monkey
         nonlocal read
         more = True
         while more:
-            # Between two of its turns so much is parsed that it waits, and not all that there is.
+            # At most this much is parsed in one iteration, not all received data.
             for _ in range(10):
                 await asyncio.sleep(0)
             message = await receive()

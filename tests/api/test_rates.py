@@ -1,4 +1,4 @@
-"""A rate lets through what it says, and at most a second's worth at once."""
+"""A rate limit allows its rate, and at once at most the amount of one second."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a body may be and become, and that it is held while it is there."""
+"""Which bodies are accepted, how they are decoded, and that their memory is reserved while they exist."""
 
 import asyncio
 import gzip
@@ -93,11 +93,11 @@ def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
 def test_a_body_that_swells_is_cut_off_early() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     hold = held()
-    with pytest.raises(TooLargeError, match="send it as it is"):
+    with pytest.raises(TooLargeError, match="send it uncompressed"):
         finish(inflate(bomb, b"gzip", hold, Bounds(1 << 30)))
     assert hold.nbytes <= max(RATIO_FREE_BYTES, RATIO_MAX * len(bomb)) + MIB
     with pytest.raises(OverloadedError):
-        # Nobody says how much it becomes: there is no waiting for it.
+        # The decompressed size is not announced, so the request cannot wait for memory.
         finish(inflate(gzip.compress(bytes(3 * MIB)), b"gzip", _beside(3 * MIB), Bounds(1 << 30)))
 
 

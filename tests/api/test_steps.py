@@ -1,4 +1,4 @@
-"""Long work goes in steps, short work in one; between two steps others have their turn."""
+"""Long work is divided into steps, short work is not; other work runs between two steps."""
 
 import asyncio
 
@@ -33,6 +33,6 @@ def test_others_have_their_turn_between_two_steps() -> None:
             tasks.create_task(neighbour())
 
     asyncio.run(work())
-    # By turns: none waits for the end of another.
+    # They alternate: none waits for the end of another.
     assert [name for name in seen if name != "neighbour"] == ["first", "second", "first", "second", "first"]
     assert seen.index("neighbour") < 4

@@ -1,4 +1,4 @@
-"""What lookers-on ask for reaches the node, and comes back in the form that they read."""
+"""Requests for telemetry reach the node, and the answers have the right format."""
 
 import httpx
 import pytest
@@ -8,7 +8,7 @@ from tests.api.door import Served
 
 
 class Telemetry:
-    """Answers with what it was asked."""
+    """Returns its arguments."""
 
     async def metrics(self) -> bytes:
         return b"# TYPE a counter\na 1.0\n"

@@ -1,4 +1,4 @@
-"""What a tenant's functions are called, outside and inside."""
+"""The names of a tenant's functions, for the tenant and inside the node."""
 
 import asyncio
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def test_a_tenant_reads_its_own_names(text: str, told: str) -> None:
 
 
 def test_a_name_that_somebody_else_took_inside_is_never_served(door: Door) -> None:
-    """As it may be where names with dots were deployed before there were tokens."""
+    """This is possible where names with dots were deployed before there were tokens."""
     put(door, "squatter")
     squatted = msgspec.structs.replace(manifest_of("acme..f", PROGRAM, TAKES, TAKES), tenant="squatter")
     asyncio.run(door.deploy(squatted))

@@ -1,4 +1,4 @@
-"""What a request may do for the tenant that it names, and what it learns of others."""
+"""What a request may do for the tenant that it names, and what it learns of other tenants."""
 
 import httpx
 import msgspec
@@ -55,7 +55,7 @@ def test_only_its_tenant_changes_a_function(http: httpx.Client) -> None:
         http.post(f"{FUNCTIONS}/mine/profile", headers=STRANGER),
     ]
     assert [answer.status_code for answer in tried] == [403] * 5
-    assert all("'mine' belongs to another tenant" in answer.json()["error"] for answer in tried)
+    assert all("'mine' does not belong to tenant" in answer.json()["error"] for answer in tried)
     assert http.get(f"{FUNCTIONS}/mine").json()["state"] == "READY"
     assert http.post("/v2/repository/models/mine/unload").status_code == 200
     assert http.delete(f"{FUNCTIONS}/mine").status_code == 200

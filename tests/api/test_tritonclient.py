@@ -1,4 +1,4 @@
-"""An unmodified Triton client takes this node for one of its own."""
+"""An unmodified Triton client works with this node."""
 
 from collections.abc import Iterator
 

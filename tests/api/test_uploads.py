@@ -1,4 +1,4 @@
-"""An upload that ends at any moment leaves nothing behind."""
+"""An upload that ends at any point leaves nothing behind."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from overwinter.store.uploads import Upload
 
 
 class Slow:
-    """A repository whose disk takes its time to open a draft."""
+    """A repository that opens drafts slowly."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from overwinter.api.audit import Audit, Line, said_at
+from overwinter.api.audit import Audit, Line, time_text
 from overwinter.api.front import Front
 from overwinter.api.rates import Rate
 from overwinter.api.tenancy import TenantFront
@@ -22,13 +22,13 @@ from overwinter.store.tokens import NOTHING, SCOPES, Known, Quota, Scope, Token,
 AUTHORIZATION = b"authorization"
 TENANT = b"overwinter-tenant"
 DEFAULT = TenantId("default")
-"""With a token this names no tenant: the token's own holds."""
+"""The default in a request's header. A request with a token then acts for the token's tenant."""
 DEFAULT_HEADER = DEFAULT.encode()
 HEADER_MAX = 256
 CALLER = "overwinter.caller"
-"""Where in the scope lies for whom the request acts."""
+"""The key of the request's caller in the ASGI scope."""
 SEEN_MAX = 4096
-"""Headers whose tokens are remembered: one token may be written in many ways."""
+"""The most header values that are cached: one token can be written in many ways."""
 INVALID = "this token is not valid: it was revoked, or is of another node"
 UNREADABLE = "this node cannot read its tokens and lets nobody in; on its machine `overwinter token list` says why"
 ABSENT = (
@@ -41,13 +41,13 @@ class Caller(msgspec.Struct, frozen=True):
 
     front: Front
     tenant: TenantId | None = None
-    """None: no tokens, so what its header says."""
+    """The tenant; None on a node without tokens, where the header names it."""
     token: Token | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
-    """What it may do."""
+    """The scopes of the token."""
 
     def told(self, text: str) -> str:
-        """A text of the node, with the names as the caller knows them."""
+        """Replace the node's names in a text by those of the caller."""
         return self.front.names.told(text) if isinstance(self.front, TenantFront) else text
 
 
@@ -56,7 +56,7 @@ class _Grant(msgspec.Struct, frozen=True):
 
     caller: Caller
     header: bytes
-    """The tenant as a header has it."""
+    """The tenant, encoded as in the header."""
     rate: Rate | None
 
 
@@ -64,22 +64,24 @@ class Access:
     """Authenticates requests."""
 
     def __init__(self, front: Front, file: TokenFile | None = None, audit: Audit | None = None) -> None:
-        """`file`: where tokens are; without one no request is authenticated. StoreError when it cannot be read."""
+        """Create it. `file`: the tokens; without one no request is authenticated. Raises StoreError when the file
+        cannot be read.
+        """
         self._front = front
         self._file = file
         self._audit = audit
         self.anybody = Caller(front)
-        """For whom a request acts that needs no token."""
+        """The caller of requests without a token."""
         self._known: Known = NOTHING
         self._version: object = None
         self._required = False
         self._seen: dict[bytes, _Grant] = {}
-        """By the header's bytes: hashing a token takes longer than all the rest."""
+        """The rights by the value of the header, because hashing a token takes longer than everything else."""
         self._rates: dict[TenantId, Rate] = {}
         self._look()
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """The caller of a request; UnauthorizedError, ForbiddenError, RateError, StoreError."""
+        """Return the caller of a request; raise UnauthorizedError, ForbiddenError, RateError or StoreError."""
         self._look()
         if not self._required:
             return self.anybody
@@ -97,7 +99,7 @@ class Access:
         """Write the result of a call into the audit log, if it had a token."""
         if self._audit is None or caller.token is None or caller.tenant is None:
             return
-        token, at = caller.token, said_at(clock.wall())
+        token, at = caller.token, time_text(clock.wall())
         line = Line(
             at=at,
             by=token.id,
@@ -114,21 +116,21 @@ class Access:
         """Read the file again if it was replaced."""
         if self._file is None or (version := self._file.version()) == self._version:
             return
-        # Nobody is let in by what was true before, also if this fails.
+        # Forget the old tokens first: they must not be valid even if reading the new file fails.
         self._seen.clear()
         self._known = NOTHING
-        # Older than what is read: if it changes meanwhile, it is read again.
+        # `version` is older than the content that is read now: if the file changes meanwhile, it is read again.
         try:
             self._known = self._file.read()
         except StoreError as error:
-            # Whoever asks is a stranger: the reason is for the operator.
+            # The caller is not authenticated, so only the operator's log gets the reason.
             raise StoreError(UNREADABLE) from error
         self._version = version
-        # A file that is gone opens no node.
+        # Once tokens are required, removing the file does not make the node open.
         self._required |= self._known.asked
 
     def _admit(self, said: bytes) -> _Grant:
-        """The rights of the token in this header; UnauthorizedError."""
+        """Return the rights of the token in this header; raise UnauthorizedError."""
         if not said:
             raise UnauthorizedError(ABSENT)
         scheme, _, text = said.strip().partition(b" ")
@@ -146,8 +148,8 @@ class Access:
         return grant
 
     def _speaking_for(self, grant: _Grant, name: str) -> Caller:
-        """The operator's rights for another tenant. For all other tokens the answer does not depend on whether the
-        tenant exists.
+        """Return the operator's rights for another tenant. For any other token the result does not depend on whether
+        the tenant exists.
         """
         mine = grant.caller
         if "admin" not in mine.scopes:
@@ -161,8 +163,8 @@ class Access:
         return self._known.quotas.get(tenant, Quota())
 
     def _rate(self, tenant: TenantId) -> Rate | None:
-        """The rate limiter of a tenant, common to all its tokens; it survives a change of the file that does not change
-        its quota.
+        """Return the rate limiter of a tenant, which all its tokens share; it is kept while the quota does not
+        change.
         """
         per_s = self._quota(tenant).requests_per_s
         if per_s is None:

@@ -69,7 +69,7 @@ class ModelReady(msgspec.Struct, frozen=True):
 
 
 class ConfigTensor(msgspec.Struct, frozen=True):
-    """An input or an output of a function, in Triton's words."""
+    """An input or an output of a function, in Triton's terms."""
 
     name: str
     data_type: str
@@ -98,7 +98,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "overwinter"
     version_policy: dict[str, dict[str, str]]
     max_batch_size: int = 0
-    """0: the sizes in `dims` are the whole shapes, the batch among them."""
+    """The largest batch; 0 if `dims` are whole shapes that include the batch."""
     input: tuple[ConfigTensor, ...]
     output: tuple[ConfigTensor, ...]
     instance_group: tuple[InstanceGroup, ...]
@@ -125,7 +125,7 @@ class StoredBlock(msgspec.Struct, frozen=True):
 
     address: Address
     new: bool
-    """Whether it is new to the tenant."""
+    """Whether the block is new to the tenant."""
 
 
 class RegisteredFunction(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class RegisteredFunction(msgspec.Struct, frozen=True):
     name: FunctionName
     version: int
     warning: str
-    """What its author should know of its trial; empty: nothing."""
+    """What the author should know about the trial; empty if there is nothing."""
 
 
 class RegisteredPipeline(msgspec.Struct, frozen=True):
@@ -149,4 +149,4 @@ class Removed(msgspec.Struct, frozen=True):
 
     name: FunctionName
     version: int | None
-    """None: all of them."""
+    """The version; None: all versions."""

@@ -28,19 +28,21 @@ from overwinter.node.threads import Threads
 
 DISK_THREADS = 4
 FLUSH_S = 2
-"""How long a stop waits for the other sides of connections, once all is answered."""
+"""How long a stop waits for clients to close their connections after everything is answered."""
 SWEEP_S = 0.25
-"""Time between two looks at what connections wait for."""
+"""The time between two checks of the events that connections wait for."""
 
 
 def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Drain) -> ASGIApp:
-    """The ASGI application over the node that `access` opens; `limits` bounds each request, `budget` the memory of all.
-    Once `drain` has begun, it accepts only requests that need no token.
+    """Create the ASGI application over the node that `access` opens.
+
+    `limits` bounds each request, `budget` the memory of all. Once `drain` has begun, only requests that need no token
+    are accepted.
     """
     disk = Threads(DISK_THREADS, "api-disk")
     own_version = version("overwinter")
     operations = [
-        # In order of how often they are called.
+        # Ordered by how often they are called, because routes are tried in order.
         *InferenceApi(limits, own_version, drain).operations(),
         *DeploymentApi(disk, limits).operations(),
         *ProfileApi().operations(),
@@ -54,7 +56,7 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
 
 
 async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, drain: Drain) -> None:
-    """Answer requests on a bound socket until cancelled; then complete the requests under way, as `drain` allows."""
+    """Answer requests on a bound socket until cancelled; then complete open requests, as `drain` allows."""
     connections = Connections(limits)
     config = uvicorn.Config(
         app,
@@ -63,10 +65,10 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        # Whoever likes can make it warn; what fails inside is an error.
+        # Any client can cause warnings; internal failures are errors.
         log_level="error",
         access_log=False,
-        # A caller does not say who it is: shares are counted for the address that it really has.
+        # Client addresses count for limits, so a client must not be able to forge its own.
         proxy_headers=False,
         date_header=False,
         server_header=False,
@@ -78,7 +80,7 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
             await server.serve([listener])
         finally:
             if server.started:
-                # What is not answered by now is told that the node stops.
+                # Requests that are unanswered after the drain are refused because the node stops.
                 config.timeout_graceful_shutdown = FLUSH_S if await drain.finish() else 0
                 await server.shutdown([listener])
             sweeping.cancel()

@@ -21,7 +21,7 @@ _STRUCT_FORMATS = {**FORMATS, "FP16": "e"}
 
 
 def to_tensor(name: str, value: ArrayLike, spec_of: Callable[[], TensorSpec]) -> Tensor:
-    """A named tensor; `spec_of` is asked for the datatype only when `value` has none of its own. CallerError."""
+    """Convert a value to a named tensor; `spec_of` is called only if the value has no datatype. Raises CallerError."""
     if hasattr(value, "data_ptr"):
         return _from_torch(name, value)
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
@@ -30,7 +30,9 @@ def to_tensor(name: str, value: ArrayLike, spec_of: Callable[[], TensorSpec]) ->
 
 
 def from_tensor(tensor: Tensor) -> Any:
-    """A NumPy array where NumPy is installed, else nested lists; BF16 becomes float32, exactly; BYTES bytes."""
+    """Convert a tensor to a NumPy array, or to nested lists without NumPy; BF16 becomes float32, exactly, and BYTES
+    bytes.
+    """
     try:
         import numpy
     except ImportError:
@@ -50,7 +52,7 @@ def _from_torch(name: str, value: Any) -> Tensor:
     if dtype not in DATATYPES:
         raise CallerError(f"input {name!r} is a tensor of {dtype}; known: {', '.join(DATATYPES)}")
     whole = value.detach().cpu().contiguous()
-    # PyTorch gives its bytes only through NumPy, which need not be there.
+    # PyTorch gives access to a tensor's bytes only through NumPy, which may not be installed.
     data = ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
     return Tensor(name, DATATYPES[dtype], tuple(whole.shape), data)
 
@@ -92,7 +94,7 @@ def _as_bytes(name: str, item: Any) -> bytes:
         try:
             return item.encode()
         except UnicodeEncodeError as error:
-            raise CallerError(f"input {name!r} has text that is no Unicode: {error}") from None
+            raise CallerError(f"input {name!r} has text that is not valid Unicode: {error}") from None
     raise CallerError(f"input {name!r} is BYTES: it takes str and bytes, not {type(item).__name__}")
 
 

@@ -27,24 +27,24 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One call."""
 
     at: str
-    """When it was answered, in UTC."""
+    """When the request was answered, in UTC."""
     by: str
-    """The token's id, or who changed the tokens on the machine itself."""
+    """The token's id, or the user who changed the tokens on the node's machine."""
     label: str = ""
-    """Of the token."""
+    """The label of the token."""
     tenant: TenantId
-    """For which it was done."""
+    """The tenant for which the request acted."""
     caller: str = ""
-    """The address that it came from."""
+    """The client's address."""
     method: str
     path: str
     status: int
     left_out: int = 0
-    """Lines of the same tenant before this one that were too many."""
+    """The number of the tenant's lines that were left out before this one, because it exceeded its rate."""
 
 
 class Audit:
-    """The audit file. It is written on the loop: a line takes some ten microseconds, and is rare."""
+    """The audit file. It is written on the event loop: a line takes about ten microseconds, and is rare."""
 
     def __init__(self, data: Path, log: Callable[[str], None]) -> None:
         self._path = data / FILE
@@ -57,7 +57,7 @@ class Audit:
         """Write a line, unless its tenant has written too many; `now` is on any monotonic clock."""
         tenant = line.tenant
         if len(self._rates) > TENANTS_MAX:
-            # The operator may act for any name.
+            # Tenants may be unlimited in number, because the operator may act for any name.
             self._rates.clear()
         if self._rates.setdefault(tenant, Rate(LINES_PER_S)).wait_s(now):
             self._left_out[tenant] += 1
@@ -69,7 +69,7 @@ class Audit:
         except OSError as error:
             self._left_out[tenant] = left_out + 1
             if not self._failing:
-                self._log(f"the audit's lines are lost until {self._path} can be written: {error}")
+                self._log(f"audit lines are lost until {self._path} can be written: {error}")
             self._failing = True
 
 
@@ -85,6 +85,6 @@ def write_line(path: Path, line: Line) -> None:
         os.replace(path, path.with_name(f"{path.name}.1"))
 
 
-def said_at(wall: float) -> str:
-    """A time as a line has it."""
+def time_text(wall: float) -> str:
+    """Format a time for the audit log."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")

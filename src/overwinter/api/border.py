@@ -63,7 +63,8 @@ class Border:
                 if not started:
                     await answer(scope, receive, begun)
         except asyncio.CancelledError:
-            # Only the end of a drain cancels; the task is over with this answer, so nothing is swallowed.
+            # Only the end of a drain cancels. The task ends with this answer, so the cancellation need not be raised
+            # again.
             if not started:
                 await error_response(OverloadedError(TOO_LATE))(scope, receive, begun)
         finally:

@@ -13,20 +13,20 @@ from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError, TooLargeError
 
 MEMORY_SHARE = 8
-"""One part in so many of the memory that is there is for requests, unless told otherwise."""
+"""The default share of the machine's memory for requests: one part in this many."""
 MEMORY_BYTES = 4 << 30
-"""Taken to be there where nobody says."""
+"""The memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
-"""A request that holds no more goes through also when the memory is full."""
+"""A request that needs no more memory than this is accepted even if the memory is in use."""
 IPV6_NETWORK_BYTES = 8
-"""Of an IPv6 address, those that name a network: whoever has one has all of its addresses."""
+"""The bytes of an IPv6 address that name its network. One client usually has all addresses of a network."""
 
 
 def client_of(host: str) -> str:
     """The key of one caller: an IPv4 address, or an IPv6 network."""
     if ":" not in host or host.startswith("::ffff:"):
         return host
-    # Not its text: there, zeros may be left out.
+    # Use the binary form, because the text form may omit zeros.
     address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
     return socket.inet_ntop(socket.AF_INET6, address[:IPV6_NETWORK_BYTES].ljust(len(address), b"\0"))
 
@@ -52,11 +52,11 @@ class Budget:
         self._last = 0
 
     def fits(self, client: str, nbytes: int) -> bool:
-        """Whether a caller may reserve so much more."""
+        """Whether a caller may reserve this much more."""
         return self.held + nbytes <= self.bytes_max and self.held_by[client] + nbytes <= self.client_bytes_max
 
     def check(self, nbytes: int) -> None:
-        """TooLargeError when one request may never hold so much."""
+        """Raise TooLargeError when one request may never reserve this much."""
         if nbytes > max(self.client_bytes_max, SMALL_BYTES):
             raise TooLargeError(
                 f"the request needs {nbytes} bytes of memory, and one caller may hold {self.client_bytes_max} here: "
@@ -75,12 +75,12 @@ class Budget:
             self._grant()
 
     async def wait(self, hold: "Hold", nbytes: int) -> None:
-        """Reserve so much more as soon as there is memory; OverloadedError when the wait takes too long."""
+        """Wait until this much more memory can be reserved; raise OverloadedError after the maximum wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last += 1
         number = self._last
         self._waiting[number] = _Waiting(hold, nbytes, granted)
-        # In its turn: who came before and can go, goes first.
+        # Earlier reservations that can be granted are granted first.
         self._grant()
         try:
             async with asyncio.timeout(self.wait_s):
@@ -89,7 +89,7 @@ class Budget:
             raise full(nbytes) from None
         finally:
             if self._waiting.pop(number, None) is not None:
-                # Those behind it may have waited for nothing else.
+                # Reservations behind this one may have waited only for it.
                 self._grant()
 
     def _grant(self) -> None:
@@ -97,7 +97,7 @@ class Budget:
             if granted.done() or self.held_by[hold.client] + nbytes > self.client_bytes_max:
                 continue
             if self.held + nbytes > self.bytes_max:
-                # The first that there is no room for: smaller ones behind it would keep it waiting for ever.
+                # Stop at the first reservation without memory: otherwise smaller ones could overtake it forever.
                 return
             del self._waiting[number]
             hold.take(nbytes)
@@ -115,12 +115,12 @@ class Hold:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> None:
-        """Reserve so much more, even beyond the budget."""
+        """Reserve this much more, even beyond the budget."""
         self.nbytes += nbytes
         self._budget.add(self.client, nbytes)
 
     async def reserve(self, nbytes: int) -> None:
-        """Reserve an announced amount; waits for memory. TooLargeError, OverloadedError."""
+        """Reserve an announced amount, waiting for memory. Raises TooLargeError or OverloadedError."""
         if self.nbytes + nbytes <= SMALL_BYTES:
             self.take(nbytes)
             return
@@ -128,8 +128,9 @@ class Hold:
         await self._budget.wait(self, nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """Reserve more for a body of unknown size. This does not wait, because two waiting requests that hold memory
-        could deadlock; TooLargeError, OverloadedError.
+        """Reserve more for a body of unknown size. Raises TooLargeError or OverloadedError.
+
+        It does not wait, because two waiting requests that hold memory could deadlock.
         """
         if self.nbytes + nbytes > SMALL_BYTES:
             self._budget.check(self.nbytes + nbytes)
@@ -138,21 +139,21 @@ class Hold:
         self.take(nbytes)
 
     def close(self) -> None:
-        """Release all of it."""
+        """Release the whole reservation."""
         self._budget.add(self.client, -self.nbytes)
         self.nbytes = 0
 
 
 def full(nbytes: int) -> OverloadedError:
-    """The error when there is no room."""
+    """Return the error for a lack of memory."""
     return OverloadedError(
-        f"the memory for requests is in use, and {nbytes} bytes more find no room: try again later, send less at once, "
-        "or start the node with more --requests-bytes-max"
+        f"the memory for requests is in use, and {nbytes} more bytes are not available: try again later, send less at "
+        "once, or start the node with more --requests-bytes-max"
     )
 
 
 def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
-    """The budget of a node with so much memory; None: the amount is unknown."""
+    """Return the budget of a node with this much memory; None: the amount is unknown."""
     nbytes = limits.requests_bytes_max
     if nbytes is None:
         nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_SHARE

@@ -43,11 +43,11 @@ ERRORS: dict[int, type[OverwinterError]] = {
     504: DeadlineError,
     507: NoSpaceError,
 }
-"""The error of each status; others are CallerError below 500 and MachineError from there."""
+"""The error of each status. Of the others, those below 500 raise CallerError, and the rest MachineError."""
 
 CHUNK_BYTES = 1 << 20
 ASKED_AT_ONCE = 10_000
-"""Addresses of blocks in one question."""
+"""The most addresses of blocks in one query."""
 GRACE_S = 5.0
 """How much longer than the request's own deadline the client waits, so that the node's refusal arrives."""
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Registered(msgspec.Struct, frozen=True):
     name: str
     version: int
     warning: str = ""
-    """What its author should know of its trial; empty: nothing."""
+    """What the author should know about the trial; empty if there is nothing."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -70,11 +70,11 @@ class Answered(msgspec.Struct, frozen=True):
 
     version: int
     start: str
-    """What its function needed: nothing (warm), a bind in a worker of its family (bound), or a worker, with its
-    weights in memory (host) or not (disk).
+    """What the function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker, with its
+    weights in memory (host) or on disk (disk).
     """
     milliseconds: float
-    """From sending the request until the answer was read."""
+    """The time from sending the request to reading the answer."""
 
 
 class _Output(msgspec.Struct):
@@ -104,18 +104,18 @@ class Client:
         With a `token` the client acts for the token's tenant. CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
-            raise CallerError("a token is printable ASCII; this one is none")
+            raise CallerError("a token is printable ASCII; this one is not")
         self._url = url
         self.tenant = tenant
         self._timeout_s = timeout_s
-        # The environment's proxies are not for a node beside us.
+        # Proxies of the environment do not apply to a node, which is usually local.
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers)
         self.answered: Answered | None = None
-        """How the last answer of `infer` came."""
+        """How the last call of `infer` was answered."""
 
     def speaking_for(self, tenant: str) -> Self:
-        """The same client, over the same connections, for another tenant."""
+        """Return a client for another tenant that uses the same connections."""
         other = copy(self)
         other.tenant = tenant
         return other
@@ -130,7 +130,7 @@ class Client:
         """Close all connections."""
         self._http.close()
 
-    # Asking
+    # General requests
 
     def live(self) -> bool:
         """Whether a node is running at the URL."""
@@ -145,14 +145,14 @@ class Client:
         return _json(self._send("GET", "/overwinter/v1/functions"), list[dict[str, Any]])
 
     def function(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """One version of a function, the default unless told; or a pipeline. NotFoundError."""
+        """Return one version of a function, by default the default version; or a pipeline. Raises NotFoundError."""
         return _json(self._send("GET", _function(name, version)), dict[str, Any])
 
     def pipelines(self) -> list[dict[str, Any]]:
         """Every pipeline, as the node describes it."""
         return _json(self._send("GET", "/overwinter/v1/pipelines"), list[dict[str, Any]])
 
-    # Looking
+    # Telemetry
 
     def activity(self) -> dict[str, Any]:
         """The current state of the node and its functions."""
@@ -177,7 +177,7 @@ class Client:
         """All metrics, in Prometheus's text format."""
         return self._send("GET", "/metrics").text
 
-    # Measuring
+    # Profiles
 
     def known_profile(self, name: str, version: int | None = None) -> Profile:
         """The profile of a function on the node's machine; NotFoundError when there is none."""
@@ -204,9 +204,9 @@ class Client:
         except httpx.ConnectError as error:
             raise self._unreachable(error) from error
         except httpx.TransportError as error:
-            raise MachineError(f"the node at {self._url} left while it measured: {error}") from error
+            raise MachineError(f"the node at {self._url} closed the connection while it measured: {error}") from error
 
-    # Running
+    # Inference
 
     def infer(
         self, name: str, inputs: Mapping[str, ArrayLike], version: int | None = None, timeout_s: float | None = None
@@ -244,10 +244,10 @@ class Client:
         """Unload a function: it releases its memory and answers no requests until it is loaded."""
         self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/unload")
 
-    # Deploying
+    # Deploys
 
     def missing(self, addresses: Sequence[Address]) -> list[Address]:
-        """Those of these blocks that the tenant has to send."""
+        """Return those of these blocks that the tenant has to send."""
         lacking: list[Address] = []
         for at in range(0, len(addresses), ASKED_AT_ONCE):
             body = msgspec.json.encode({"addresses": addresses[at : at + ASKED_AT_ONCE]})
@@ -256,7 +256,7 @@ class Client:
         return lacking
 
     def put_block(self, address: Address, data: Buffer) -> bool:
-        """Send one block; False when the tenant had sent it before."""
+        """Send one block; return False if the tenant has sent it before."""
         view = memoryview(data).cast("B")
         headers = {"content-length": str(len(view)), "content-type": "application/octet-stream"}
         path = f"/overwinter/v1/blocks/{address}"
@@ -322,7 +322,7 @@ def _raise_error(response: httpx.Response) -> None:
     try:
         message = str(msgspec.json.decode(response.content, type=dict[str, Any])["error"])
     except (msgspec.DecodeError, UnicodeError, KeyError):
-        message = f"HTTP status {response.status_code} and no error text: is a node there?"
+        message = f"HTTP status {response.status_code} and no error text: is this a node?"
     retry = response.headers.get("retry-after", "")
     raise _error_of(response.status_code)(message, float(retry) if retry.isdigit() else None)
 
@@ -354,7 +354,7 @@ def _encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int
     """The length of the JSON head, and the body: the head, then the bytes of all tensors."""
     parameters: dict[str, bool | int] = {"binary_data_output": True}
     if timeout_s is not None:
-        # The protocol counts microseconds, and 0 would mean no deadline at all.
+        # The protocol counts microseconds, and 0 would mean no deadline.
         parameters["timeout"] = max(1, round(timeout_s * 1e6))
     described = [
         {

@@ -15,38 +15,40 @@ from overwinter.api.steps import Turns
 from overwinter.core.config import RequestLimits
 
 PIECE_BYTES = 256 << 10
-"""Long answers are written by so much at a time."""
+"""Long answers are written in pieces of this size."""
 DESCRIPTORS_SHARE = 4
-"""Of this many descriptors one may be a caller's connection; the rest are for workers, blocks and files."""
+"""One in this many descriptors may be a client's connection; the others are for workers, blocks and files."""
 LINGER_S = 30.0
-"""How long a body is thrown away that nobody wants any more, so that its sender can read why."""
+"""How long the rest of an unwanted body is read and discarded, so that its sender can read the reason."""
 CROWDED_SHARE = 7 / 8
-"""With more of the connections that may be open, of one caller or of all, an answer is the last one of its own."""
+"""Above this share of the allowed connections, of one client or of all, connections close after their answer."""
 TURNED_AWAY_SHARE = 1 / 8
-"""Beside the connections that may be open so many read why they may not, each until it closes or for so long:"""
+"""The further connections that may be open to receive a refusal, as a share of the allowed connections. Each is closed
+after this time:
+"""
 TURNED_AWAY_S = 2.0
 
 
 class Waits(NamedTuple):
-    """What a connection waits for."""
+    """The event that a connection waits for."""
 
     what: str
-    """`head`, `body`, `linger` (for the end of a body that nobody wants), `read` (of a long answer), `close`, `idle`;
-    empty: nothing that its other side owes.
+    """`head`, `body`, `linger` (the end of an unwanted body), `read` (the client reads a long answer), `close`, `idle`;
+    empty: nothing from the client.
     """
     number: int
-    """Another one each time it waits for something new."""
+    """Changes whenever the connection waits for something new."""
     nbytes: int
-    """What came of it so far."""
+    """The bytes that have arrived."""
 
 
 class Connection(Protocol):
-    """A connection and its times."""
+    """A connection with its caller and the event that it waits for."""
 
     caller: str
 
     def waits(self) -> Waits:
-        """What it waits for."""
+        """Return the event that it waits for."""
         ...
 
     def time_out(self) -> None:
@@ -64,7 +66,7 @@ class Connections:
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.turns = Turns()
-        """For what takes long to parse."""
+        """Takes turns among the connections whose data takes long to parse."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most = max(1, min(limits.connections_max, descriptors // DESCRIPTORS_SHARE))
         self.most_of_one = max(1, int(self.most * limits.client_share))
@@ -76,21 +78,22 @@ class Connections:
             "idle": limits.idle_timeout_s,
         }
         self._seen: dict[Connection, tuple[Waits, float]] = {}
-        """For each connection, what it waited for when it was looked at, and since when."""
+        """For each connection, what it waited for at the last check, and since when."""
         self._still: dict[Connection, None] = {}
-        """Those that waited for the same thing at the last two looks."""
+        """The connections that waited for the same event at the last two checks."""
         self._moving: set[str] = set()
-        """Callers of whom no connection stands still, as was found since the last look: many that come need not each
-        look at all."""
+        """The clients without a stalled connection, as found since the last check. It saves a search for each of many
+        new connections.
+        """
         self._refused: dict[Connection, float] = {}
-        """Those that found no room, and since when."""
+        """The refused connections, and since when."""
         self._looked_at = 0.0
         self._idle: dict[str, dict[Connection, None]] = {}
-        """Of each caller, the connections without a request, longest first."""
+        """The connections without a request of each client, the longest idle first."""
         self._counts: dict[str, int] = {}
 
     def admit(self, connection: Connection) -> bool:
-        """Count a new connection, which has no request yet; False when it finds no room."""
+        """Count a new connection without a request; return False if it must be refused."""
         caller = connection.caller
         if self._counts.get(caller, 0) >= self.most_of_one and not self._make_room(caller, caller):
             return False
@@ -191,7 +194,7 @@ class Connections:
         if connection is None:
             return False
         connection.abort()
-        # Its end comes later; its place is free now.
+        # `connection_lost` comes later, but its place is free from now on.
         self.forget(connection)
         return True
 

@@ -9,8 +9,9 @@ from overwinter.core.tensor import BYTES, Buffer, Tensor, TensorSpec, check_size
 
 
 def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[TensorSpec]) -> None:
-    """CallerError unless the function has the `wanted` outputs (each binary or not; empty: all of them, as `binary`
-    says) and JSON can carry those that are not binary.
+    """Raise CallerError unless the function has the `wanted` outputs, and JSON can represent those that are not binary.
+
+    `wanted` says for each whether it is binary; if empty, all outputs are wanted, as `binary` says.
     """
     given = {spec.name: spec.datatype for spec in specs}
     for name, as_binary in (wanted or dict.fromkeys(given, binary)).items():
@@ -22,10 +23,10 @@ def check_outputs(wanted: Mapping[str, bool], binary: bool, specs: Sequence[Tens
 
 
 def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
-    """The only input of a function, from a body that contains only its bytes.
+    """Return the only input of a function from a body that contains only its bytes.
 
-    At most one size can be computed from the length; when the first (the batch) and another one are open, the
-    batch is 1. A BYTES body is one element, without a length before it.
+    At most one size can be computed from the length; if the first (the batch) and another one are open, the batch is 1.
+    A BYTES body is one element, without a length before it.
     """
     if len(specs) != 1:
         raise CallerError(f"a raw body can only be the input of a function with one input; this one has {len(specs)}")
@@ -40,7 +41,9 @@ def raw_input(body: Buffer, specs: Sequence[TensorSpec]) -> Tensor:
     if shape.count(-1) > 1 and shape[0] == -1:
         shape[0] = 1
     if shape.count(-1) > 1:
-        raise CallerError(f"a raw body does not say the sizes {list(spec.shape)} of input {spec.name!r}: send JSON")
+        raise CallerError(
+            f"a raw body does not determine the sizes {list(spec.shape)} of input {spec.name!r}: send JSON"
+        )
     if -1 in shape:
         item = DATATYPE_BYTES[spec.datatype] * prod(size for size in shape if size != -1)
         shape[shape.index(-1)] = len(body) // item if item else 0

@@ -37,7 +37,7 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
 MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many bytes of it are done, and how many there are."""
+"""Receives the name of the current step, the bytes done and the bytes in total."""
 
 
 class Uploaded(msgspec.Struct, frozen=True):
@@ -48,17 +48,17 @@ class Uploaded(msgspec.Struct, frozen=True):
     nbytes: int
     added_bytes: int
     warning: str = ""
-    """What its author should know of the trial; empty: nothing."""
+    """What the author should know about the trial; empty if there is nothing."""
 
 
 class Package(msgspec.Struct):
-    """A function ready to be sent: its manifest, and a way to produce each of its blobs."""
+    """A function ready to be sent: its manifest, and a function that produces each of its blobs."""
 
     manifest: Manifest
     contents: dict[Address, Callable[[], Buffer]]
 
     def upload(self, client: Client, progress: Progress | None = None) -> Uploaded:
-        """Send what the node lacks and register, for the function's tenant; raises the node's error when it refuses."""
+        """Send what the node lacks and register, for the function's tenant; raise the node's error if it refuses."""
         client = client.speaking_for(self.manifest.tenant)
         blobs = self.manifest.blobs()
         lacking = set(client.missing([blob.address for blob in blobs]))
@@ -147,7 +147,7 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
     exported or its program gives other answers, and the node's error when it refuses. Warnings report sizes that had to
     be restricted, and doubts of the node.
     """
-    from overwinter.model.export import export  # PyTorch takes a second: only who deploys waits for it
+    from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
 
     chosen = settings_of(slo, settings)
     source = None if handler is None else Path(handler).read_text()
@@ -167,7 +167,9 @@ def deploy(  # noqa: PLR0913 - what a person may want to say of a function
 def deploy_exported(
     exported: "Exported", url: str, *, name: str, settings: Settings, token: str | None = None, **function: Any
 ) -> Uploaded:
-    """Compare a program with its model and deploy it; `function` is what `package` takes. Doubts are warnings."""
+    """Compare a program with its model and deploy it; `function` contains the arguments of `package`. Doubts become
+    warnings.
+    """
     from overwinter.model.agreement import agree
 
     agreed = agree(exported, settings.max_batch)
@@ -182,7 +184,7 @@ def deploy_exported(
 
 
 def settings_of(slo: str | float | None, settings: Mapping[str, Any]) -> Settings:
-    """Settings from user input; CallerError names what is unknown or out of bounds."""
+    """Parse settings from user input; CallerError names unknown settings and invalid values."""
     values = dict(settings)
     if slo is not None:
         values["slo_ms"] = milliseconds(slo)
@@ -227,7 +229,7 @@ def declared(source: str, name: str) -> tuple[TensorSpec, ...] | None:
 
 
 def _check_batching(max_batch: int, agreement: Agreement | None) -> None:
-    obstacle = "nobody compared shared runs with runs alone" if agreement is None else agreement.batching.obstacle
+    obstacle = "shared runs were not compared with separate runs" if agreement is None else agreement.batching.obstacle
     if obstacle:
         raise ProgramError(
             f"max_batch is {max_batch}, but requests to this model cannot share a run: {obstacle}; leave max_batch at 1"
@@ -235,7 +237,7 @@ def _check_batching(max_batch: int, agreement: Agreement | None) -> None:
 
 
 def _sample(inputs: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[SampleTensor, ...]:
-    """A request in the format of a manifest; CallerError."""
+    """Return a request in the format of a manifest; raise CallerError."""
     known = {spec.name: spec for spec in specs}
     unknown = inputs.keys() - known
     if unknown:
@@ -252,7 +254,7 @@ def _blob(data: bytes, contents: dict[Address, Callable[[], Buffer]]) -> Blob:
 
 def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["torch.Tensor"]) -> Callable[[], Buffer]:
     def make() -> Buffer:
-        # The buffers are windows into the weights, which must live as long as they are looked through.
+        # The buffers point into the memory of the weights. The closure keeps the weights alive.
         assert len(weights) == len(buffers)
         return build_block(plan, buffers)
 
@@ -260,7 +262,7 @@ def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["
 
 
 def _bytes_of(weight: "torch.Tensor") -> memoryview:
-    """The bytes of a contiguous tensor, without a copy: the tensor must outlive them."""
+    """Return the bytes of a contiguous tensor without a copy: the tensor must outlive them."""
     if not weight.nbytes:
         return memoryview(b"")
     return memoryview((ctypes.c_char * weight.nbytes).from_address(weight.data_ptr())).cast("B")

@@ -38,17 +38,18 @@ from overwinter.store.manifest import ADDRESS_PATTERN, Manifest, decode_manifest
 JSON = "application/json"
 MSGPACK = ("application/msgpack", "application/x-msgpack")
 MISSING_MAX = 16_384
-"""Addresses in one question."""
+"""The most addresses in one query."""
 QUESTION = Bounds(2 << 20)
 PIPELINE = Bounds(64 << 10)
 TRAFFIC = Bounds(64 << 10)
 MANIFEST_COST = 8
-"""Bytes of memory for each byte of a manifest while it is read."""
+"""The bytes of memory for each byte of a manifest while it is read."""
 MSGPACK_BYTES_MAX = 256 << 10
 LISTS_MAX = 1 << 15
-"""Lists in a manifest, of which each weight is one: nobody else sees how many there are before they are all made."""
+"""The most lists in a manifest; each weight is one. They are counted before decoding, which would create all of them.
+"""
 TOLD_BYTES_MAX = 64 << 10
-"""Of what is told of a function to whoever asks: it is written anew for each, and a MiB takes the loop 12 ms."""
+"""The most bytes of a function's description. It is encoded for each client, and a MiB takes the event loop 12 ms."""
 
 
 class MissingRequest(msgspec.Struct):
@@ -60,7 +61,9 @@ class MissingRequest(msgspec.Struct):
 
 
 class Traffic(msgspec.Struct):
-    """Which versions get the requests that name none: shares of 100 per cent; without any, the newest has all."""
+    """The shares of versions in the requests without a version: 100 per cent together; if empty, the newest version has
+    all.
+    """
 
     shares: Annotated[Shares, msgspec.Meta(max_length=SHARES_MAX)]
 
@@ -71,12 +74,12 @@ _is_address = re.compile(ADDRESS_PATTERN).match
 
 
 class DeploymentApi:
-    """Overwinter's own routes over one node."""
+    """Overwinter's own routes."""
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._uploads = Uploads(disk, limits)
         self._manifest = Bounds(limits.manifest_bytes_max, MANIFEST_COST)
-        # One at a time: threads that compute keep the loop waiting, each for itself.
+        # A single thread: threads that compute delay the event loop, each of them.
         self._reader = Threads(1, "api-manifests")
 
     def operations(self) -> list[Operation]:
@@ -186,13 +189,15 @@ class DeploymentApi:
 
 
 def read_manifest(content_type: str | None, body: Buffer) -> Manifest:
-    """A manifest sent as JSON (also without a Content-Type) or as msgpack; CallerError, MediaError, TooLargeError."""
+    """Read a manifest from JSON (also without a Content-Type) or msgpack; raise CallerError, MediaError or
+    TooLargeError.
+    """
     manifest = _decoded(content_type, body)
     told = len(msgspec.json.encode((manifest.inputs, manifest.outputs, manifest.settings, manifest.agreement)))
     if told > TOLD_BYTES_MAX:
         raise TooLargeError(
             f"inputs, outputs, settings and agreement of {manifest.name!r} are {told} bytes as JSON, and at most "
-            f"{TOLD_BYTES_MAX} are kept: give it fewer tensors, or shorter names"
+            f"{TOLD_BYTES_MAX} are allowed: give it fewer tensors, or shorter names"
         )
     return manifest
 
@@ -202,20 +207,20 @@ def _decoded(content_type: str | None, body: Buffer) -> Manifest:
     if kind == JSON:
         text = bytes(body)
         if text.count(b"[") > LISTS_MAX:
-            raise TooLargeError(f"the manifest has more than {LISTS_MAX} lists: weights and blocks are one each")
+            raise TooLargeError(f"the manifest has more than {LISTS_MAX} lists; each weight and each block is one")
         return decode_manifest(text)
     if kind not in MSGPACK:
-        raise MediaError(f"a manifest comes as application/json or application/msgpack, not {kind!r}")
+        raise MediaError(f"a manifest must be application/json or application/msgpack, not {kind!r}")
     if len(body) > MSGPACK_BYTES_MAX:
         raise TooLargeError(f"a manifest as msgpack may have {MSGPACK_BYTES_MAX} bytes: send it as JSON")
     try:
-        # One reader checks manifests, and it reads JSON.
+        # Only one decoder validates manifests, and it reads JSON.
         return decode_manifest(msgspec.json.encode(msgspec.msgpack.decode(body, type=Manifest)))
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
         raise CallerError(f"the manifest is not valid msgpack: {error}") from error
 
 
 async def _listed(request: Request, views: Iterable[FunctionView]) -> Response:
-    """The description of each."""
+    """Return the description of each view."""
     steps = listed(views, lambda view: view.info(), request.hold)
     return Response(200, await request.turns.run(steps), [JSON_TYPE])

@@ -25,7 +25,7 @@ def deploy_directory(
     entities, features or texts; its handler is made from the directory. `options` are sizes, as `{"sequence": 128}`, a
     `part`, or options of the task. The rest is as in `deploy`. ProgramError names what the directory lacks.
     """
-    from overwinter.tasks.directory import export_directory, open_directory  # PyTorch takes a second
+    from overwinter.tasks.directory import export_directory, open_directory  # importing PyTorch takes a second
 
     chosen = settings_of(slo, settings)
     opened = open_directory(Path(path), task, options)

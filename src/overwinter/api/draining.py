@@ -5,15 +5,15 @@ from contextlib import suppress
 
 
 class Drain:
-    """Counts the requests under way, and stores whether more are accepted. Used on the loop's thread only."""
+    """Counts open requests, and refuses new ones during a drain. Used on the event loop's thread only."""
 
     def __init__(self, longest_s: float) -> None:
         """`longest_s`: the maximum time for accepted requests."""
         self.longest_s = longest_s
         self.begun = False
-        """Whether nothing more is accepted."""
+        """Whether new requests are refused."""
         self.under_way = 0
-        """Requests that came and are not answered yet."""
+        """The requests that are not answered yet."""
         self._over = asyncio.Event()
 
     def enter(self) -> None:

@@ -17,13 +17,13 @@ from overwinter.core.errors import CallerError, TooLargeError
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, Buffer, Tensor, check_elements, pack_bytes, unpack_bytes
 
 DEPTH_MAX = 8
-"""Levels of nested lists; a flat list serves any rank."""
+"""The most levels of nested lists. A flat list works for any rank."""
 
 LISTS_PER_ELEMENT = 2
-"""Lists in the data of a BYTES tensor, for each element that it may have."""
+"""The most lists in the data of a BYTES tensor, for each allowed element."""
 
 STEP_ELEMENTS = 8192
-"""Elements that are written as JSON in one step."""
+"""The elements that are encoded as JSON in one step."""
 
 _LEADING = re.compile(rb"[\[ \t\r\n]*")
 
@@ -52,7 +52,7 @@ _FLAT = bytes.maketrans(b"[]", b"  ")
 def parse_elements(
     name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw, elements_max: int = ELEMENTS_MAX
 ) -> Steps[Buffer]:
-    """The bytes of a tensor whose JSON elements are `raw`, flat or nested exactly as its shape; CallerError."""
+    """Convert the JSON elements `raw` of a tensor, flat or nested as its shape, to bytes; raise CallerError."""
     decoders = _DECODERS.get(datatype)
     if decoders is None:
         raise CallerError(_no_json("input", name, datatype))
@@ -88,37 +88,37 @@ def parse_elements(
 
 
 def _check_strings(name: str, view: memoryview, elements_max: int) -> None:
-    """TooLargeError when there are certainly too many strings; at most twice the allowed number pass."""
+    """Raise TooLargeError when there are certainly too many strings; up to twice the allowed number pass."""
     if len(view) <= 2 * elements_max:
         return
     text = bytes(view)
-    # Every string has a quote that opens it, with no backslash before; the one that closes it may have one.
+    # Every string has an opening quote without a backslash before it. The closing quote may follow a backslash.
     quotes = text.count(b'"') - text.count(b'\\"')
     if quotes > 2 * elements_max:
         check_elements(name, quotes // 2 + 1, elements_max)
 
 
 def _check_lists(name: str, view: memoryview, elements_max: int) -> None:
-    """TooLargeError when there are more lists than the strings can need; a shape with a 0 does not bound them."""
+    """Raise TooLargeError when there are more lists than the strings can need; a shape with a 0 does not bound them."""
     most = LISTS_PER_ELEMENT * elements_max
     if len(view) <= most:
         return
     text = bytes(view)
     if text.count(b"[") <= most:
         return
-    # Strings may hold brackets too.
+    # Exclude brackets inside of strings.
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     if sum(part.count(b"[") for part in plain.split(b'"')[::2]) > most:
         raise TooLargeError(f"data of input {name!r} has more than {most} lists: send its strings as one flat list")
 
 
 def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryview, depth: int) -> Steps[Buffer]:
-    """Numbers from a long text. First its brackets and commas are checked against the shape, then it is read as one
-    flat list, piece by piece.
+    """Convert numbers in a long text. Its brackets and commas are first checked against the shape; then it is read as
+    one flat list, piece by piece.
     """
     sizes = shape if depth > 1 else (prod(shape),)
     if 0 in sizes:
-        # Lists of no elements hold none of the sizes behind: they may say anything.
+        # Behind a size of 0 there are no lists, so the further sizes are not checked.
         sizes = sizes[: sizes.index(0) + 1]
     skeleton = bytearray()
     for at in range(0, len(view), STEP_BYTES):
@@ -126,8 +126,8 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
         yield
     if len(skeleton) != _skeleton_bytes(sizes) or skeleton != _skeleton(sizes):
         raise CallerError(
-            f"data of input {name!r} is {'nested' if depth > 1 else 'not as long'} otherwise than its shape "
-            f"{list(shape)} says"
+            f"data of input {name!r} is {'not nested' if depth > 1 else 'not as long'} as its shape {list(shape)} "
+            "requires"
         )
     decode = _DECODERS[datatype][0].decode
     packed = bytearray()
@@ -136,7 +136,7 @@ def _parse_long(name: str, datatype: str, shape: tuple[int, ...], view: memoryvi
     at = 0
     while at < len(view):
         piece = bytes(view[at : at + STEP_BYTES])
-        # A piece ends before a comma, or where the text does.
+        # Cut the piece at a comma, unless it is the last one.
         stop = len(piece) if at + len(piece) == len(view) else piece.rfind(b",")
         if stop <= 0:
             raise CallerError(f"data of input {name!r} has an element of {STEP_BYTES} characters or more")
@@ -165,8 +165,9 @@ def _skeleton(sizes: tuple[int, ...]) -> bytes:
 
 
 def list_elements(tensor: Tensor, bytes_max: int) -> Steps[list[Any] | msgspec.Raw]:
-    """A tensor's elements as a flat list for JSON, or that list's text; CallerError when JSON cannot carry them,
-    TooLargeError when they are more than `bytes_max` bytes.
+    """Return a tensor's elements as a flat list, or as the JSON text of that list.
+
+    Raises CallerError when JSON cannot represent them, TooLargeError when they exceed `bytes_max` bytes.
     """
     if len(tensor.data) > bytes_max:
         raise _too_long(tensor.name, bytes_max)
@@ -194,9 +195,9 @@ def list_elements(tensor: Tensor, bytes_max: int) -> Steps[list[Any] | msgspec.R
 
 def _numbers(name: str, code: str, items: memoryview) -> list[Any]:
     values: list[Any] = items.tolist()
-    # One sum is far cheaper than a look at each element, and it is finite unless an element is not, or it overflows.
+    # One sum is far cheaper than a check of each element. It is finite unless an element is not, or the sum overflows.
     if code in "fd" and not isfinite(sum(values)) and not all(map(isfinite, values)):
-        raise CallerError(_ask_binary(name, "holds NaN or infinity, which JSON has no word for"))
+        raise CallerError(_ask_binary(name, "holds NaN or infinity, which JSON cannot represent"))
     return values
 
 

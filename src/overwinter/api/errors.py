@@ -41,22 +41,22 @@ def _no_operation(scope: Scope) -> Response:
         }
     )
     if not allowed:
-        return json_response({"error": f"there is nothing at {path!r}; GET /v2 says what this node is"}, 404)
+        return json_response({"error": f"there is nothing at {path!r}; GET /v2 describes this node"}, 404)
     response = json_response({"error": f"{path!r} does not take {method}; it takes {', '.join(allowed)}"}, 405)
     response.raw_headers.append((b"allow", ", ".join(allowed).encode()))
     return response
 
 
 def error_response(error: Exception, caller: Caller | None = None) -> Response:
-    """`{"error": text}` with the names as the caller knows them, the status of the error's class, and `Retry-After`
-    where waiting helps.
+    """Return `{"error": text}` with the caller's names, the status of the error's class, and `Retry-After` if waiting
+    helps.
     """
     if not isinstance(error, OverwinterError):
-        return json_response({"error": f"internal error ({type(error).__name__}); the node's log says more"}, 500)
+        return json_response({"error": f"internal error ({type(error).__name__}); see the node's log"}, 500)
     text = str(error) or type(error).__name__
     response = json_response({"error": text if caller is None else caller.told(text)}, error.status)
     if error.retry_after_s is not None or isinstance(error, OverloadedError):
-        # The header counts whole seconds; 0 would ask for a busy loop.
+        # The header counts whole seconds; 0 would cause retries without a pause.
         seconds = max(1, math.ceil(error.retry_after_s or 1))
         response.raw_headers.append((b"retry-after", b"%d" % seconds))
     if isinstance(error, UnauthorizedError):

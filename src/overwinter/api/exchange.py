@@ -21,14 +21,14 @@ from overwinter.core.tensor import Buffer
 JSON_TYPE = (b"content-type", b"application/json")
 
 CONNECTION = "overwinter.connection"
-"""Where in the scope of a request its connection is."""
+"""The key of the request's connection in the ASGI scope."""
 HOLD = "overwinter.hold"
-"""Where in the scope lies what the request holds of the memory for requests."""
+"""The key of the request's memory reservation in the ASGI scope."""
 FIELDS = "overwinter.fields"
-"""And where its headers, found in a fraction of the time that Starlette's take."""
+"""The key of the request's headers, as a dictionary; Starlette's lookup is much slower."""
 LEFT = "the client closed the connection before its answer was ready"
 REQUEST_ID = b"x-request-id"
-"""The header with a caller's own id of a request, which comes back with the answer."""
+"""The header with the caller's id of a request. The answer repeats it."""
 REQUEST_ID_MAX = 256
 
 T = TypeVar("T")
@@ -37,12 +37,12 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class Connection(Protocol):
-    """The connection of a request, as long as that request is being answered."""
+    """The connection of a request while it is answered."""
 
     has_left: bool
-    """Whether its other side has closed it."""
+    """Whether the client has closed the connection."""
     on_leave: Callable[[], object] | None
-    """What is called when that happens."""
+    """Called when the client closes the connection."""
 
 
 Write = Callable[[bytes], Awaitable[None]]
@@ -63,7 +63,7 @@ class Response(responses.Response):
         self.raw_headers = [*headers, (b"content-length", b"%d" % self.nbytes)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. `send` waits for the reader; the connection closes when the reader is too slow."""
+        """Send the response. `send` waits for the reader; the connection closes if the reader is too slow."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         parts = (self.body, *self.tail)
         if self.nbytes <= PIECE_BYTES:
@@ -90,7 +90,7 @@ class StreamingResponse(responses.StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send the head, the produced chunks, and the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # The client has gone, or a drain is at its end: there is nobody to tell.
+        # The client has disconnected, or a drain has ended: no one reads the answer.
         with suppress(asyncio.CancelledError):
             await self._produce(lambda chunk: send({"type": "http.response.body", "body": chunk, "more_body": True}))
         await send({"type": "http.response.body", "body": b""})
@@ -102,7 +102,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: Buffer) -> T:
-    """The decoded body; CallerError says what is wrong and where."""
+    """Decode the body; CallerError says what is wrong and where."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -117,15 +117,17 @@ class Request(HTTPConnection):
         self.receive = receive
         self.fields: Fields = scope[FIELDS]
         self.turns = turns
-        """For work of more than one step."""
+        """Takes turns among requests whose work has several steps."""
         self.hold: Hold = scope[HOLD]
-        """What it holds of the memory for requests; given back when its answer is sent."""
+        """The request's memory reservation. It is released when the answer is sent."""
         self.caller: Caller = scope[CALLER]
-        """For whom it acts; what it sees of the node."""
+        """The caller, with its view of the node."""
 
     async def body(self, bounds: Bounds) -> Buffer:
-        """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError
-        when there is no memory for it.
+        """Read the whole body, decompressed.
+
+        Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
+        memory for it.
         """
         return await read_body(self.receive, self.fields, self.hold, self.turns, bounds)
 
@@ -138,7 +140,7 @@ class Request(HTTPConnection):
         assert task is not None
         if connection.has_left:
             task.cancel()
-        # A task of its own that watches would cost each request more.
+        # A separate watching task would cost each request more.
         connection.on_leave = task.cancel
         try:
             return await answer

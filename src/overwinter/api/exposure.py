@@ -17,7 +17,7 @@ from overwinter.core.ids import FunctionName, TenantId
 from overwinter.telemetry.activity import NodeActivity
 
 SHARED_FAMILIES = (b"overwinter_function_bytes", b"overwinter_loaded_bytes")
-"""Metrics of a function that depend on what others hold."""
+"""The metrics of a function that depend on blocks that other tenants also hold."""
 
 _named = re.compile(rb'[{,](?:function|pipeline)="([^"]+)"')
 
@@ -26,11 +26,11 @@ class Names(Protocol):
     """Conversion between the tenant's names and the node's."""
 
     def told_json(self, value: object) -> msgspec.Raw:
-        """What the node says, as JSON in the tenant's names."""
+        """Convert the node's JSON to the tenant's names."""
         ...
 
     def told_bytes(self, text: bytes) -> bytes:
-        """A text of the node's in the tenant's names."""
+        """Convert the names in a text of the node to the tenant's."""
         ...
 
 
@@ -45,7 +45,7 @@ class TenantTelemetry:
         inner: Callable[[FunctionName], FunctionName],
         operator: bool,
     ) -> None:
-        """`inner`: the node's name of a function of the tenant; NotFoundError."""
+        """Create it. `inner` returns the node's name of a function of the tenant, or raises NotFoundError."""
         self._node = node
         self._tenant = tenant
         self._names = names
@@ -62,13 +62,13 @@ class TenantTelemetry:
         return self._names.told_bytes(await asyncio.to_thread(own_metrics, text, own))
 
     async def usage(self, tenant: TenantId | None) -> object:
-        """The usage of each function of the tenant; empty for any other tenant, whether it exists or not."""
+        """Return the usage of each function of the tenant; empty for any other tenant, whether it exists or not."""
         if self._operator:
             return await self._node.telemetry.usage(tenant)
         if tenant not in (None, self._tenant):
             return []
         used = msgspec.to_builtins(await self._node.telemetry.usage(self._tenant))
-        # The bytes that are billed are those of a block parted among all who have it.
+        # These figures depend on how many tenants share a block.
         told = [each | {"disk_byte_s": None, "host_byte_s": None} for each in used]
         return self._names.told_json(told)
 

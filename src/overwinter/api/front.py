@@ -24,7 +24,7 @@ from overwinter.store.manifest import Manifest
 class FunctionView(Protocol):
     """One deployed version of a function, or a pipeline, as callers see it.
 
-    It is sent to deployers as JSON: a struct with these fields and possibly further ones.
+    Deployers receive it as JSON, so it is a struct with these fields and possibly further ones.
     """
 
     @property
@@ -39,7 +39,7 @@ class FunctionView(Protocol):
 
     @property
     def version(self) -> int:
-        """Which version of it; from 1."""
+        """The version, from 1."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class Deployed(Protocol):
 
     @property
     def version(self) -> int:
-        """Which version of it; from 1."""
+        """The version, from 1."""
         ...
 
 
@@ -125,7 +125,7 @@ class Blocks(Protocol):
     """The storage of uploaded blocks. Both methods access the disk and are called in a thread."""
 
     def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float, /) -> Sequence[Address]:
-        """Those of `addresses` that the tenant has not sent yet."""
+        """Return those of `addresses` that the tenant has not sent yet."""
         ...
 
     def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None, /) -> Upload:
@@ -162,11 +162,11 @@ class Front(Protocol):
 
     @property
     def repository(self) -> Blocks:
-        """Where uploaded blocks go."""
+        """The storage for uploaded blocks."""
         ...
 
     def live(self) -> bool:
-        """Whether the node's loop is running."""
+        """Whether the node's event loop is running."""
         ...
 
     def ready(self) -> bool:
@@ -174,8 +174,8 @@ class Front(Protocol):
         ...
 
     def functions(self, tenant: TenantId | None = None, /) -> Iterable[FunctionView]:
-        """Every version of every function, of all tenants or of one, each as it is when its turn comes: there may be
-        thousands.
+        """Return every version of every function, of all tenants or of one, each as it is when it is read, because
+        there may be thousands.
         """
         ...
 
@@ -184,16 +184,16 @@ class Front(Protocol):
         ...
 
     def versions(self, name: FunctionName, /) -> Sequence[int]:
-        """The versions of a function or pipeline that answer requests, ascending; empty for an unknown name."""
+        """Return the available versions of a function or pipeline, ascending; empty for an unknown name."""
         ...
 
     def owner(self, name: FunctionName, /) -> TenantId:
-        """The tenant of a function or a pipeline; NotFoundError."""
+        """Return the tenant of a function or a pipeline; raise NotFoundError."""
         ...
 
     def view(self, name: FunctionName, version: int | None, /) -> FunctionView:
-        """One version of a function, or its default, or a pipeline; NotFoundError. Called for every request: it must
-        be cheap.
+        """Return one version of a function, or its default version, or a pipeline; raise NotFoundError. Called for
+        every request, so it must be cheap.
         """
         ...
 
@@ -212,11 +212,11 @@ class Front(Protocol):
     async def profile(
         self, name: FunctionName, version: int | None, wanted: Wanted, tell: Callable[[Progress], None], /
     ) -> Profile:
-        """Measure what is not known of a function on this machine; `tell` is called with the progress."""
+        """Measure the unknown configurations of a function on this machine; `tell` receives the progress."""
         ...
 
     def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:
-        """The profile of a function on this machine; NotFoundError also when there is none."""
+        """Return the profile of a function on this machine; raise NotFoundError if there is none."""
         ...
 
     @property
@@ -225,7 +225,7 @@ class Front(Protocol):
         ...
 
     async def set_traffic(self, name: FunctionName, shares: Shares, /) -> None:
-        """Set which versions of a function get the requests that name none; with no shares, the newest."""
+        """Set the versions that get the requests without a version; with no shares, the newest gets all."""
         ...
 
     async def remove(self, name: FunctionName, version: int | None, /) -> None:

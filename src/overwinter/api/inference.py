@@ -52,11 +52,11 @@ BINARY_INPUT = Body(
 )
 BINARY_OUTPUT = Body("application/octet-stream", about=f"An InferResponse {HEAD_ABOUT}binary_data_size, in order.")
 JSON_COST = 8
-"""Bytes of memory for each byte of JSON: its text, and its elements as they are read and written a piece at a time."""
+"""The bytes of memory for each byte of JSON: its text, and its elements, which are read and written in pieces."""
 SHORT = Bounds(64 << 10)
-"""For bodies that say a word or two."""
+"""The limit of short bodies."""
 STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bound", "host", "disk")}
-"""The header that tells a caller where the weights lay when the request came."""
+"""The header that reports the kind of start."""
 
 
 class IndexRequest(msgspec.Struct):
@@ -131,8 +131,8 @@ class InferenceApi:
         head_bytes = head_length(request)
         if head_bytes is not None and head_bytes > self._limits.json_bytes_max:
             raise TooLargeError(
-                f"the request has {head_bytes} bytes of JSON, and {self._limits.json_bytes_max} are accepted: send "
-                "large tensors as binary"
+                f"the request has {head_bytes} bytes of JSON, and at most {self._limits.json_bytes_max} are accepted: "
+                "send large tensors as binary"
             )
         body = await request.body(self._json if head_bytes is None else self._binary)
         if head_bytes == 0:
@@ -176,7 +176,7 @@ class InferenceApi:
 
     async def models(self, request: Request) -> Response:
         """The names of all functions and pipelines (KServe's list)."""
-        # A function is there once for each of its versions, one after the other.
+        # The versions of a function follow each other in the list.
         names = (name for name, _ in groupby(view.name for view in _views(request)))
         return Response(200, b'{"models":%b}' % await request.turns.run(listed(names, str, request.hold)), [JSON_TYPE])
 
@@ -198,7 +198,7 @@ class InferenceApi:
         """The description of a function in the format of Triton's model configuration."""
         view = _view(request)
         settings = msgspec.to_builtins(view.settings)
-        # A pipeline has no workers of its own.
+        # A pipeline has no workers.
         workers = view.settings.max_workers if isinstance(view.settings, Settings) else 0
         parameters = {key: ConfigParameter(str(value)) for key, value in settings.items() if value is not None}
         return json_response(
@@ -224,7 +224,7 @@ class InferenceApi:
         """Wake a function and make it available."""
         body = await request.body(SHORT)
         if body and decode_json(_load_decoder, body).parameters:
-            raise CallerError("load takes no parameters here: a changed function is a new version, deploy it")
+            raise CallerError("load takes no parameters: to change a function, deploy a new version")
         name, version = function_of(request)
         check_owner(request, name)
         await request.caller.front.load(name, version)
@@ -234,7 +234,7 @@ class InferenceApi:
         """Unload a function, which releases its memory."""
         body = await request.body(SHORT)
         if body:
-            # The only parameter, unload_dependents, changes nothing: no function has dependents.
+            # The only parameter, unload_dependents, has no effect: functions have no dependents.
             decode_json(_load_decoder, body)
         name, version = function_of(request)
         check_owner(request, name)
@@ -243,7 +243,7 @@ class InferenceApi:
 
 
 def function_of(request: Request) -> tuple[FunctionName, int | None]:
-    """The name, and the version where the path gives one; NotFoundError when that is not a number."""
+    """Return the name and the version in the path; raise NotFoundError if the version is not a number."""
     name = FunctionName(request.path_params["name"])
     version = request.path_params.get("version")
     if version is None:
@@ -262,7 +262,7 @@ def _views(request: Request) -> Iterator[FunctionView]:
 
 
 def head_length(request: Request) -> int | None:
-    """The length of the JSON before the binary tensors; None when the body is all JSON; CallerError."""
+    """Return the length of the JSON before the binary tensors; None if the body is all JSON. Raises CallerError."""
     text = request.fields.get(HEAD_LENGTH_KEY)
     if text is None:
         return None
@@ -280,7 +280,7 @@ def _tensors(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
 
 
 def _config_tensors(specs: Sequence[TensorSpec]) -> tuple[ConfigTensor, ...]:
-    # Triton calls its BYTES so in messages and STRING in configurations.
+    # Triton calls BYTES STRING in model configurations.
     return tuple(
         ConfigTensor(spec.name, f"TYPE_{'STRING' if spec.datatype == BYTES else spec.datatype}", _dims(spec))
         for spec in specs

@@ -12,16 +12,16 @@ from overwinter.api.exchange import encode_json
 from overwinter.api.steps import Steps
 
 STEP_COUNT = 8
-"""Things that are told in one step."""
+"""The items that are encoded in one step."""
 
 T = TypeVar("T")
 
 
 def listed(things: Iterable[T], tell: Callable[[T], object], hold: Hold) -> Steps[bytes]:
-    """The results of `tell` for each item, as a JSON list. TooLargeError, OverloadedError when there is no memory for
-    it.
+    """Encode the results of `tell` for each item as a JSON list; raise TooLargeError or OverloadedError if memory is
+    lacking.
     """
-    # The first step is no work: many may take theirs in one turn of the loop.
+    # The first step is empty, because many requests may run their first step in one iteration of the event loop.
     yield
     text = bytearray(b"[")
     for number, thing in enumerate(things):

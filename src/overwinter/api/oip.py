@@ -1,7 +1,7 @@
-"""What do the bodies of the Open Inference Protocol say?
+"""Decodes and encodes the bodies of the Open Inference Protocol, without sockets.
 
-Bytes in, tensors out, and back; no sockets. A body is JSON, or (the binary tensor extension) a JSON head and then
-the bytes of those tensors that say `binary_data_size`, in order.
+A body is JSON, or (the binary tensor extension) a JSON head followed by the bytes of those tensors that have
+`binary_data_size`, in order.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ from overwinter.core.tensor import (
 SIZE_MAX = 2**63 - 1
 ID_MAX = 1024
 SIDE_BYTES_MAX = 1 << 20
-"""All of a request's JSON but the elements of its tensors."""
+"""The most bytes of a request's JSON without the elements of tensors."""
 OBJECTS_MAX = 4 * TENSORS_MAX + 8
-"""JSON objects in a request: each tensor and its parameters, and some."""
+"""The most JSON objects in a request: tensors, their parameters, and a few more."""
 WORDS_MAX = 8
-"""Texts in such an object."""
+"""The most strings in such an object."""
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
 
@@ -54,7 +54,7 @@ class RequestInput(msgspec.Struct):
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=RANK_MAX)]
     parameters: InputParameters | None = None
     data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    """A flat list of its elements, or one nested as its shape is."""
+    """A flat list of the elements, or lists nested as the shape."""
 
 
 class OutputParameters(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class RequestParameters(msgspec.Struct, frozen=True):
     binary_data_output: bool = False
     priority: Count = 0
     timeout: Count = 0
-    """Microseconds; 0: the function's own."""
+    """The timeout in microseconds; 0: the function's timeout."""
     sequence_id: int | str = 0
 
 
@@ -111,9 +111,9 @@ class Inference(msgspec.Struct):
     timeout_s: float | None = None
     priority: int = 0
     binary: bool = False
-    """Whether outputs travel as binary unless they say otherwise."""
+    """Whether outputs are binary by default."""
     wanted: dict[str, bool] = {}
-    """The wanted outputs in order, each binary or not; empty: all."""
+    """The requested outputs in order, each binary or not; empty: all outputs."""
 
 
 class ResponseOutput(msgspec.Struct, omit_defaults=True):
@@ -141,8 +141,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELEMENTS_MAX) -> Steps[Inference]:
-    """Read a request whose JSON is the first `head_bytes` of `body` (None: all of it), with at most `elements_max`
-    elements of BYTES tensors; CallerError, TooLargeError.
+    """Decode a request whose JSON is the first `head_bytes` of `body` (None: all of it), with at most `elements_max`
+    elements of BYTES tensors. Raises CallerError or TooLargeError.
     """
     if head_bytes is not None and head_bytes > len(body):
         raise CallerError(f"Inference-Header-Content-Length is {head_bytes}, and the body has {len(body)} bytes")
@@ -150,14 +150,15 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
     head = tail[:head_bytes]
     try:
         if len(head) > STEP_BYTES:
-            # The first step is no work: many may take theirs in one turn of the loop.
+            # The first step is empty, because many requests may run their first step in one iteration of the event
+            # loop.
             yield
             yield from _check_outline(bytes(head), elements_max)
         request = _decode(head)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        # Clients that write JSON as Python does send them bare.
+        # Some JSON encoders, such as Python's, write them although JSON does not allow them.
         lacking = any(word in bytes(head) for word in (b"NaN", b"Infinity"))
-        way = "; JSON has no word for NaN and infinity: send them by the binary tensor extension" if lacking else ""
+        way = "; JSON cannot represent NaN and infinity: send them by the binary tensor extension" if lacking else ""
         raise CallerError(f"the body is not a valid inference request: {error}{way}") from error
     if request.parameters.sequence_id:
         raise CallerError("sequences are not supported: functions keep no state between requests")
@@ -167,7 +168,7 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
         tensor, used = yield from _read_input(given, tail, head_bytes is not None, elements_max)
         inputs.append(tensor)
         if tensor.datatype == BYTES:
-            # What passed has no more elements than were left.
+            # A tensor that was accepted has at most this many elements.
             elements_max -= prod(tensor.shape)
         tail = tail[used:]
     if tail:
@@ -186,7 +187,9 @@ def decode_request(body: Buffer, head_bytes: int | None, elements_max: int = ELE
 def encode_reply(
     name: str, version: int, outputs: Sequence[Tensor], inference: Inference, json_bytes_max: int = SIZE_MAX
 ) -> Steps[tuple[bytes, list[Buffer]]]:
-    """The JSON of the answer, whose tensors are bounded in bytes, and the tensors whose bytes follow it."""
+    """Return the JSON of the answer, with a limit on the bytes of its tensors, and the tensors whose bytes
+    follow it.
+    """
     tail: list[Buffer] = []
     described = []
     for tensor, binary in _select(outputs, inference):
@@ -203,27 +206,31 @@ def encode_reply(
 
 
 def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
-    """CallerError when anything but the tensors' elements is long in a request: only the elements are read
-    in pieces.
+    """Raise CallerError if any part of a request except the tensors' elements is long: only the elements are read in
+    pieces.
     """
     if head.count(b"{") > OBJECTS_MAX:
         yield
-        # Texts may hold braces too.
+        # Exclude braces inside of strings.
         plain = head.replace(rb"\\", b"").replace(rb"\"", b"")
         yield
         check_elements("inputs", plain.count(b'"') // 2 - OBJECTS_MAX * WORDS_MAX, elements_max)
         objects = b"".join(plain.split(b'"')[::2]).count(b"{")
         if objects > OBJECTS_MAX:
-            raise CallerError(f"the request has {objects} JSON objects; {TENSORS_MAX} inputs and outputs need fewer")
+            raise CallerError(
+                f"the request has {objects} JSON objects, more than {TENSORS_MAX} inputs and outputs need"
+            )
     yield
     side = len(head) - sum(len(memoryview(each.data)) for each in _decode_outline(head).inputs)
     if side > SIDE_BYTES_MAX:
-        raise CallerError(f"the request has {side} bytes of JSON beside its elements; at most {SIDE_BYTES_MAX}")
+        raise CallerError(
+            f"the request has {side} bytes of JSON besides its elements; at most {SIDE_BYTES_MAX} are accepted"
+        )
     yield
 
 
 def _read_input(given: RequestInput, tail: memoryview, has_tail: bool, elements_max: int) -> Steps[tuple[Tensor, int]]:
-    """One input and its number of bytes in `tail`."""
+    """Return one input, and its number of bytes in `tail`."""
     size = None
     if given.parameters is not None:
         if given.parameters.shared_memory_region is not None:
@@ -236,11 +243,11 @@ def _read_input(given: RequestInput, tail: memoryview, has_tail: bool, elements_
         data = yield from parse_elements(given.name, given.datatype, given.shape, given.data, elements_max)
         return Tensor(given.name, given.datatype, given.shape, data), 0
     if listed:
-        raise CallerError(f"input {given.name!r} has both data and a binary_data_size: send one of them")
+        raise CallerError(f"input {given.name!r} has both data and a binary_data_size: send only one of them")
     if not has_tail:
         raise CallerError(f"input {given.name!r} is binary, and the Inference-Header-Content-Length header is missing")
     if size > len(tail):
-        raise CallerError(f"input {given.name!r} says {size} bytes, and the body has {len(tail)} left")
+        raise CallerError(f"input {given.name!r} announces {size} bytes, and the body has {len(tail)} left")
     tensor = Tensor(given.name, given.datatype, given.shape, tail[:size])
     check_size(tensor, elements_max)
     return tensor, size
@@ -255,7 +262,7 @@ def _wanted(request: InferRequest) -> dict[str, bool]:
         if parameters.classification:
             raise CallerError(f"output {output.name!r} asks for classification, which this node does not offer")
         if output.name in wanted:
-            raise CallerError(f"output {output.name!r} is asked for twice")
+            raise CallerError(f"output {output.name!r} is requested twice")
         binary = parameters.binary_data
         wanted[output.name] = request.parameters.binary_data_output if binary is None else binary
     return wanted
@@ -267,5 +274,5 @@ def _select(outputs: Sequence[Tensor], inference: Inference) -> list[tuple[Tenso
     named = {tensor.name: tensor for tensor in outputs}
     missing = inference.wanted.keys() - named
     if missing:
-        raise WorkerError(f"the function did not give its outputs {sorted(missing)}")
+        raise WorkerError(f"the function did not return its outputs {sorted(missing)}")
     return [(named[name], binary) for name, binary in inference.wanted.items()]

@@ -16,22 +16,22 @@ from overwinter.store.manifest import ADDRESS_PATTERN
 
 UNAUTHORIZED, FORBIDDEN, RATE, BUSY = 401, 403, 429, 503
 ALWAYS = (500, BUSY)
-"""Statuses of errors that any operation may have; beside them:"""
+"""The statuses of errors that any operation may have. The following apply to some operations:"""
 WITH_BODY = (400, 413, 415)
 WITH_NAME = (404,)
 WITH_CALLER = (400, UNAUTHORIZED, FORBIDDEN, RATE)
-"""Where a token is asked for; a header names the tenant, rightly or not."""
+"""If tokens are required, or the header with the tenant is invalid."""
 
 ABOUT = """The Open Inference Protocol v2 under `/v2`, and Overwinter's own operations.
 
 An error is `{"error": text}`. Before a request reaches an operation it may be refused with 400 (not HTTP), 404 and 405
-(no such operation), 408 (too slow), 414 and 431 (too long a path or head), 429 (too many requests ahead of an answer)
-and 503 (too many connections). A header `X-Request-Id` comes back with the answer. Bodies may come as gzip or deflate,
-with `Content-Encoding`, but for blocks.
+(no such operation), 408 (too slow), 414 and 431 (too long a path or head), 429 (too many pipelined requests)
+and 503 (too many connections). The answer repeats the header `X-Request-Id`. Bodies other than blocks may be
+compressed with gzip or deflate (`Content-Encoding`).
 
-A node on which a token was ever made answers 401 to whoever sends none, also where there is no operation, and an
-operation sees of it what the token's tenant has: the rest is 404. The scopes that it may need are `infer`, `deploy` and
-`admin`, which has both. A node without tokens asks for none.
+After the first token was created, a node answers 401 to every request without one, even for paths that do not exist.
+An operation sees only what the token's tenant owns; anything else is 404. Operations need the scopes `infer`, `deploy`
+or `admin`, which includes both. A node without tokens requires none.
 """
 
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -45,12 +45,12 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
 }
 HEADERS: dict[str, dict[str, Any]] = {
     TENANT_HEADER: {
-        "description": "The tenant for which the request speaks. Without a token: any; where none is named, `default`. "
-        "With one: the token's, which need not be named; with the scope `admin`: any.",
+        "description": "The tenant for which the request acts. Without tokens: any, by default `default`. "
+        "With a token: the token's tenant, by default; with the scope `admin`: any.",
         "schema": {"type": "string", "pattern": NAME_PATTERN},
     },
     "inference-header-content-length": {
-        "description": "The bytes of JSON before the binary tensors; without it, the body is all JSON.",
+        "description": "The bytes of JSON before the binary tensors. Without the header the whole body is JSON.",
         "schema": {"type": "integer", "minimum": 0},
     },
 }
@@ -65,7 +65,7 @@ SECURITY = {
     BEARER: {
         "type": "http",
         "scheme": "bearer",
-        "description": "A token that `overwinter token create` made on the node's machine.",
+        "description": "A token that `overwinter token create` printed on the node's machine.",
     }
 }
 
@@ -77,10 +77,10 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     ]
     types = [Error, *(body.message for body in bodies if body.message is not None)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    told = _Told([(kind, schema) for kind, schema in zip(types, schemas, strict=True)])
+    descriptions = _Descriptions([(kind, schema) for kind, schema in zip(types, schemas, strict=True)])
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = told.operation(each)
+        paths.setdefault(each.path, {})[each.method.lower()] = descriptions.operation(each)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Overwinter", "version": version, "description": ABOUT},
@@ -89,11 +89,11 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     }
 
 
-class _Told:
-    """Operations in OpenAPI's format, with the schemas of their messages."""
+class _Descriptions:
+    """Describes operations in OpenAPI's format, with the schemas of their messages."""
 
     def __init__(self, schemas: list[tuple[Any, dict[str, Any]]]) -> None:
-        # Not a dictionary: a union is not always hashable, and there are few.
+        # A list, because not every union is hashable, and there are few types.
         self._schemas = schemas
 
     def operation(self, operation: Operation) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class _Told:
         parameters = list(_parameters(operation))
         text = " ".join((operation.handler.__doc__ or "").split())
         names = [parameter["name"] for parameter in parameters if parameter["in"] == "path"]
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "operationId": "_".join([operation.handler.__name__, *names]),
             "summary": re.split(r"[.;:] ", text, maxsplit=1)[0].rstrip("."),
             "description": text,
@@ -117,16 +117,16 @@ class _Told:
             },
         }
         if operation.takes:
-            told["requestBody"] = {"content": self._content(operation.takes), "required": not operation.optional}
-        return told
+            described["requestBody"] = {"content": self._content(operation.takes), "required": not operation.optional}
+        return described
 
     def _response(self, status: int, bodies: Sequence[Body]) -> dict[str, Any]:
-        told: dict[str, Any] = {"description": HTTPStatus(status).phrase if status < 400 else _why(status)}
+        described: dict[str, Any] = {"description": HTTPStatus(status).phrase if status < 400 else _why(status)}
         if bodies:
-            told["content"] = self._content(bodies)
+            described["content"] = self._content(bodies)
         if status in ANSWER_HEADERS:
-            told["headers"] = ANSWER_HEADERS[status]
-        return told
+            described["headers"] = ANSWER_HEADERS[status]
+        return described
 
     def _content(self, bodies: Sequence[Body]) -> dict[str, Any]:
         forms: dict[str, list[dict[str, Any]]] = {}
@@ -139,7 +139,7 @@ class _Told:
 
     def _schema(self, body: Body) -> dict[str, Any]:
         if body.message is None:
-            # What is not JSON has no type (OpenAPI 3.1, 4.8.14.2).
+            # A body that is not JSON has no type (OpenAPI 3.1, 4.8.14.2).
             return {"description": body.about}
         return next(schema for kind, schema in self._schemas if kind is body.message)
 

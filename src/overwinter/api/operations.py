@@ -14,11 +14,11 @@ from overwinter.store.tokens import SCOPES
 from overwinter.store.tokens import Scope as TokenScope
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
-"""Gives what sends the response."""
+"""Returns the ASGI application that sends the response."""
 Needs = Literal["nothing", "token", TokenScope]
-"""What a caller must have where the node asks for tokens: nothing, any token, or one with this scope."""
+"""What a caller needs if the node requires tokens: nothing, any token, or a token with this scope."""
 AUDITED = "overwinter.audited"
-"""Where in the scope lies whether the audit keeps a line of the operation that answers, if one does."""
+"""The key in the ASGI scope that says whether the audit log records the operation."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -40,20 +40,20 @@ class Operation(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    """As Starlette and OpenAPI write it: `/v2/models/{name}`."""
+    """The path as Starlette and OpenAPI write it: `/v2/models/{name}`."""
     needs: Needs
     handler: Handler
     gives: Mapping[int, tuple[Body, ...]]
-    """The answers that are no errors, by status."""
+    """The successful answers, by status."""
     takes: tuple[Body, ...] = ()
     optional: bool = False
     """Whether the body may be left out."""
     headers: tuple[str, ...] = ()
-    """Those of the request that it reads, beside those of HTTP and the tenant's."""
+    """The headers that it reads, besides those of HTTP and of the tenant."""
     fails: tuple[int, ...] = ()
-    """The statuses of its errors, beside those that every operation of its kind may have."""
+    """The statuses of its errors, besides those that all operations of its kind have."""
     passing: bool = False
-    """Whether nothing lasts of what it does, so that the audit keeps no line of it."""
+    """Whether the operation has no lasting effect. The audit log does not record such operations."""
 
     @property
     def scope(self) -> TokenScope | None:
@@ -79,7 +79,9 @@ class _Endpoint:
         scope[AUDITED] = self._is_audited
         request = Request(scope, receive, self._turns)
         if self._scope is not None and self._scope not in (has := request.caller.scopes):
-            raise ForbiddenError(f"this token is for {', '.join(sorted(has))}, and this needs {self._scope}")
+            raise ForbiddenError(
+                f"this token has the scopes {', '.join(sorted(has))}, and the operation needs {self._scope}"
+            )
         response = await self._handler(request)
         await response(scope, receive, send)
 

@@ -11,7 +11,7 @@ STATIC = files("overwinter.api") / "static"
 HTML = "text/html; charset=utf-8"
 HTML_HEADERS = [
     (b"content-type", HTML.encode()),
-    # The pages need nothing from elsewhere, and nobody may show them in a frame.
+    # The pages load nothing from elsewhere, and no page may show them in a frame.
     (
         b"content-security-policy",
         b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "

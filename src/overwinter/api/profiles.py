@@ -19,7 +19,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.profiling import Line, Progress, Wanted
 
 SILENT_S = 10.0
-"""The longest without a line: a client may take a longer silence for a dead node."""
+"""The most seconds without a line. A client may take a longer silence for a dead node."""
 LINES = "application/x-ndjson"
 STOPPED = Line(error="the node is stopping before all was measured: try again, what it measured is kept", status=503)
 
@@ -33,7 +33,7 @@ class ProfileApi:
     def operations(self) -> list[Operation]:
         """Every operation on profiles."""
         paths = [f"/overwinter/v1/functions/{{name}}{version}/profile" for version in ("", "/versions/{version}")]
-        lines = Body(LINES, about="A Line as JSON on each line, or nothing: the measurement still goes on.")
+        lines = Body(LINES, about="One Line as JSON per line. An empty line means that the measurement continues.")
         return [
             *(Operation("GET", path, "token", self.known, {200: json_body(Profile)}) for path in paths),
             *(
@@ -50,7 +50,7 @@ class ProfileApi:
         return json_response(request.caller.front.known_profile(*function_of(request)))
 
     async def measure(self, request: Request) -> StreamingResponse:
-        """Measure the configurations of the body that are not known; without a body, all that the settings allow."""
+        """Measure the configurations in the body that are not known; without a body, all that the settings allow."""
         body = bytes(await request.body(SHORT))
         wanted = decode_json(_wanted_decoder, body) if body.strip() else Wanted()
         name, version = function_of(request)
@@ -88,7 +88,7 @@ async def _write_lines(front: Front, name: FunctionName, version: int, wanted: W
 
 
 async def _next(lines: asyncio.Queue[Line | None]) -> bytes | None:
-    """The next line, encoded; an empty one after a silence; None at the end."""
+    """Return the next line, encoded; an empty one after a pause; None at the end."""
     try:
         async with asyncio.timeout(SILENT_S):
             line = await lines.get()

@@ -20,14 +20,14 @@ from overwinter.api.exchange import CONNECTION
 from overwinter.api.steps import Steps
 
 STEP_BYTES = 16 << 10
-"""So much of a head or of chunks is parsed at a time."""
+"""The bytes of a head or of chunks that are parsed in one step."""
 URL_MAX = 8 << 10
 AHEAD_MAX = 64
-"""Requests that a connection may send before the first is answered."""
+"""The most requests that a connection may send before the first is answered."""
 BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
-"""Bytes of chunk sizes and extensions that each byte of a body may cost, beside those of the head."""
+"""The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
 CHUNKED = b"transfer-encoding"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What is sent before a head, where a caller waits for it with its body."""
@@ -38,7 +38,7 @@ class _RefusedError(Exception):
 
 
 class _Flow(FlowControl):
-    """Whether the connection is read. Reading resumes only after the received bytes are parsed."""
+    """Pauses and resumes reading. Reading resumes only after the received bytes are parsed."""
 
     def __init__(self, transport: asyncio.Transport, parses: Callable[[], bool]) -> None:
         super().__init__(transport)
@@ -53,9 +53,8 @@ class _Flow(FlowControl):
 
 
 class _Joining:
-    """The transport of one answer: the head is sent together with the next bytes, of which there must be some.
-
-    Each write is a packet, and wakes the reader.
+    """The transport of one answer. The head is sent together with the next bytes, because each write is a packet and
+    wakes the reader; there must be further bytes.
     """
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
@@ -75,7 +74,7 @@ class _Joining:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send the kept head alone."""
+        """Send a kept head alone."""
         if self._head:
             self._transport.write(self._head)
         self._end()
@@ -100,24 +99,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self.has_left = False
         self.on_leave: Callable[[], object] | None = None
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered; `cycle` is the last one that came."""
+        """The request that is being answered; `cycle` is the latest request."""
         self._number = 0
-        """Counts the parts of requests: a head that begins, a body that begins, an end."""
+        """Counts events: the start of a head, the start of a body, the end of a request."""
         self._in_head = False
         self._in_body = False
         self._chunked = False
         self._chunks = bytearray()
-        """What the chunks of one step hold."""
+        """The data of the chunks that the current step has parsed."""
         self._rest = b""
-        """What came and is not parsed yet; nothing more is read meanwhile."""
+        """Received bytes that are not parsed yet. Reading pauses while there are any."""
         self._parsing: asyncio.Task[None] | None = None
         self._frame_bytes = 0
-        """Of this message, all but its body."""
+        """The bytes of this message without its body."""
         self._headers_count = 0
         self._body_bytes = 0
         self._step_body_bytes = 0
 
-    # What the other side does
+    # Events of the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register the connection, or refuse it."""
@@ -171,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return data
         return b""
 
-    # What the parser finds
+    # Events of the parser
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -247,10 +246,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         super().resume_writing()
 
-    # How it ends
+    # The end of a connection
 
     def send_400_response(self, msg: str) -> None:
-        """The parser failed: answer with its reason or ours."""
+        """Answer a parse error with the parser's reason, or with the reason of a refusal."""
         self._refuse(*(self._refusal or (400, "this is not valid HTTP")))
 
     def waits(self) -> Waits:
@@ -260,7 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def time_out(self) -> None:
         """The client was too slow."""
         if self._number == 0 and not self._frame_bytes:
-            # It asked for nothing yet: an answer now would be taken for that to what it asks next.
+            # The client has sent no request yet: it would take this answer for the answer to its first request.
             self.transport.close()
         else:
             self._refuse(408, "the request came too slowly")
@@ -280,9 +279,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = cycle
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self._all.crowded(self.caller):
-            # Its caller sees that it ends. One that only idles may have to make room just when it is used again.
+            # The client learns that the connection closes. An idle connection could be closed just as the client uses
+            # it again.
             cycle.keep_alive = False
-        # Nothing follows the head of an answer to HEAD.
+        # No body follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":
             cycle.transport = _Joining(self.transport, self._end)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
@@ -293,14 +293,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if self._in_body:
             self._refused = True
-            # What came behind it would be run, and its answer heard by nobody.
+            # Requests behind it would run, and no one could receive their answers.
             self.pipeline.clear()
             self.transport.write_eof()
         else:
             self.transport.close()
 
     def _leave(self) -> None:
-        """Tell the request under way that its client is gone; pipelined requests are not started."""
+        """Tell the open request that its client has disconnected; pipelined requests are not started."""
         self.pipeline.clear()
         self.has_left = True
         if self._running is not None and not self._running.response_complete:
@@ -338,5 +338,5 @@ class BoundedProtocol(HttpToolsProtocol):
         later = b"retry-after: 1\r\n" if status == BUSY else b""
         self.transport.write(STATUS_LINE[status] + later + CLOSING_HEADERS % len(body) + body)
         self._leave()
-        # A close now would throw away what was not read yet, and the other side would not hear why.
+        # Closing now would discard unread data, and the client might not receive the reason.
         self.transport.write_eof()

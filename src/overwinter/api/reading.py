@@ -17,21 +17,21 @@ from overwinter.core.errors import CallerError, MediaError, TooLargeError
 from overwinter.core.tensor import Buffer
 
 WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
-"""zlib's word for each content coding: a gzip frame, a zlib frame."""
+"""zlib's parameter for the format of each content coding."""
 RATIO_MAX = 100
 RATIO_FREE_BYTES = 4 << 20
-"""So much a body may become however small it was sent; above that, at most RATIO_MAX times what was sent."""
+"""The size to which any body may be decompressed. Above it, a body may grow to RATIO_MAX times its compressed size."""
 WASTE_FREE_BYTES = 64 << 10
 WASTE_MAX = 4
-"""Compressed bytes, beyond the first few, for each byte that they become: of empty blocks there is no end."""
+"""The most compressed bytes per decompressed byte, beyond the first few: a stream of empty blocks could be endless."""
 PRESSED_STEP_BYTES = 8 << 10
-"""So much is decompressed in one step: empty blocks take a hundred times as long as others."""
+"""The compressed bytes of one step. Empty blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
-"""By so much at a time is held what does not announce its length."""
+"""The steps in which memory is reserved for a body without an announced length."""
 
 
 Fields = Mapping[bytes, bytes]
-"""The headers of a request, by name in lower case."""
+"""The headers of a request, by lower-case name."""
 
 
 class Gathered:
@@ -52,23 +52,25 @@ class Gathered:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The bounds of a body."""
+    """The limits of a body."""
 
     bytes_max: int
-    """As it was sent, and decompressed."""
+    """The most bytes, both as sent and decompressed."""
     cost: int = 1
-    """Bytes of memory that are held for each byte of it."""
+    """The bytes of memory that are reserved for each byte of the body."""
     way: str = ""
-    """What a caller can do whose body is larger."""
+    """Advice for a caller whose body is larger."""
 
     def error(self) -> TooLargeError:
-        """The error that names the bound and the remedy."""
+        """Return the error that names the limit and the remedy."""
         return TooLargeError(f"the request body is larger than this node accepts: {self.bytes_max} bytes{self.way}")
 
 
 async def read_body(receive: Receive, fields: Fields, hold: Hold, turns: Turns, bounds: Bounds) -> Buffer:
-    """The whole body, decompressed; TooLargeError when it is over its bound before or after that, OverloadedError when
-    there is no memory for it.
+    """Read the whole body, decompressed.
+
+    Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
+    memory for it.
     """
     announced = check_length(fields, bounds)
     if announced:
@@ -103,7 +105,7 @@ async def _gather(receive: Receive, first: Buffer, hold: Hold, bounds: Bounds) -
 
 
 def body_of(message: Message) -> bytes:
-    """The bytes of one ASGI message; CallerError when the client disconnected."""
+    """Return the bytes of one ASGI message; raise CallerError when the client has disconnected."""
     if message["type"] == "http.disconnect":
         raise CallerError("the client closed the connection before its request was complete")
     body: bytes = message.get("body", b"")
@@ -111,7 +113,7 @@ def body_of(message: Message) -> bytes:
 
 
 def check_length(fields: Fields, bounds: Bounds) -> int:
-    """The announced length, 0 when there is none; TooLargeError when it is over the bound, before a byte is read."""
+    """Return the announced length, or 0; raise TooLargeError when it exceeds the limit, before a byte is read."""
     length = int(fields.get(b"content-length", b"0"))
     if length > bounds.bytes_max:
         raise bounds.error()
@@ -128,7 +130,7 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
         raise MediaError(f"content-encoding {coding.decode('latin-1')!r} is not known; known: gzip, deflate, identity")
     most = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     if most < bounds.bytes_max:
-        bounds = Bounds(most, bounds.cost, f" out of {len(body)} that were sent compressed: send it as it is")
+        bounds = Bounds(most, bounds.cost, f" out of {len(body)} compressed bytes: send it uncompressed")
     plain = Gathered(bounds.bytes_max)
     held = 0
     try:
@@ -136,12 +138,12 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
             if plain.nbytes + len(made) > bounds.bytes_max:
                 raise bounds.error()
             if plain.nbytes + len(made) > held:
-                # The first of it is most often all of it.
+                # Often the first part is the whole body.
                 growth = max(len(made), min(GROWTH_BYTES, held))
                 held += growth
                 hold.grow(growth * bounds.cost)
             plain.add(made)
-            # What is made of much may be little or nothing.
+            # Much compressed data may decompress to little or nothing.
             if plain.nbytes > STEP_BYTES or len(body) > PRESSED_STEP_BYTES:
                 yield
     except zlib.error as error:
@@ -150,8 +152,9 @@ def inflate(body: Buffer, coding: bytes, hold: Hold, bounds: Bounds) -> Steps[Bu
 
 
 def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
-    """The plain bytes, STEP_BYTES at most at a time; zlib.error also when the body is truncated, has trailing data, or
-    is mostly empty blocks.
+    """Yield the decompressed bytes, at most STEP_BYTES at a time.
+
+    Raises zlib.error also when the body is truncated, has trailing data, or is mostly empty blocks.
     """
     stream = zlib.decompressobj(wbits=window_bits)
     at = nbytes = 0
@@ -165,7 +168,7 @@ def _inflated(body: Buffer, window_bits: int) -> Iterator[bytes]:
         if at > WASTE_FREE_BYTES + WASTE_MAX * nbytes:
             raise zlib.error(f"{at} bytes of it become {nbytes}")
         if not (given or made):
-            raise zlib.error("it is cut short")
+            raise zlib.error("it is truncated")
         yield made
     if stream.unused_data or at < len(body):
         raise zlib.error("it has bytes after its end")

@@ -9,32 +9,34 @@ from collections.abc import Generator
 from typing import TypeVar
 
 STEP_BYTES = 64 << 10
-"""About what a step reads or makes: well under a millisecond of work, with any kind of element."""
+"""The approximate bytes that one step reads or makes: well below a millisecond of work, for any kind of element."""
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 
 def finish(steps: Steps[T]) -> T:
-    """The result, without a pause."""
+    """Run all steps without a pause, and return the result."""
     while (done := _step(steps)) is None:
         pass
     return done[0]
 
 
 class Turns:
-    """Runs one step per iteration of the loop. Several pieces of work take their steps in rotation: otherwise many
-    together would block the loop as long as one without pauses. None waits for the end of another.
+    """Runs one step per iteration of the event loop.
+
+    Concurrent pieces of work take their steps in turn. Otherwise many together would block the loop as long as one
+    without pauses.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def run(self, steps: Steps[T]) -> T:
-        """The result; work of one step is done at once."""
+        """Run the steps and return the result; work of one step is done at once."""
         done = _step(steps)
         while done is None:
-            # Who comes first goes first: each of the others has a step before this one has its next.
+            # The lock is fair: each waiting request runs a step before this one runs its next.
             async with self._turn:
                 await asyncio.sleep(0)
                 done = _step(steps)

@@ -34,24 +34,24 @@ class TenantNames:
 
     def __init__(self, tenant: TenantId) -> None:
         self.prefix = f"{tenant}{SEPARATOR}"
-        # As a whole word: a sentence may end in dots.
+        # Match whole words only. A sentence may end in dots, too.
         self._in_text = re.compile(rf"(?<![a-z0-9._-]){re.escape(self.prefix)}(?=[a-z0-9])")
         self._in_bytes = re.compile(self._in_text.pattern.encode())
 
     def own(self, name: FunctionName) -> FunctionName:
-        """The node's name of it."""
+        """Return the node's name of the tenant's function."""
         return FunctionName(self.prefix + name)
 
     def told(self, text: str) -> str:
-        """A text of the node's in the tenant's names."""
+        """Convert the node's names in a text to the tenant's."""
         return self._in_text.sub("", text)
 
     def told_json(self, value: object) -> msgspec.Raw:
-        """The node's answer as JSON, with the tenant's names."""
+        """Convert the node's answer to JSON with the tenant's names."""
         return msgspec.Raw(self.told_bytes(_encode(value)))
 
     def told_bytes(self, text: bytes) -> bytes:
-        """A text of the node's in the tenant's names."""
+        """Convert the node's names in a text to the tenant's."""
         return self._in_bytes.sub(b"", text)
 
 
@@ -72,7 +72,7 @@ class _View:
 
     @property
     def version(self) -> int:
-        """Which version of it."""
+        """The version of the function."""
         return self._view.version
 
     @property
@@ -111,14 +111,14 @@ class _View:
 
 
 class _QuotaBlocks:
-    """The repository, with a bound on the bytes of a tenant."""
+    """The repository with a limit on the bytes of a tenant."""
 
     def __init__(self, blocks: Blocks, nbytes: int | None) -> None:
         self._blocks = blocks
         self._nbytes = nbytes
 
     def missing(self, tenant: TenantId, addresses: Sequence[Address], now: float) -> Sequence[Address]:
-        """Those that the tenant has not sent yet."""
+        """Return the addresses that the tenant has not sent yet."""
         return self._blocks.missing(tenant, addresses, now)
 
     def upload(self, tenant: TenantId, address: Address, most_bytes: int | None = None) -> Upload:
@@ -144,20 +144,20 @@ class TenantFront:
         return TenantTelemetry(self._node, self._tenant, self.names, self._inner, self._operator)
 
     def live(self) -> bool:
-        """Whether the node's loop still works."""
+        """Whether the node's event loop works."""
         return self._node.live()
 
     def ready(self) -> bool:
         """Whether requests are answered."""
         return self._node.ready()
 
-    # What is there
+    # Queries
 
     def functions(self, tenant: TenantId | None = None) -> Iterator[FunctionView]:
-        """Every version of every function of the tenant, and none of another one."""
+        """Return every version of every function of the tenant."""
         if tenant not in (None, self._tenant):
             return iter(())
-        # The node leaves the others out: here each step of a listing would pass over thousands of them.
+        # The node filters: otherwise each step of a listing would skip over thousands of functions of other tenants.
         return (self._seen(view) for view in self._node.functions(self._tenant))
 
     def pipelines(self) -> Iterator[FunctionView]:
@@ -165,22 +165,22 @@ class TenantFront:
         return (self._seen(view) for view in self._node.pipelines() if view.tenant == self._tenant)
 
     def versions(self, name: FunctionName) -> Sequence[int]:
-        """The versions that answer requests."""
+        """Return the versions that answer requests."""
         try:
             return self._node.versions(self._find(name, None).name)
         except NotFoundError:
             return ()
 
     def owner(self, name: FunctionName) -> TenantId:
-        """The tenant; NotFoundError."""
+        """Return the tenant; raise NotFoundError."""
         self._inner(name)
         return self._tenant
 
     def view(self, name: FunctionName, version: int | None) -> FunctionView:
-        """One version of a function, or a pipeline; NotFoundError."""
+        """Return one version of a function, or a pipeline; raise NotFoundError."""
         return _View(name, self._find(name, version), self.names)
 
-    # What is done
+    # Actions
 
     async def infer(self, call: Call) -> Result:
         """Run a function or a pipeline of the tenant."""
@@ -210,15 +210,15 @@ class TenantFront:
         try:
             return await self._node.profile(self._inner(name), version, wanted, tell)
         except OverwinterError as error:
-            # It is written into an answer that has begun.
+            # The error is written into an answer that has already begun.
             self._raise_told(error)
 
     def known_profile(self, name: FunctionName, version: int | None) -> Profile:
-        """The profile of a function."""
+        """Return the profile of a function."""
         return self._node.known_profile(self._inner(name), version)
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
-        """Set which versions of a function get the requests that name none."""
+        """Set the versions that get the requests without a version."""
         await self._node.set_traffic(self._inner(name), shares)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
@@ -236,17 +236,19 @@ class TenantFront:
     # Names
 
     def _find(self, name: FunctionName, version: int | None) -> FunctionView:
-        """The node's name of a function. Called for each request; it takes two look-ups."""
+        """Return a function of the tenant. It is called for each request, and takes two look-ups."""
         own = self.names.own(name)
-        if not self._node.versions(own) and (view := self._before(name, version)) is not None:
+        if not self._node.versions(own) and (view := self._view_without_prefix(name, version)) is not None:
             return view
         view = self._node.view(own, version)
         if view.tenant != self._tenant:
             raise _absent(name)
         return view
 
-    def _before(self, name: FunctionName, version: int | None) -> FunctionView | None:
-        """A function that the tenant deployed before the first token; None also if it belongs to another tenant."""
+    def _view_without_prefix(self, name: FunctionName, version: int | None) -> FunctionView | None:
+        """Return a function that the tenant deployed before the first token; None also if it belongs to another
+        tenant.
+        """
         try:
             view = self._node.view(name, version)
         except NotFoundError:
@@ -254,18 +256,19 @@ class TenantFront:
         return view if view.tenant == self._tenant else None
 
     def _inner(self, name: FunctionName) -> FunctionName:
-        """The node's name of a function of the tenant, also of one on trial; NotFoundError."""
+        """Return the node's name of a function of the tenant, also during its trial; raise NotFoundError."""
         own = self.names.own(name)
         try:
             if self._node.owner(own) == self._tenant:
                 return own
         except NotFoundError:
-            return self._from_before(name)
+            return self._name_without_prefix(name)
         raise _absent(name)
 
-    def _from_before(self, name: FunctionName) -> FunctionName:
-        """The name of a function that the tenant deployed before the first token. NotFoundError has the same text for
-        an unknown name and for another tenant's.
+    def _name_without_prefix(self, name: FunctionName) -> FunctionName:
+        """Return the name of a function that the tenant deployed before the first token.
+
+        NotFoundError has the same text for an unknown name and for another tenant's.
         """
         try:
             if self._node.owner(name) == self._tenant:
@@ -281,7 +284,7 @@ class TenantFront:
             return self.names.own(name)
 
     def _new(self, name: FunctionName) -> FunctionName:
-        """The node's name for a new function; CallerError when it is too long."""
+        """Return the node's name for a new function; raise CallerError if it is too long."""
         inner = self._inner_or_own(name)
         if len(inner) > NAME_MAX:
             most = NAME_MAX - len(self.names.prefix)

@@ -17,7 +17,9 @@ _is_name = re.compile(NAME_PATTERN).match
 
 
 def tenant_of(request: Request) -> TenantId:
-    """The tenant of the request's token, or of its header, or `default`; CallerError for an invalid name."""
+    """Return the tenant of the request's token, or of its header, or `default`; raise CallerError for an
+    invalid name.
+    """
     if request.caller.tenant is not None:
         return request.caller.tenant
     tenant = request.headers.get(HEADER)
@@ -25,22 +27,26 @@ def tenant_of(request: Request) -> TenantId:
         return DEFAULT
     if not _is_name(tenant):
         allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
-        raise CallerError(f"{tenant[:80]!r} is no name of a tenant: {allowed}")
+        raise CallerError(f"{tenant[:80]!r} is not a valid tenant name: {allowed}")
     return TenantId(tenant)
 
 
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
-    """ForbiddenError unless both are the same tenant."""
+    """Raise ForbiddenError unless both are the same tenant."""
     if tenant != owner:
-        raise ForbiddenError(f"{what} belongs to another tenant than {tenant!r}: name its tenant in {HEADER}")
+        raise ForbiddenError(f"{what} does not belong to tenant {tenant!r}: name its tenant in {HEADER}")
 
 
 def check_manifest(request: Request, tenant: TenantId, what: str) -> None:
-    """ForbiddenError unless a manifest's tenant is the request's; with a token, `default` names no tenant."""
+    """Raise ForbiddenError unless a manifest's tenant is the request's; with a token, `default` stands for the token's
+    tenant.
+    """
     if request.caller.tenant is None or tenant != DEFAULT:
         check_tenant(tenant_of(request), tenant, what)
 
 
 def check_owner(request: Request, name: FunctionName) -> None:
-    """ForbiddenError unless a function or pipeline belongs to the request's tenant; NotFoundError."""
+    """Raise ForbiddenError unless a function or pipeline belongs to the request's tenant; raise NotFoundError if there
+    is none.
+    """
     check_tenant(tenant_of(request), request.caller.front.owner(name), repr(str(name)))

@@ -21,13 +21,13 @@ from overwinter.core.ids import Address, TenantId
 from overwinter.node import clock
 
 PIECE_BYTES = 1 << 20
-"""Written in one go."""
+"""The bytes that are written at once."""
 
 T = TypeVar("T")
 
 
 class Uploads:
-    """All uploads under way."""
+    """All uploads in progress."""
 
     def __init__(self, disk: Executor, limits: RequestLimits) -> None:
         self._disk = disk
@@ -37,15 +37,17 @@ class Uploads:
         self._callers: Counter[str] = Counter()
 
     async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
-        """Store the body of a request; False when the tenant had sent it. CallerError when it has another address,
-        OverloadedError when too many are under way.
+        """Store the body of a request; return False if the tenant had sent it before.
+
+        Raises CallerError when the bytes have another address, OverloadedError when too many uploads are in progress.
         """
         check_length(request.fields, self._bounds)
         with self._place(request.hold.client):
             await request.hold.reserve(2 * PIECE_BYTES)
             opened = ExitStack()
             try:
-                # Within the thread: when this is cancelled meanwhile, nobody is given what was opened.
+                # Enter the context in the thread: if this task is cancelled meanwhile, the upload is still closed
+                # below.
                 upload = await self.on_disk(lambda: opened.enter_context(blocks.upload(tenant, address)))
                 await self._fill(upload, request)
                 return await self.on_disk(partial(upload.commit, clock.wall()))
@@ -77,11 +79,11 @@ class Uploads:
 
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:
-        """Count an upload; OverloadedError when there are too many."""
+        """Count an upload; raise OverloadedError when there are too many."""
         mine, all_ = self._callers[caller], self._callers.total()
         if all_ >= self._most or mine >= self._most_of_one:
             raise OverloadedError(
-                f"{all_} blocks are on their way in, {mine} of them from this caller; at most {self._most} and "
+                f"{all_} blocks are being uploaded, {mine} of them by this caller; at most {self._most} and "
                 f"{self._most_of_one} may be: try again when one is done, or start the node with more --uploads-max"
             )
         self._callers[caller] += 1
