@@ -1,4 +1,4 @@
-"""A node's upkeep goes by what the node was configured with."""
+"""The periodic work of a node follows its configuration."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, Said()) as node:
-            # What the first look found is told by then.
+            # The result of the first check has been logged by then.
             await until(lambda: len(looks) > 1)
             assert (await node.telemetry.activity()).host_budget == 20 * MIB
 
@@ -60,4 +60,4 @@ def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):
             await until(node.parts.processes.zygote_smaps)
 
     asyncio.run(scene())
-    assert not [line for line in said if "could not look after" in line]
+    assert not [line for line in said if "could not maintain" in line]

@@ -1,4 +1,4 @@
-"""A node that fails ends at once, whoever is still on his way."""
+"""A node that fails ends at once, also with requests in progress."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def test_a_node_that_fails_waits_for_nobody(
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
         serving = asyncio.create_task(wiring.serve_node(config, listener, Said(), print))
         _, writer = await asyncio.open_connection(*listener.getsockname())
-        # The rest of its worker never comes.
+        # The rest of the request never comes.
         writer.write(b"POST /v2/models/add/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         await came.wait()
         if is_told_to_stop:

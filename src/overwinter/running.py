@@ -52,7 +52,9 @@ from overwinter.store.uploads import DiskBounds
 
 @asynccontextmanager
 async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) -> AsyncIterator[Node]:
-    """A node over its data directory, from its start to its clean stop. ConflictError if another node has it."""
+    """Run a node over its data directory, from its start to its clean stop. Raises ConflictError if another node uses
+    it.
+    """
     asyncio.get_running_loop().set_default_executor(Threads(usual(), "node"))
     with ExitStack() as stack:
         bounds = DiskBounds(free_min_bytes=config.disk_free_min_bytes, tenant_bytes=config.tenant_disk_bytes)
@@ -143,7 +145,7 @@ def _upkeep(parts: Parts, host_bytes: int | None, lose: Lost) -> list[Coroutine[
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:
-    """Unbuffered, so that a crash loses no step. A file is one scheduler's life: the one before gets a number."""
+    """Open the journal file, unbuffered, so that a crash loses no step. A previous file is renamed with a number."""
     if path is None:
         return nullcontext()
     try:
@@ -159,7 +161,7 @@ def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractConte
 
 
 def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
-    log(f"the journal's file ends here, the node goes on: {error}")
+    log(f"the journal file ends here, but the node continues: {error}")
 
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
@@ -171,7 +173,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     scheduler, most = config.scheduler, limits.workers_most(log)
     memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
-        log(f"{scheduler.workers_max} workers may not be had: processes and descriptors (ulimit -Hn) are for {most}")
+        log(f"{scheduler.workers_max} workers are not possible: processes and descriptors (ulimit -Hn) allow {most}")
     return msgspec.structs.replace(
         scheduler,
         cores=scheduler.cores or len(os.sched_getaffinity(0)),
@@ -186,13 +188,13 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
 
 
 def _bounds(config: NodeConfig) -> Bounds:
-    """The limits of the zygotes."""
+    """Return the limits of the zygotes."""
     timeout_s, warm_up_s = config.zygote_timeout_s, config.warm_up_timeout_s
     return Bounds(config.zygotes_max, timeout_s, warm_up_s, config.scheduler.start_timeout_s, config.imports)
 
 
 def _owned(path: Path) -> int:
-    """The lock on the data directory; it ends with the process."""
+    """Lock the data directory, until the process ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

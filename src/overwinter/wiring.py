@@ -1,4 +1,4 @@
-"""The only place where concrete parts meet: a node behind its front door."""
+"""Constructs the parts of a node and its API, connects them, and runs them."""
 
 import asyncio
 import resource
@@ -30,20 +30,22 @@ ZYGOTE_ENVIRONMENT = {
     "HOME": "/nonexistent",
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
-    # A heap of huge pages: a fork copies page tables, and there are 512 times fewer of them.
+    # Use huge pages for the heap: a fork copies the page tables, which then have 512 times fewer entries.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""All that zygotes and workers see of the environment, but for Python's own search path."""
+"""The environment of zygotes and workers, in addition to Python's own search path."""
 
 NO_THREAD = "can't start new thread"
-"""How Python says so."""
+"""Python's message when a thread cannot be started."""
 
 SWITCH_S = 0.0005
-"""A thread that computes in Python lets the loop go on after so long; Python's own 5 ms are a request's whole time."""
+"""How long a Python thread may keep the event loop waiting. Python's default of 5 ms exceeds the time of a whole
+request.
+"""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. ConflictError when the address is taken."""
+    """Open a listening socket; port 0 chooses a free one. Raises ConflictError when the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,10 +106,10 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
 def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
     """Run a node in this process until it is told to stop."""
-    # The loop shares the interpreter with threads that compute, such as those that check programs: what it waits for
-    # each of them when it wakes.
+    # The event loop shares the interpreter with computing threads, such as those that check programs, and waits for
+    # each of them.
     sys.setswitchinterval(SWITCH_S)
-    # Every worker holds some (node/limits.py).
+    # Every worker needs some descriptors (node/limits.py).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     stopped = False
@@ -120,6 +122,6 @@ def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[
     try:
         uvloop.run(serve_to_the_end())
     except RuntimeError as error:
-        # The loop's own end takes a thread, which the system may not give any more: all has ended by then.
+        # The end of the loop needs a thread, which the system may refuse; everything else has ended by then.
         if not stopped or str(error) != NO_THREAD:
             raise

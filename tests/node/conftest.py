@@ -1,4 +1,4 @@
-"""Real processes for all tests of a file."""
+"""Fixtures: real processes for all tests of a file."""
 
 from contextlib import closing
 
@@ -15,6 +15,6 @@ def one_rig():
 
 @pytest.fixture
 def rig(one_rig):
-    """Nothing is left of a test in it."""
+    """Yield the processes, and remove everything that a test leaves in them."""
     yield one_rig
     one_rig.run(one_rig.clear())

@@ -1,4 +1,6 @@
-"""Real zygotes and workers with the node's hands and no scheduler: a test says what runs, and hears every event."""
+"""Real zygotes and workers with the node's effects, without a scheduler: a test decides what runs, and receives every
+event.
+"""
 
 import asyncio
 import os
@@ -39,7 +41,7 @@ class Same(torch.nn.Module):
 
 
 class Function:
-    """A packaged module, and descriptors of its files as a host store would give them."""
+    """A packaged module, with descriptors of its files as from a host store."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class Rig:
             self._runner.run(self.processes.close())
 
     async def clear(self) -> None:
-        """Let nothing be left of what ran in it: some of that would compute for ever."""
+        """Remove everything that ran, because some of it would compute forever."""
         await until(self.processes.is_up)
         for zygote in list(self.processes.zygotes.tenants.values()):
             self.processes.zygotes.end(zygote)
@@ -131,7 +133,9 @@ class Rig:
         on_trial: bool = False,
         ahead: WorkerId | None = None,
     ) -> WorkerProcess:
-        """With room for `members`, which it may bind later; perhaps in a process that was forked ahead."""
+        """Start a worker with address space for `members`, which it may bind later; optionally in a process forked in
+        advance.
+        """
         worker = WorkerId(self.number())
         deployed, fds = function.deployed, function.open()
         room = mapped_bytes([deployed, *(member.deployed for member in members)])
@@ -144,7 +148,7 @@ class Rig:
         return self.processes.process(worker)
 
     def begin_bind(self, process: WorkerProcess, function: Function) -> list[Failure | None]:
-        """Tell the worker to bind a function; what is returned has what came of it, once that is known."""
+        """Tell the worker to bind a function; the returned object gets the result when it is known."""
         deployed, told = function.deployed, []
         bind = deployed.bind()
         blocks = [bind.blocks[number][0] for number in process.bindings.lacking(bind)]
@@ -154,7 +158,7 @@ class Rig:
         return told
 
     async def bind(self, process: WorkerProcess, function: Function) -> Failure | None:
-        """Why the worker cannot bind the function; None when it has."""
+        """Return why the worker cannot bind the function; None if it has bound it."""
         told = self.begin_bind(process, function)
         await until(lambda: told)
         return told[0]
@@ -163,7 +167,9 @@ class Rig:
         self.processes.unbind(process, function.deployed.id)
 
     def begin(self, process: WorkerProcess, of: Function | None = None, **inputs: torch.Tensor) -> RunId:
-        """Hand the worker a run of one request, whose number is the run's; of its first function unless told."""
+        """Send the worker a run of one request, which has the run's number; by default of the worker's first
+        function.
+        """
         run = RunId(self.number())
         self._ask(RequestId(run), inputs)
         if of is None:
@@ -175,7 +181,7 @@ class Rig:
     def begin_together(
         self, process: WorkerProcess, *asked: tuple[Function, torch.Tensor]
     ) -> tuple[RunId, list[RequestId]]:
-        """Hand the worker a run of requests of several functions, each an input `x`."""
+        """Send the worker a run of requests of several functions, each with an input `x`."""
         run, requests = RunId(self.number()), [RequestId(self.number()) for _ in asked]
         for request, (_, x) in zip(requests, asked, strict=True):
             self._ask(request, {"x": x})
@@ -191,7 +197,7 @@ class Rig:
         await until(lambda: set(runs) <= set(self.ends()))
 
     def ends(self) -> list[RunId]:
-        """The runs that ended, in their order."""
+        """Return the runs that ended, in order."""
         return [event.run for event in self.events if isinstance(event, RunEnded)]
 
     def failures(self, run: RunId) -> list[str]:
@@ -212,7 +218,7 @@ def _warm_up(function: Function):
 
 
 async def until(truth: Callable[[], object], seconds: float = START_S) -> None:
-    """Let the loop turn until it is true."""
+    """Run the loop until the condition is true."""
     async with asyncio.timeout(seconds):
         while not truth():  # noqa: ASYNC110 - what is waited for is told to nobody
             await asyncio.sleep(0.002)

@@ -1,8 +1,8 @@
-"""The node's log, for tests: a list of its lines."""
+"""The node's log for tests: a list of its lines."""
 
 
 class Said(list[str]):
-    """What was said; `functions`: what each line is about."""
+    """The logged lines; `functions`: the function of each line."""
 
     def __init__(self) -> None:
         super().__init__()

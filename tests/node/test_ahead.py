@@ -1,4 +1,4 @@
-"""Workers that are forked before a function needs them: real processes, the node's real hands."""
+"""Workers that are forked before a function needs them, with real processes and the node's real effects."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ async def answers(rig: Rig, process) -> None:
 
 
 async def zygote_of(rig: Rig, which: Function) -> ZygoteProcess:
-    """The one of its tenant, which holds its program or is about to."""
+    """Return the zygote of the function's tenant, which holds its program or is about to."""
     tenant = which.deployed.manifest.tenant
     rig.deploy(which)
     rig.effects.carry_out(Prepare(which.deployed.id))
@@ -57,7 +57,7 @@ async def zygote_of(rig: Rig, which: Function) -> ZygoteProcess:
 
 
 async def forked_ahead(rig: Rig, which: Function) -> WorkerId:
-    """One that waits."""
+    """Return a worker that was forked ahead."""
     worker = WorkerId(rig.number())
     rig.effects.carry_out(ForkAhead(worker, which.deployed.id))
     await until(lambda: WorkerReady(worker) in rig.events or rig.exits(worker))
@@ -76,7 +76,7 @@ def test_a_worker_goes_on_in_the_process_that_was_forked_ahead_and_may_have_no_m
     asked = function("f", handler)
 
     async def scene():
-        # It is forked after the program is prepared, though both are asked for at once.
+        # It is forked after the program is prepared, although both are requested at once.
         zygote = await zygote_of(rig, asked)
         worker = await forked_ahead(rig, asked)
         pid = rig.processes.ahead.workers[worker].pid
@@ -110,7 +110,7 @@ def test_one_that_was_killed_while_it_waited_is_told_of_and_a_start_forks_anothe
         worker = await forked_ahead(rig, asked)
         waiting = rig.processes.ahead.workers[worker]
         os.kill(waiting.pid, signal.SIGKILL)
-        # The start is on its way before anybody hears of the end.
+        # The start is sent before the exit is noticed.
         wait_over([os.dup(waiting.pidfd)], 10.0)
         process = await rig.start_worker(asked, ahead=worker)
         await answers(rig, process)
@@ -139,7 +139,7 @@ def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond
         await asyncio.sleep(0.01)
         assert worker in rig.processes.ahead.workers
         if beyond == "memory":
-            # It may have written to nothing yet that it did not share with its zygote.
+            # It may not have written yet to any memory that it shares with its zygote.
             monkeypatch.setattr(node_footprints, "AHEAD_MOST", -1)
         else:
             monkeypatch.setattr(node_background, "AHEAD_S", 0.0)
@@ -148,7 +148,7 @@ def test_one_that_does_more_than_wait_is_seen_and_ended(rig, monkeypatch, beyond
         assert rig.processes.ahead.workers == {}
 
     rig.run(scene())
-    assert any(f"forked ahead for {beyond}" in line for line in rig.said)
+    assert any(f"forked in advance for {beyond}" in line for line in rig.said)
     rig.said.clear()
 
 
@@ -194,7 +194,7 @@ def test_one_is_stopped_and_goes_with_its_zygote_which_nobody_misses(rig):
         await until(lambda: zygote.is_idle)
         rig.processes.zygotes.end(zygote)
         await until(lambda: rig.exits(second))
-        # There is nobody to fork one now.
+        # No zygote can fork one now.
         third = WorkerId(rig.number())
         rig.effects.carry_out(ForkAhead(third, asked.deployed.id))
         assert rig.exits(third)
@@ -208,12 +208,12 @@ def test_one_is_forked_once_its_zygote_listens_again_and_is_not_held_for_one_tha
 
     async def scene():
         zygote = await zygote_of(rig, asked)
-        await until(lambda: zygote.can_fork and not zygote.owed)
+        await until(lambda: zygote.can_fork and not zygote.pending)
         first, second = WorkerId(rig.number()), WorkerId(rig.number())
-        zygote.owed["pong"] = 2
+        zygote.pending["pong"] = 2
         rig.effects.carry_out(ForkAhead(first, asked.deployed.id))
         assert first not in zygote.workers
-        del zygote.owed["pong"]
+        del zygote.pending["pong"]
         rig.processes.looked()
         await until(lambda: WorkerReady(first) in rig.events)
         zygote.full = True

@@ -1,6 +1,4 @@
-"""Whatever a worker says of its answer, the node takes what was declared and lies in the buffer, or refuses all of
-it.
-"""
+"""The node accepts a worker's answer only if it was declared and lies in the buffer; otherwise it refuses all of it."""
 
 import os
 from collections.abc import Iterator
@@ -106,7 +104,7 @@ def test_a_worker_blames_nobody_but_its_caller_its_author_and_itself(buffer: Sha
     told = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds), FIRST_BYTES)
     failures = AnswerCheck(SPECS).outputs_of(told, buffer)
     assert [failure.error for failure in failures] == ["WorkerError"] * 6 + sorted(ERRORS)
-    assert all(len(failure.message) == TOLD_MOST for failure in failures)
+    assert all(len(failure.message) == MESSAGE_MAX for failure in failures)
 
 
 SIZES = st.one_of(st.integers(-4, 8), st.integers(-(1 << 63), (1 << 63) - 1))

@@ -1,4 +1,4 @@
-"""Whatever is bound and unbound in whatever order, the node and the worker agree on which blocks are there."""
+"""For any order of binds and unbinds the node and the worker agree on the mapped blocks."""
 
 import os
 
@@ -18,7 +18,7 @@ SETUP = "def setup(assets):\n    assert not assets['fails'], 'this one fails'\n"
 
 
 class Stack(torch.nn.Module):
-    """Three matrices of which each variant shares some with some others."""
+    """Three matrices of which each variant shares some with others."""
 
     def __init__(self, *seeds: int):
         super().__init__()
@@ -52,7 +52,7 @@ def mapped() -> int:
 
 
 def bind(node: Bindings, family: Family, function: Function) -> bool:
-    """As the node and the worker do; whether it failed."""
+    """Bind as the node and the worker do; return whether it failed."""
     asked = function.deployed.bind()
     handed = node.lacking(asked)
     addresses = [asked.blocks[number][0] for number in handed] + function.deployed.assets()

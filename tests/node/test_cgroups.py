@@ -1,4 +1,4 @@
-"""Where the system lets it, the node shares the cores out among tenants, and leaves no group behind."""
+"""Where the system allows it, the node shares the cores among tenants, and leaves no control group behind."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ def parents():
 
 
 def cores_of(pid: int) -> str:
-    """The name of the process' group for cores, from the node's own on."""
+    """Return the path of the process's control group for cores, relative to the node's own."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "cpu" or (not controllers and NAME in path):
@@ -75,7 +75,7 @@ def test_each_tenants_workers_are_in_a_group_of_its_own_whoever_forks_them(paren
         return [place for parent in parents for place in (parent / rig.processes.zygotes.groups.name).glob("*/")]
 
     async def empty(rig):
-        """Bob has no worker any more, and no zygote."""
+        """Wait until bob has neither a worker nor a zygote."""
         for worker in rig.processes.workers():
             if worker.family.tenant == "bob":
                 worker.kill()

@@ -1,4 +1,4 @@
-"""What a node needs of the machine is looked at, and each thing that is lacking has a remedy."""
+"""The requirements of a node are checked, and each missing one is reported with a remedy."""
 
 import resource
 import subprocess
@@ -79,7 +79,7 @@ def test_too_few_descriptors_are_told_with_the_limit_to_raise(tmp_path) -> None:
 
 
 def test_containment_is_tried_in_a_child() -> None:
-    """Whoever looks stays as he is, and hears of what the node would tell at its start."""
+    """The checking process itself does not change, and reports what the node would report at its start."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert contained() == contained()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

@@ -1,4 +1,4 @@
-"""Whoever got the number of a process that is over is not put behind in its place."""
+"""A process that got the pid of an ended process is not demoted in its place."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A deploy that fails before its version is tried leaves none behind."""
+"""A deploy that fails before the trial of its version leaves no version behind."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from tests.node.said import Said
 
 @pytest.fixture
 def deploying(tmp_path):
-    """Runs a scene with a node, and a manifest whose blobs it has."""
+    """Return a function that runs a coroutine with a node, and a manifest whose blobs the node has."""
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
     made = export(Same(), {"x": torch.ones(1)}, {})
     packed = package("f", made.program, made.weights)

@@ -1,4 +1,4 @@
-"""The node's hands, without processes: what a wake waits for, and what it does not."""
+"""The node's effects without processes: what a wake waits for, and what it does not."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from .rig import until
 from .said import Said
 
 POOL_MOST = 64
-"""More threads than asyncio's own pool has."""
+"""More threads than asyncio's default pool has."""
 
 
 def effects_over(tasks, functions, host=None, post=None, processes=None, log=None) -> NodeEffects:

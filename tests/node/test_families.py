@@ -1,5 +1,5 @@
-"""Several functions of one family in one worker: each answers as plain PyTorch does with its own weights, whatever is
-bound, unbound or failing beside it.
+"""Several functions of one family in one worker: each answers as plain PyTorch does with its own weights, whatever else
+is bound or unbound or fails.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ WIDTH = 64
 
 
 class Net(torch.nn.Module):
-    """A trunk that all variants share, large enough for blocks of its own, and a head that differs."""
+    """A trunk that all variants share, large enough for separate blocks, and a head that differs."""
 
     def __init__(self, variant: int, everything: bool = False, width: int = WIDTH):
         super().__init__()
@@ -34,7 +34,7 @@ class Net(torch.nn.Module):
 
 
 class Member(Function):
-    """One variant, and what plain PyTorch answers with its weights."""
+    """One variant, and the answers of plain PyTorch with its weights."""
 
     def __init__(self, variant: int, module: torch.nn.Module | None = None, **options):
         self.module = module or Net(variant)
@@ -58,7 +58,7 @@ def preprocess(inputs, state):
         time.sleep(0.001)
     return inputs
 """
-"""Its inputs lie in the buffer: who holds the buffer's other side opens the gate."""
+"""Its inputs lie in the buffer: the owner of the other side of the buffer opens the gate."""
 
 
 def open_gates(worker) -> None:
@@ -72,7 +72,7 @@ def variants():
 
 
 async def stopped(rig, worker) -> None:
-    """Stop the worker; it must end by itself and well."""
+    """Stop the worker; it must end by itself and successfully."""
     rig.processes.stop(worker.worker, kill=False)
     await until(lambda: rig.exits(worker.worker))
     assert [end.reason for end in rig.exits(worker.worker)] == ["its process exited with status 0"]
@@ -84,7 +84,7 @@ def right(rig, run, member, x) -> bool:
 
 
 def mapped_by(worker) -> int:
-    """Blocks that the worker's process has mapped, as the kernel counts them."""
+    """Return the blocks that the worker's process has mapped, as the kernel reports them."""
     # The node holds this file of a process that hides its own from an ordinary user.
     with open(os.dup(worker.smaps)) as lines:
         lines.seek(0)
@@ -118,7 +118,7 @@ def test_members_answer_bit_for_bit_as_plain_pytorch_with_their_own_weights(rig,
         + len({address for member in members[:2] for address, _ in member.deployed.bind().blocks})
         - own
     )
-    # The trunk's blocks are mapped once; each further member maps those that only it has.
+    # The trunk's blocks are mapped once; each further member maps only its own blocks.
     assert blocks == [own + number * shared for number in range(count)]
     assert shared < own
 
@@ -177,7 +177,7 @@ def test_a_member_is_unbound_while_others_and_itself_run(rig):
         assert await rig.bind(worker, second) is None
         held = [rig.begin(worker, member, x=torch.zeros(1, WIDTH)) for member in (first, second)]
         rig.unbind(worker, second)
-        # What comes after it finds nobody there.
+        # A run that comes later finds no function.
         late = rig.begin(worker, second, x=torch.ones(1, WIDTH))
         await rig.ended(late)
         assert "f2@1 is not bound" in rig.failures(late)[0]
@@ -343,13 +343,13 @@ def test_a_bind_that_fails_fails_alone_and_says_why(rig):
         Member(number, handler=COUNTING, assets={"word": word})
         for number, word in ((1, b"1"), (2, b"no number"), (3, b"3"))
     )
-    # It can be bound once its asset is mended.
+    # It can be bound once its asset is corrected.
     mended = Member(2, handler=COUNTING, assets={"word": b"2"})
 
     async def scene():
         worker = await rig.start_worker(good, concurrency=2, members=[bad, third])
         blocks = mapped_by(worker)
-        # The third has its blocks in common with the second, which is handed them first and fails.
+        # The third has its blocks in common with the second, which receives them first and fails.
         failed, told = rig.begin_bind(worker, bad), rig.begin_bind(worker, third)
         await until(lambda: failed and told)
         [failure] = failed
@@ -463,7 +463,7 @@ def test_requests_of_several_members_run_together_and_each_gets_what_its_own_wei
         for member in bound[1:]:
             assert await rig.bind(worker, member) is None
         for _ in range(2):
-            # The first time they are compared with what each gets alone.
+            # At the first run, the results are compared with separate runs.
             asked = [(member, torch.randn(1, WIDTH)) for member in (*bound, bound[1], unbound)]
             run, requests = rig.begin_together(worker, *asked)
             await rig.ended(run)

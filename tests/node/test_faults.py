@@ -1,4 +1,4 @@
-"""What the machine lets fail ends a look of the node's, and not the node; a mistake of ours is seen."""
+"""An error of the system ends one check, and not the node; an error in the node's code is reported."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ LOOKS = [
     (HostStores, "room"),
     (Repository, "collect"),
 ]
-"""What the node does again and again."""
+"""The periodic checks of the node."""
 FAILURES = [OSError(errno.EIO, "the disk fails"), MemoryError(), StoreError("a block cannot be read")]
 
 

@@ -1,4 +1,4 @@
-"""What workers take is told as the kernel counts it, whenever it is news."""
+"""The memory of workers is reported as the kernel counts it, whenever it has changed."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def postprocess(outputs, inputs, state):
 
 
 class Scene:
-    """A node's look at its workers, with a scheduler that believes what it is told."""
+    """A node's measurement of its workers, with a scheduler that accepts the results."""
 
     def __init__(self, rig, most_bytes=BOUND) -> None:
         self.rig, self.state, self.told = rig, State(), []

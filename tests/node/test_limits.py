@@ -1,4 +1,4 @@
-"""How many workers, and how much memory, this machine has for a node."""
+"""The number of workers and the memory that this machine has for a node."""
 
 import resource
 

@@ -1,4 +1,6 @@
-"""One step after another, in order, each recorded before it is carried out, and read soon after that."""
+"""Steps run one after another in order; each is recorded before its actions are carried out, and read soon
+afterwards.
+"""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +15,7 @@ from overwinter.scheduler.scheduler import Scheduler
 
 
 class Recorder:
-    """Carries out by writing down, and posts a further event while it is at it."""
+    """Carries out actions by recording them, and posts a further event meanwhile."""
 
     def __init__(self):
         self.done = []

@@ -1,4 +1,4 @@
-"""What workers print is told with who printed it; a flood is cut and disturbs nobody."""
+"""The output of workers is logged with the worker's name; a flood is cut and affects no other worker."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Pipelines over functions that are plain Python here: order, deadlines, failures; every step counted."""
+"""Pipelines over functions in plain Python: order, deadlines, failures, and counts of all steps."""
 
 import asyncio
 import struct
@@ -47,7 +47,7 @@ Work = Callable[[list[Tensor]], Awaitable[list[Tensor]]]
 
 
 class Town:
-    """Functions by name and version, and a clock that stands still unless it is moved."""
+    """Functions by name and version, and a clock that moves only explicitly."""
 
     def __init__(self) -> None:
         self.views: dict[tuple[str, int], View] = {}
@@ -138,7 +138,7 @@ def test_stages_that_can_run_side_by_side_do(town, pipelines):
     both = asyncio.Barrier(2)
 
     async def meet(inputs):
-        # Neither could go on alone.
+        # Neither could continue alone.
         await both.wait()
         return [floats("y", 7.0)]
 
@@ -173,7 +173,7 @@ def test_a_deadline_that_passes_between_stages_ends_all(town, pipelines, timeout
 
 
 def fail_beside_another(town: Town, fault: Exception) -> None:
-    """Let one stage fail as soon as the one beside it has begun, which never ends."""
+    """Let one stage fail as soon as a concurrent stage, which never ends, has begun."""
     begun = asyncio.Event()
 
     async def fail(inputs):
@@ -332,7 +332,7 @@ def test_a_pipeline_is_replaced_and_remembered(town, pipelines, tmp_path):
     for known in (pipelines, again):
         assert [view.version for view in known.views()] == [2]
         assert [spec.name for spec in known.view("fork", 2).outputs] == ["l", "r"]
-        with pytest.raises(NotFoundError, match="'fork' is there as version 2 only, not as 1"):
+        with pytest.raises(NotFoundError, match="'fork' has only version 2, not 1"):
             known.view("fork", 1)
     asyncio.run(pipelines.remove("fork", None))
     assert "fork" not in pipelines
@@ -359,7 +359,7 @@ def test_a_pipeline_calls_its_own_tenants_functions_alone(town, pipelines):
     with pytest.raises(ForbiddenError, match="'fork'"):
         pipelines._kept.put_pipeline(FORK, "other", 1.0)
     assert pipelines.view("fork", None).tenant == "tests"
-    # As an older node may have left it.
+    # An older node may have left such a pipeline.
     town.views["negate", 1].tenant = "other"
     assert pipelines.view("fork", None).state == "UNAVAILABLE"
     with pytest.raises(ForbiddenError):
@@ -371,9 +371,9 @@ def test_a_function_that_is_needed_cannot_leave_or_change_its_tensors(town, pipe
     other = Signature((TensorSpec("x", "FP64", ("n",)),), town.views["triple", 1].outputs)
     with pytest.raises(ConflictError, match="stage 'left' of .*'first:y' is FP32.*remove pipeline 'fork' first"):
         pipelines.protect("triple", other)
-    with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork': its function 'triple' would be gone"):
+    with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork': its function 'triple' would be missing"):
         pipelines.protect("triple", None, {1})
-    # A pinned version may be followed by any, and may not go.
+    # A version that a stage names may be followed by any other, and may not be removed.
     pipelines.protect("negate", other)
     with pytest.raises(ConflictError, match="stage 'right'"):
         pipelines.protect("negate", other, {1})

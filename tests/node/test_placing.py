@@ -1,4 +1,4 @@
-"""A function whose blocks an earlier node left in memory: real processes, a real host store, the node's hands."""
+"""A function whose blocks an earlier node left in memory: real processes, a real host store, the node's effects."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from .rig import Function, Rig, until
 
 
 class Wide(torch.nn.Module):
-    """With a weight that is a block of its own."""
+    """A model with a weight that is a separate block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,9 @@ class Wide(torch.nn.Module):
 
 
 class Left:
-    """A function, what a node left of it in memory, and another node's hands, which hash its weights when they may."""
+    """A function, its blocks in memory that an earlier node left, and the effects of another node, which hash its
+    weights when they may.
+    """
 
     def __init__(self, rig: Rig, root) -> None:
         self.rig = rig
@@ -51,7 +53,7 @@ class Left:
         return self._verify(address, pause)
 
     async def forked_ahead(self) -> WorkerId:
-        """A process that waits for a start of the function."""
+        """Return a process that waits for a start of the function."""
         ahead, rig = WorkerId(self.rig.number()), self.rig
         rig.effects.carry_out(Prepare(self.deployed.id))
         await until(lambda: rig.processes.zygotes.tenants)

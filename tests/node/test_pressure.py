@@ -1,4 +1,4 @@
-"""What is known of the machine's memory, and what is asked for when it runs short."""
+"""The measurement of the machine's memory, and the request to free memory when it is short."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What functions print is kept for their family, in bounds, and no longer than they are."""
+"""The output of functions is kept for their family, within bounds, until the family is removed."""
 
 import torch
 

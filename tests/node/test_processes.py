@@ -1,4 +1,4 @@
-"""The node sees what its processes take, whoever runs it, as long as they live."""
+"""The node can measure its processes, whichever user they run as, as long as they live."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def setup(assets):
 
 
 def memory_of(rig, worker) -> ProcessMemory | None:
-    """What the node sees of it."""
+    """Return the worker's memory as the node measures it."""
     with open(os.dup(rig.processes.worker_smaps()[worker.worker]), "rb", buffering=0) as smaps:
         return process_memory(smaps)
 

@@ -1,4 +1,4 @@
-"""What a node does that failed on one function, when it starts again."""
+"""What a node does at its start with a function on which it failed before."""
 
 import asyncio
 
@@ -40,7 +40,7 @@ def deploy(data, *names: str) -> None:
 
 
 def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path_factory, monkeypatch):
-    """As seen with `slo_ms = 5e-324`: the daemon went, and went again at each start."""
+    """This was observed with `slo_ms = 5e-324`: the daemon ended, and ended again at each start."""
     deploy(tmp_path / "data", "bad", "good")
     said = Said()
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)

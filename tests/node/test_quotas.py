@@ -1,4 +1,4 @@
-"""How much may be deployed is bounded, and what one tenant has leaves room for another."""
+"""The amount of deployed functions is bounded, and one tenant's functions leave room for others."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from overwinter.node.quotas import Quotas
 
 
 def quotas(deployed: str, **bounds) -> Quotas:
-    """Over one function for each letter, which is its tenant, of half a MiB of manifest."""
+    """Return quotas over one function per letter, which is its tenant, with half a MiB of manifest each."""
     functions = {
         f"{number}@1": SimpleNamespace(manifest=SimpleNamespace(tenant=tenant), manifest_bytes=512 << 10)
         for number, tenant in enumerate(deployed)
@@ -108,7 +108,7 @@ def test_pipelines_that_come_at_once_are_bounded():
             deploy_pipeline(made, {"p": "a"}, "r", "a")
         with pytest.raises(NoSpaceError, match="this node"):
             deploy_pipeline(made, {"p": "a", "r": "b", "s": "b"}, "t", "c")
-        # It is among the others already, or another of its name comes.
+        # It is counted already, or another of its name comes.
         deploy_pipeline(made, {"p": "a", "q": "a", "r": "b"}, "t", "c")
         deploy_pipeline(made, {"p": "a"}, "q", "a")
     deploy_pipeline(made, {"p": "a"}, "r", "a")

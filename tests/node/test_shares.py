@@ -1,4 +1,4 @@
-"""Who used much of the cores lately has less weight while they are scarce."""
+"""A tenant that recently used much of the cores has less weight while they are scarce."""
 
 import asyncio
 from contextlib import closing
@@ -107,7 +107,7 @@ def test_a_tenant_that_takes_all_has_less_weight_until_it_stops(rig):
 
     async def scene():
         spins = await rig.start_worker(ada)
-        # While one of ada's lives, so does the group.
+        # The group exists as long as one of ada's processes.
         for rests in (ada, bob):
             await rig.start_worker(rests)
         rig.begin(spins, **X)

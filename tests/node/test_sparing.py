@@ -1,4 +1,4 @@
-"""What happens again and again is told of once in a while, with how often."""
+"""Repeated messages are logged only from time to time, with their count."""
 
 from overwinter.node import sparing
 from overwinter.node.sparing import Sparing

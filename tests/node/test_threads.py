@@ -1,4 +1,4 @@
-"""A node needs no thread that it has not got: the system gives none any more."""
+"""A node needs no new thread when the system refuses further threads."""
 
 import asyncio
 import subprocess
@@ -23,7 +23,7 @@ from tests.node.said import Said
 
 NUMBER = 3
 STACK_BYTES = 1 << 46
-"""No machine has room for such a stack."""
+"""No machine has memory for such a stack."""
 
 ENDS_WITHOUT = """
 import os, signal, sys, threading
@@ -59,7 +59,7 @@ with bind("127.0.0.1", 0) as listener:
 
 @contextmanager
 def no_more_threads():
-    """The system refuses each thread that is to be started."""
+    """Make the system refuse each new thread."""
     before = threading.stack_size(STACK_BYTES)
     try:
         with pytest.raises(RuntimeError, match="can't start new thread"):

@@ -1,4 +1,4 @@
-"""Blocks in memory are hashed again: at once what an earlier node left, the rest for a share of a core."""
+"""Blocks in memory are hashed again: those that an earlier node left at once, the others for a share of a core."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from tests.node.rig import until
 from tests.store.source import Source
 
 SHARE = 0.001
-"""What all blocks need at this share is many times what a test may take."""
+"""Hashing all blocks with this share takes many times the duration of a test."""
 CONTENTS = {address_of(data): data for data in (bytes([number]) * (4 << 20) for number in range(4))}
 BLOBS = [Blob(address, len(data)) for address, data in CONTENTS.items()]
 NBYTES = sum(map(len, CONTENTS.values()))
@@ -22,7 +22,7 @@ SECONDS = 3.0
 
 
 class Left:
-    """What a node left in memory, and the next one's verifier."""
+    """The blocks that a node left in memory, and the verifier of the next node."""
 
     def __init__(self, root) -> None:
         HostStores(root, Source(CONTENTS)).store("").load(BLOBS)
@@ -37,7 +37,7 @@ class Left:
         return []
 
     def verify(self, scene) -> None:
-        """Until the scene is over."""
+        """Run the verifier until the scene has ended."""
 
         async def both() -> None:
             verifying = asyncio.create_task(self.verifier.run(Faults(self.said.append)))

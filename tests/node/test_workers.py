@@ -1,4 +1,6 @@
-"""Several runs at once in one worker: right to the bit, really side by side, and none lost whatever the worker does."""
+"""Several concurrent runs in one worker: bit-identical results, real concurrency, and no lost run whatever the worker
+does.
+"""
 
 import asyncio
 import os
@@ -24,7 +26,7 @@ from .said import Said
 
 
 class Wide(torch.nn.Module):
-    """Two matrices: enough work for rows to take their time, and sums whose order shows in their last bits."""
+    """Two matrices: enough work for rows to take time, and sums whose order shows in their last bits."""
 
     def __init__(self):
         super().__init__()
@@ -39,14 +41,14 @@ class Wide(torch.nn.Module):
 
 
 class Same(torch.nn.Module):
-    """Gives back what it gets, as something new."""
+    """Returns a copy of its input."""
 
     def forward(self, x):
         return {"y": x + 1.0}
 
 
 SPARE_BYTES = 16 << 20
-"""Much less than large tensors have."""
+"""Much less than the size of large tensors."""
 
 GATED = """
 import time
@@ -59,7 +61,7 @@ def preprocess(inputs, state):
         raise BaseException("enough")
     return inputs
 """
-"""Its inputs lie in the buffer: who holds the buffer's other side opens the gate."""
+"""Its inputs lie in the buffer: the owner of the other side of the buffer opens the gate."""
 
 CENSUS = """
 import time
@@ -104,7 +106,7 @@ def tasks_of(process) -> int:
 
 
 async def stopped(rig, process) -> str:
-    """Stop the worker; how it ended."""
+    """Stop the worker, and return how it ended."""
     rig.processes.stop(process.worker, kill=False)
     await until(lambda: rig.exits(process.worker))
     [end] = rig.exits(process.worker)
@@ -248,7 +250,7 @@ def setup(assets):
 
 
 class Fat(torch.nn.Module):
-    """Has in between what it is not given."""
+    """A model with temporary values larger than its limit."""
 
     def forward(self, x):
         return {"y": x.repeat(1, 40_000).sum(dim=1, keepdim=True)}
@@ -314,7 +316,7 @@ def test_a_forged_answer_costs_the_worker_its_life_and_each_run_ends_at_most_onc
 
     runs, process = rig.run(scene())
     [end] = rig.exits(process.worker)
-    assert "it answered nonsense" in end.reason
+    assert "it sent an invalid" in end.reason
     assert all(rig.ends().count(run) <= 1 for run in runs)
 
 
@@ -331,7 +333,7 @@ def setup(assets):
     )
 
     async def scene():
-        with pytest.raises(AssertionError, match="it was tried before"):
+        with pytest.raises(AssertionError, match="its trial had already begun"):
             await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, talking))
 
     rig.run(scene())
@@ -358,12 +360,12 @@ def test_a_worker_that_grew_its_buffer_behind_the_nodes_back_is_given_up_alone(r
         return process
 
     [end] = rig.exits(rig.run(scene()).worker)
-    assert "cannot be made to hold" in end.reason
+    assert "cannot be enlarged" in end.reason
 
 
 @contextmanager
 def no_memory():
-    """This process gets only a little more memory meanwhile."""
+    """Limit this process to a little more memory than it has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + SPARE_BYTES, hard))
@@ -406,7 +408,7 @@ def test_a_node_without_memory_for_tensors_says_so_and_its_worker_serves_on(rig,
 
 @contextmanager
 def no_copies(rig):
-    """Nothing large is copied meanwhile."""
+    """Prevent copies of large tensors."""
     gate = threading.Event()
     try:
         for _ in range(THREADS):
@@ -430,7 +432,7 @@ def test_small_runs_go_on_while_large_tensors_are_copied(rig):
         with no_copies(rig):
             again = rig.begin(process, x=large)
         with no_copies(rig):
-            # It is laid, and its answer is not taken: nothing else may come into its place.
+            # The inputs are copied, and the answer is not taken: nothing else may be written in its place.
             await until(lambda: again not in process._flights)
             others = [rig.begin(process, x=torch.full((1, 1024), 3.0))]
             await rig.ended(*others)
@@ -460,7 +462,7 @@ def test_a_worker_may_end_while_large_tensors_are_copied(rig, laid):
                 run = rig.begin(process, x=large)
             rig.processes.kill(process)
             await until(lambda: rig.exits(process.worker))
-            # The thread may still be at it.
+            # The thread may still be copying.
             assert not any(buffer.map.closed for buffer in process.slots[0])
         await until(lambda: all(buffer.map.closed for buffer in process.slots[0]))
         return run

@@ -1,4 +1,4 @@
-"""Zygotes that hang, lie, flood or die: real processes, the node's real hands, and other tenants' workers beside."""
+"""Zygotes that hang, lie, flood or die: real processes, the node's real effects, and workers of other tenants."""
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from overwinter.core.actions import Prepare
 from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.functions import WARM_UPS_MAX, mapped_bytes
-from overwinter.node.watching import UNUSED_LOOKS, Bounds
+from overwinter.node.watching import UNUSED_CHECKS, Bounds
 from overwinter.node.zygotes import Room, ZygoteProcess
 from overwinter.worker.messages import Forget, ForkWorker, Ping
 from overwinter.worker.sandbox import uid_of
@@ -35,7 +35,7 @@ def setup(assets):
 def preprocess(inputs, state):
     return {"x": torch.tensor([state], dtype=torch.float32)}
 """
-"""Answers which modules were imported before anything of it ran, and one more."""
+"""Answers which modules were imported before any code of the function ran, and one more."""
 
 
 class Same(torch.nn.Module):
@@ -56,7 +56,9 @@ def one_rig():
 
 @pytest.fixture(scope="module")
 def calm():
-    """A rig that no test breaks, with a worker of a tenant that does nothing wrong. Its doubles answer no pings."""
+    """Yield a rig without injected faults, with a well-behaved worker of another tenant. Its doubles answer no
+    pings.
+    """
     with closing(Rig(Bounds(zygote_timeout_s=60.0))) as made:
         made.victim = made.run(made.start_worker(function("victim", "ada")))
         yield made
@@ -70,12 +72,12 @@ async def answers(rig: Rig, process) -> None:
 
 
 async def prepared(rig: Rig, which: Function) -> ZygoteProcess:
-    """The zygote of the function's tenant, once it holds the program."""
+    """Return the zygote of the function's tenant, once it holds the program."""
     tenant = which.deployed.manifest.tenant
     rig.effects.carry_out(Prepare(which.deployed.id))
     await until(lambda: tenant in rig.processes.zygotes.tenants)
     zygote = rig.processes.zygotes.tenants[tenant]
-    await until(lambda: zygote.pid is not None and not zygote.owed.keys() & {"up", "program"})
+    await until(lambda: zygote.pid is not None and not zygote.pending.keys() & {"up", "program"})
     return zygote
 
 
@@ -110,18 +112,18 @@ def test_workers_are_forked_from_their_tenants_zygote_and_others_from_the_base(r
 
 
 def test_libraries_that_handlers_use_are_imported_before_anybody_is_woken(rig):
-    looks = function("looks", "ada", LOOKS)
+    checks = function("checks", "ada", LOOKS)
 
     async def scene():
-        rig.deploy(looks)
-        workers = [await rig.start_worker(looks)]
-        await prepared(rig, looks)
-        workers.append(await rig.start_worker(looks))
+        rig.deploy(checks)
+        workers = [await rig.start_worker(checks)]
+        await prepared(rig, checks)
+        workers.append(await rig.start_worker(checks))
         for process in workers:
             run = rig.begin(process, x=torch.ones(1, 4))
             await rig.ended(run)
             assert rig.output(run).tolist() == [[2.0, 2.0, 1.0, 2.0]]
-        assert [line for line in rig.said if "ahead" in line and "no_such_library" in line]
+        assert [line for line in rig.said if "in advance" in line and "no_such_library" in line]
 
     rig.run(scene())
 
@@ -135,13 +137,13 @@ def test_a_warm_up_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again
         zygote = await prepared(rig, quick)
         os.kill(zygote.pid, signal.SIGSTOP)
         rig.effects.carry_out(Prepare(slow.deployed.id))
-        assert "program" in zygote.owed
+        assert "program" in zygote.pending
         workers = [await rig.start_worker(which) for which in (quick, bob)]
-        # They are ready, and it is still at it.
-        assert "program" in zygote.owed
+        # The workers are ready while the zygote still compiles.
+        assert "program" in zygote.pending
         assert {parent_of(process) for process in workers} == {rig.processes.zygotes.base.pid}
-        # As if that had taken long.
-        zygote.owed["program"] = 1 << 20
+        # Simulate that this has taken long.
+        zygote.pending["program"] = 1 << 20
         await until(lambda: ZygoteLost("ada") in rig.events)
         await gone(zygote.pid)
         for process in workers:
@@ -151,7 +153,7 @@ def test_a_warm_up_that_does_not_end_keeps_nobody_waiting_and_is_not_tried_again
         again = await prepared(rig, quick)
         for which in (slow, sibling):
             rig.effects.carry_out(Prepare(which.deployed.id))
-        assert "program" not in again.owed
+        assert "program" not in again.pending
 
     rig.run(scene())
 
@@ -165,14 +167,14 @@ def test_a_warm_up_whose_zygote_dies_is_tried_again_a_few_times(rig):
             zygote = await prepared(rig, quick)
             os.kill(zygote.pid, signal.SIGSTOP)
             rig.effects.carry_out(Prepare(slow.deployed.id))
-            assert "program" in zygote.owed
+            assert "program" in zygote.pending
             os.kill(zygote.pid, signal.SIGKILL)
             await until(lambda: ZygoteLost("ada") in rig.events)
             rig.events.clear()
             assert slow.deployed.warm_ups == left
         zygote = await prepared(rig, quick)
         rig.effects.carry_out(Prepare(slow.deployed.id))
-        assert "program" not in zygote.owed
+        assert "program" not in zygote.pending
         assert quick.deployed.warm_ups == WARM_UPS_MAX
 
     rig.run(scene())
@@ -204,12 +206,12 @@ def test_there_are_no_more_zygotes_than_there_may_be_and_the_one_that_nobody_nee
         rig.deploy(ada, bob, eve)
         first, second = await prepared(rig, ada), await prepared(rig, bob)
         process = await rig.start_worker(bob)
-        # Neither makes room yet, however long the worker took to start.
-        first.unused_looks = second.unused_looks = 0
+        # Neither may be replaced yet, however long the worker took to start.
+        first.unused_checks = second.unused_checks = 0
         rig.effects.carry_out(Prepare(eve.deployed.id))
         assert set(rig.processes.zygotes.tenants) == {"ada", "bob"}
         third = await prepared(rig, eve)
-        assert first.unused_looks == UNUSED_LOOKS
+        assert first.unused_checks == UNUSED_CHECKS
         assert set(rig.processes.zygotes.tenants) == {"bob", "eve"}
         await gone(first.pid)
         assert rig.events.count(ZygoteLost("ada")) == 1
@@ -247,7 +249,7 @@ def test_a_base_that_hears_nothing_goes_with_zygotes_that_are_being_ended(rig):
             while True:
                 base.channel.send(Ping())
         for tenant in ("ada", "bob"):
-            # The base is asked to end it, and the system tells of no process.
+            # The base zygote is told to end it, and the system reports no process.
             zygotes.tenants[tenant] = ZygoteProcess(tenant, Room())
             zygotes.hear(zygotes.tenants[tenant])
         rig.processes.looked()
@@ -298,7 +300,7 @@ def smaps():
 
 
 class Double:
-    """A process in the place of a tenant's zygote, which does as it likes."""
+    """A process in the place of a tenant's zygote that runs any code."""
 
     def __init__(self, rig: Rig, code: str, victim: int) -> None:
         self.zygote = ZygoteProcess("eve", Room(1 << 50, 1 << 50))
@@ -336,7 +338,7 @@ def test_a_zygote_that_says_what_nobody_asked_for_ends_alone(calm, code):
         held = len(os.listdir("/proc/self/fd"))
         double = Double(calm, code, calm.victim.worker)
         await until(lambda: "eve" not in calm.processes.zygotes.tenants)
-        # It was killed, and does not only sleep.
+        # It was killed; it does not only sleep.
         assert double.process.wait() == -signal.SIGKILL
         assert len(os.listdir("/proc/self/fd")) == held
         assert calm.exits(calm.victim.worker) == []
@@ -413,7 +415,7 @@ def test_a_zygote_that_never_tells_of_a_worker_ends_alone(rig):
 
 
 async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None:
-    """A double that does this then, and the victim after it."""
+    """Start a double that runs this code, and then the victim."""
     held = len(os.listdir("/proc/self/fd"))
     double = Double(rig, ORDERED + code, victim.worker)
     which = function("evil", "eve")
@@ -510,7 +512,7 @@ def test_a_base_that_the_system_has_no_process_for_is_started_later(rig, monkeyp
 
 
 async def killed(rig: Rig) -> None:
-    """The base dies, and the node has heard it."""
+    """Wait until the base zygote has died and the node has noticed."""
     base = rig.processes.zygotes.base
     base.process.kill()
     await until(lambda: rig.processes.zygotes.base is not base)
@@ -521,7 +523,7 @@ def test_workers_wait_for_a_base_that_dies_before_it_is_up(rig):
 
     async def scene():
         await killed(rig)
-        # One more is started at once, and is not up yet.
+        # One more start is requested at once, and is not ready yet.
         first = asyncio.ensure_future(rig.start_worker(early))
         await asyncio.sleep(0)
         await killed(rig)

@@ -21,20 +21,20 @@ from overwinter.worker.channel import ChannelClosedError
 from overwinter.worker.messages import Bind, ForkWorker, Load, TakeOver
 
 UNASKABLE = (ChannelClosedError, OSError, OverflowError)
-"""What asking for a worker fails with."""
+"""What a request for a worker may raise."""
 
 
 class Forker(Protocol):
-    """The processes."""
+    """The interface of the processes that this module needs."""
 
     zygotes: Zygotes
 
     def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker; UNASKABLE errors."""
+        """Ask a zygote for a worker; raises one of UNASKABLE."""
         ...
 
     def hear(self, process: WorkerProcess) -> None:
-        """Hear a worker from now on."""
+        """Receive the messages of a worker from now on."""
         ...
 
     def end(self, process: WorkerProcess, ending: str) -> None:
@@ -47,7 +47,7 @@ class Forker(Protocol):
 
 
 class Ahead:
-    """The processes that were requested ahead and are not used yet."""
+    """The processes that were requested in advance and are not used yet."""
 
     def __init__(self, forker: Forker, preparing: Preparing, log: Log) -> None:
         self._forker = forker
@@ -56,7 +56,7 @@ class Ahead:
         self._sparing = Sparing(log)
         self.workers: dict[WorkerId, WorkerProcess] = {}
         self._rooms: dict[WorkerId, Room | None] = {}
-        """How large the zygote is that forked each; None: none was asked yet."""
+        """The room of the zygote that was asked for each process; None: no zygote was asked yet."""
 
     def fork(self, function: DeployedFunction, worker: WorkerId, hearer: WorkerHearer) -> None:
         """Fork a process from the zygote of the function's tenant as soon as possible; WorkerError when there is no
@@ -88,7 +88,7 @@ class Ahead:
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
             if zygote is None or zygote.room is None or zygote.full:
-                self._forker.end(process, "its tenant's zygote is gone, or cannot fork")
+                self._forker.end(process, "its tenant's zygote has ended, or cannot fork")
             elif zygote.can_fork and not self._preparing.wants(tenant):
                 self._rooms[process.worker] = zygote.room
                 try:
@@ -108,14 +108,14 @@ class Ahead:
         return self._rooms.get(process.worker, process) is None
 
     def gone(self, process: WorkerProcess) -> None:
-        """One has ended."""
+        """Remove a process that has ended."""
         if self.workers.get(process.worker) is process:
             del self.workers[process.worker], self._rooms[process.worker]
 
     def give_up(self, process: WorkerProcess, why: str) -> None:
-        """End one that does more than wait."""
+        """Kill a process that uses more than waiting needs."""
         tenant = process.family.tenant
-        self._sparing.say(tenant, f"a process forked ahead for {tenant} is ended: {why}")
+        self._sparing.say(tenant, f"a process forked in advance for {tenant} was ended: {why}")
         self._forker.kill(process)
 
     def take_over(
@@ -127,7 +127,7 @@ class Ahead:
         bind: Bind | None,
         fds: Sequence[int],
     ) -> WorkerProcess | None:
-        """Use a process forked ahead for a worker; None if that is impossible, and the process ends."""
+        """Use a process forked in advance for a worker; None if that is impossible, and the process ends."""
         process = None if worker is None else self.workers.get(worker)
         if worker is None or process is None:
             return None

@@ -15,9 +15,9 @@ from overwinter.worker.shortage import lacks_memory
 
 KNOWN = frozenset((*DATATYPE_BYTES, BYTES))
 ERRORS = {"CallerError", "ProgramError", "HandlerError"}
-"""Whose fault a worker may say that something is; all else is its own."""
-TOLD_MOST = 4000
-"""Characters of what a worker tells."""
+"""The errors that a worker may report; any other counts as a WorkerError."""
+MESSAGE_MAX = 4000
+"""The most characters of a worker's error message."""
 
 
 class AnswerCheck:
@@ -27,8 +27,9 @@ class AnswerCheck:
         self._outputs = outputs
 
     def outputs_of(self, answer: Answer, buffer: SharedBuffer) -> list[list[Tensor] | Failure]:
-        """A copy of each request's outputs, or its failure; ValueError if the answer cannot be true, OSError or
-        MemoryError when this node has no memory for them.
+        """Return a copy of each request's outputs, or its failure.
+
+        Raises ValueError for an impossible answer, and OSError or MemoryError when the node lacks memory.
         """
         for outcome in answer.outcomes:
             if not isinstance(outcome, Failure):
@@ -36,10 +37,10 @@ class AnswerCheck:
         *places, nbytes = offsets(
             meta for outcome in answer.outcomes if not isinstance(outcome, Failure) for meta in outcome.metas
         )
-        # A buffer grows to twice what it must hold at most, and never shrinks.
+        # A buffer grows to at most twice the needed size, and never shrinks.
         most = max(buffer.nbytes, 4 * ANSWER_BYTES_MAX * len(answer.outcomes))
         if not nbytes <= answer.buffer_bytes <= most:
-            raise ValueError(f"{nbytes} bytes of outputs lie in a buffer of {answer.buffer_bytes}")
+            raise ValueError(f"{nbytes} bytes of outputs do not match a buffer of {answer.buffer_bytes}")
         try:
             buffer.follow(answer.buffer_bytes)
         except OSError as error:
@@ -55,13 +56,13 @@ class AnswerCheck:
         ]
 
     def _check(self, metas: Sequence[TensorMeta]) -> None:
-        """Before any arithmetic: sizes may be anything."""
+        """Check the descriptions first: their sizes may be any numbers."""
         if len(metas) != len(self._outputs):
-            raise ValueError(f"{len(metas)} outputs are given, {len(self._outputs)} are declared")
+            raise ValueError(f"it has {len(metas)} outputs, {len(self._outputs)} are declared")
         nbytes = elements = 0
         for meta, spec in zip(metas, self._outputs, strict=True):
             if not _is_declared(meta, spec):
-                raise ValueError(f"an output is not {spec.name!r} as it is declared")
+                raise ValueError(f"an output does not match the declared {spec.name!r}")
             if not 0 <= meta.nbytes <= ANSWER_BYTES_MAX or meta.datatype not in KNOWN:
                 raise ValueError(f"output {spec.name!r} cannot have {meta.nbytes} bytes")
             nbytes += meta.nbytes
@@ -76,21 +77,21 @@ class AnswerCheck:
 def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
     if meta.name != spec.name or meta.datatype != spec.datatype or len(meta.shape) != len(spec.shape):
         return False
-    # Plainly: each answer comes through here.
+    # A plain loop, because every answer passes here.
     for size, wanted in zip(meta.shape, spec.shape, strict=True):
         if size < 0 or (size != wanted and isinstance(wanted, int)):
             return False
     return True
 
 
-def said_bytes(answer: Answer) -> int:
-    """How many bytes of outputs there are, as the worker says."""
+def reported_bytes(answer: Answer) -> int:
+    """Return the bytes of outputs that the worker reports."""
     return sum(meta.nbytes for told in answer.outcomes if not isinstance(told, Failure) for meta in told.metas)
 
 
 def failed(failure: Failure | LoadFailed | BindFailed) -> Failure:
-    """A failure that a worker may report."""
-    return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:TOLD_MOST])
+    """Return a failure that a worker may report."""
+    return Failure(failure.error if failure.error in ERRORS else "WorkerError", failure.message[:MESSAGE_MAX])
 
 
 def _taken(buffer: SharedBuffer, meta: TensorMeta, at: int) -> Tensor:

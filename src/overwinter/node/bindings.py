@@ -7,32 +7,33 @@ from overwinter.core.ids import Address
 from overwinter.node.functions import DeployedFunction
 from overwinter.worker.messages import Bind, Failure
 
-Told = Callable[[Failure | None], None]
-"""Hears of a bind: None when the function is bound, else why it is not."""
+BindCallback = Callable[[Failure | None], None]
+"""Receives the result of a bind: None when the function is bound, otherwise the failure."""
 
 
 class Bindings:
-    """What one worker has.
+    """The functions and blocks of one worker.
 
-    A function's blocks count from the bind to the unbind, whether it can be bound or not: the worker sees it so too.
+    A function's blocks count from the bind to the unbind, even if the bind fails, because the worker counts them in the
+    same way.
     """
 
     def __init__(self) -> None:
         self._functions: dict[str, DeployedFunction] = {}
         self._blocks: dict[str, tuple[Address, ...]] = {}
         self._users: Counter[Address] = Counter()
-        self._asked: dict[str, Told] = {}
+        self._asked: dict[str, BindCallback] = {}
 
     def functions(self) -> list[DeployedFunction]:
-        """The functions that the worker was told to bind, and not to unbind, including removed ones."""
+        """Return the functions whose bind was ordered, and not their unbind, including removed ones."""
         return list(self._functions.values())
 
     def lacking(self, bind: Bind) -> list[int]:
         """The indices of the function's blocks that the worker does not have."""
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
-    def begin(self, function: DeployedFunction, bind: Bind, told: Told) -> None:
-        """The worker is told to bind a function; ValueError if it was before."""
+    def begin(self, function: DeployedFunction, bind: Bind, told: BindCallback) -> None:
+        """Record that the worker was told to bind a function; raise ValueError if it was told before."""
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         self._functions[bind.function] = function
@@ -41,18 +42,18 @@ class Bindings:
         self._asked[bind.function] = told
 
     def begin_first(self, function: DeployedFunction, bind: Bind) -> None:
-        """The worker is told to bind the function for which it is forked. Its readiness confirms the bind."""
+        """Record the function for which the worker is forked. Its readiness confirms the bind."""
         self.begin(function, bind, lambda failure: None)
 
-    def answered(self, function: str) -> Told:
-        """The worker has answered the bind: the listener. ValueError if no bind was requested."""
+    def answered(self, function: str) -> BindCallback:
+        """Return the listener of an answered bind; raise ValueError if no bind was requested."""
         told = self._asked.pop(function, None)
         if told is None:
             raise ValueError(f"it was not asked to bind {function:.100}")
         return told
 
     def end(self, function: str) -> None:
-        """The worker is told to unbind a function; ValueError unless it has answered the bind."""
+        """Record that the worker was told to unbind a function; raise ValueError unless it has answered the bind."""
         if function not in self._blocks or function in self._asked:
             raise ValueError(f"{function} is not bound")
         del self._functions[function]

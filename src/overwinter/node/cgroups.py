@@ -21,49 +21,49 @@ from overwinter.core.ids import TenantId
 
 NAME = "overwinter-"
 IDLE = "-idle"
-"""Added to the name of the node's own group: the one of those that are put behind everybody else."""
+"""The suffix of the group for demoted processes, next to the node's own group."""
 CONTROLLERS = {"pids": "threads are not bounded together", "cpu": "cores are not shared among tenants"}
-"""And what it means not to have one."""
+"""The controllers, and the consequence of not having each."""
 PROCESS = Path("/proc/self")
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 TASKS_USUAL = 32_768
-"""Processes and threads of a system that does not say how many it may have: what most have at the least."""
+"""The limit of processes and threads that is assumed if the system does not report one."""
 PIDS_SHARE = 0.5
-"""Of the system's process ids."""
+"""The share of the system's process ids that the node uses."""
 SHARES, SHARES_LEAST = 1024, 2
-"""Of a core, by the scale of the first version: as much as a process without a group; as little as can be."""
+"""The usual and the least CPU share of a group in control groups version 1."""
 WEIGHT, WEIGHT_LEAST = 100, 1
-"""The same by the scale of the second."""
+"""The usual and the least CPU weight of a group in control groups version 2."""
 LOWERED = 16
-"""A tenant that used more of the cores than others has this part of their weight."""
+"""The factor by which the weight of a tenant is lowered that used more of the cores than its share."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
-"""How long killed processes may take to leave their groups when the node ends, and how often it looks."""
+"""How long killed processes may take to leave their groups when the node ends, and the time between two checks."""
 
 
 class Groups:
-    """The node's control groups, one in each hierarchy that has a controller, and the groups below and beside it."""
+    """The node's control groups, one in each hierarchy that has a controller, and the groups below and next to it."""
 
     def __init__(self) -> None:
         self.name = f"{NAME}{os.getpid()}-{secrets.token_hex(4)}"
-        """Of the node's own group: other nodes may have the same process id, each in a namespace of its own."""
+        """The name of the node's own group. Nodes in other namespaces may have the same process id, so it is random."""
         self.missing: list[str] = []
-        """What could not be bounded or shared."""
+        """The limits and shares that are not available."""
         self._parents: dict[str, Path] = {}
         self._locks: dict[Path, int] = {}
-        """Groups that are this node's while it lives: others leave them alone."""
+        """The groups that this node has locked, so that other nodes do not remove them."""
         self._cores: Path | None = None
-        """The group below which the tenants' lie; None: they have none."""
+        """The parent of the tenants' groups; None: tenants have no groups."""
         self._idle: Path | None = None
         self._tenants: dict[TenantId, Path] = {}
         self._lowered: set[TenantId] = set()
-        """Tenants that have less weight than others."""
+        """The tenants with a lowered weight."""
         self._last = 0
         for controller in CONTROLLERS:
             parent = group_of(controller)
             if parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
             else:
-                self._lacks(controller, "the system lets this node make none")
+                self._lacks(controller, "the system does not let this node create one")
         self._clean()
 
     def _lacks(self, controller: str, why: object) -> None:
@@ -72,7 +72,7 @@ class Groups:
     # The node's
 
     def make(self) -> list[str]:
-        """Make the node's own if they are not there; the files by which the base zygote enters them."""
+        """Create the node's groups if they do not exist; return the files by which the base zygote enters them."""
         places = []
         for controller, parent in list(self._parents.items()):
             place = parent / self.name
@@ -96,11 +96,11 @@ class Groups:
             if lock is not None:
                 self._locks[place] = lock
             else:
-                # Another node took it for one that was left, and removed it before it was locked.
+                # Another node took the group for abandoned and removed it before it was locked.
                 place.mkdir(exist_ok=True)
 
     def _share_out(self, place: Path) -> None:
-        """Allow groups below this one, and create the one beside it."""
+        """Allow groups below this one, and create the one next to it."""
         if _is_second(place):
             (place / "cgroup.subtree_control").write_text("+cpu")
         idle = place.with_name(place.name + IDLE)
@@ -115,12 +115,13 @@ class Groups:
             (idle / "cpu.shares").write_text(f"{SHARES_LEAST}")
         self._cores, self._idle = place, idle
 
-    # Tenants'
+    # Groups of tenants
 
     @contextmanager
     def entry(self, tenant: TenantId | None) -> Iterator[list[int]]:
-        """A descriptor of the tenant's group, which a process that is forked for the tenant enters by writing "0"; none
-        where there are no groups, or the system allows no more. With None nothing is entered.
+        """Open the tenant's group, which a forked process enters by writing "0" to the descriptor.
+
+        None if there are no groups, or the system allows no more. For the tenant None, no group is entered.
         """
         fds: list[int] = []
         with suppress(OSError):
@@ -133,14 +134,14 @@ class Groups:
                 os.close(fd)
 
     def _group_of(self, tenant: TenantId, cores: Path) -> Path:
-        """The file by which single threads enter the tenant's group, made if it is not there."""
+        """Return the file by which single threads enter the tenant's group; create the group if necessary."""
         place = self._tenants.get(tenant)
         if place is None:
             self._last += 1
             place = cores / f"{self._last}"
             place.mkdir()
             if _is_second(place):
-                # Only so can threads enter it by themselves.
+                # Threads can enter a version 2 group separately from their process only if it is threaded.
                 (place / "cgroup.type").write_text("threaded")
             self._tenants[tenant] = place
         return place / ("cgroup.threads" if _is_second(place) else "tasks")
@@ -159,7 +160,7 @@ class Groups:
                 self._lowered ^= {tenant}
                 _weigh(place, LOWERED if tenant in tenants else 1)
 
-    # Those behind all others
+    # Demoted processes
 
     @property
     def shares_cores(self) -> bool:
@@ -167,12 +168,12 @@ class Groups:
         return self._idle is not None
 
     def put_behind(self, pid: int) -> None:
-        """Demote a process, so that it gets only idle cores. Takes milliseconds; OSError if that fails."""
+        """Demote a process, so that it gets only idle cores; raise OSError if that fails. Takes milliseconds."""
         if self._idle is None:
             raise FileNotFoundError("there are no control groups")
         (self._idle / "cgroup.procs").write_text(f"{pid}")
 
-    # End
+    # Shutdown
 
     def _clean(self) -> None:
         """Remove groups that killed nodes left."""
@@ -182,7 +183,7 @@ class Groups:
                     _remove_left(place)
 
     def close(self) -> None:
-        """Remove them. All that was in there must have been killed; waits a while for the last to end."""
+        """Remove the groups. Their processes must have been killed; waits for the last to end."""
         looks = int(EMPTY_S / PAUSE_S)
         while looks and sum(not _remove_all(place) for place in self._locks):
             time.sleep(PAUSE_S)
@@ -203,7 +204,7 @@ def group_of(controller: str, process: Path = PROCESS) -> Path | None:
 
 
 def number_in(path: Path) -> int | None:
-    """The number in a file of the kernel's; None where it has none above zero."""
+    """Return the number in a file of the kernel; None unless it is above zero."""
     try:
         number = int(path.read_text())
     except (OSError, ValueError):
@@ -212,7 +213,7 @@ def number_in(path: Path) -> int | None:
 
 
 def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
-    """The controllers of each hierarchy, and the group in it in which the process is."""
+    """Return the controllers of each hierarchy, and this process's group in it."""
     mounts = list(_hierarchies(process))
     for line in _read(process / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "", "")
@@ -221,7 +222,7 @@ def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
             if controllers and kind == "cgroup" and set(controllers.split(",")) <= options:
                 yield set(controllers.split(",")), place
             elif not controllers and kind == "cgroup2":
-                # Only what the group hands on to its children.
+                # Only controllers that the group passes on to its children.
                 yield set(_read(place / "cgroup.subtree_control").split()), place
 
 
@@ -235,7 +236,7 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
 
 
 def _is_second(place: Path) -> bool:
-    """Whether the group is of the second version."""
+    """Whether the group is of version 2."""
     return (place / "cgroup.type").exists()
 
 
@@ -288,20 +289,20 @@ def _remove_left(place: Path) -> None:
     """Remove a group unless a living node has it: a lock ends with its holder."""
     lock = _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if lock is not None:
-        # Nobody can claim it meanwhile.
+        # No other node can lock it meanwhile.
         _remove_all(place)
         os.close(lock)
 
 
 def _remove_all(place: Path) -> bool:
-    """Remove a group and those below it; whether it was removed."""
+    """Remove a group and those below it; return whether it was removed."""
     for below in place.glob("*/"):
         _remove(below)
     return _remove(place)
 
 
 def _remove(place: Path) -> bool:
-    """Whether the group was removed: a group with processes stays."""
+    """Remove an empty group; return whether it was removed."""
     try:
         place.rmdir()
     except FileNotFoundError:

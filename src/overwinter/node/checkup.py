@@ -22,11 +22,11 @@ from overwinter.worker import namespaces
 from overwinter.worker.sandbox import Shelter
 
 Level = Literal["ok", "lacking", "fatal"]
-"""Whether a node runs here: as it is meant to, with less protection or room, or not at all."""
+"""Whether a node runs on this machine: fully, with less protection or resources, or not at all."""
 
 PYTHONS = ((3, 11), (3, 12))
 TORCHES = ((2, 11), (2, 13))
-"""The oldest and the newest PyTorch that is tested."""
+"""The oldest and the newest tested PyTorch."""
 WORKERS_FEW = 256
 GIB = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -38,13 +38,13 @@ CPU_BUILD = (
     "pip, CPU"
 )
 REMEDIES = {
-    "Landlock": "a kernel from 5.13 on, with landlock in its list of security modules (lsm= on its command line)",
+    "Landlock": "Linux 5.13 or newer, with landlock in its list of security modules (lsm= on the kernel command line)",
     "unshare": "allow namespaces: user.max_user_namespaces above 0 (sysctl), in a container the capability SYS_ADMIN",
-    "user of its own": "start the node as root: it gives each worker a user without rights",
+    "separate user": "start the node as root: it then runs each worker as an unprivileged user",
     "/proc shows": "in a container, an unmasked /proc; workers then see no other processes",
     "filtered": "a kernel with seccomp filters (CONFIG_SECCOMP_FILTER), on x86-64 or ARM64",
 }
-"""What to do, by words of what a worker lacks."""
+"""The remedy for each missing protection, by words of its message."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Check(msgspec.Struct, frozen=True):
     level: Level
     found: str
     remedy: str = ""
-    """Empty where all is well."""
+    """The remedy; empty if there is no problem."""
 
 
 def checks(config: NodeConfig) -> Iterator[Check]:
@@ -93,7 +93,7 @@ def torch_check(found: str, accelerator: str | None) -> Check:
         tested = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
         return Check("PyTorch", "lacking", f"{found} is not tested", f"install PyTorch {tested}; {CPU_BUILD}")
     if accelerator is not None:
-        told = f"{found} is built for {accelerator}: gigabytes that nothing here uses"
+        told = f"{found} is built for {accelerator}, which takes gigabytes and is not used"
         return Check("PyTorch", "lacking", told, f"remove it, and {CPU_BUILD}")
     return Check("PyTorch", "ok", f"{found}, a CPU build")
 
@@ -151,7 +151,7 @@ def _groups() -> Check:
         if parent is None or not os.access(parent, os.W_OK):
             lacking.append(meaning)
     if not lacking:
-        return Check("control groups", "ok", "threads and cores are bounded for each tenant")
+        return Check("control groups", "ok", "threads and cores are limited for each tenant")
     remedy = "start the node as root, or as a systemd unit with Delegate=yes; in a container, a writable /sys/fs/cgroup"
     return Check("control groups", "lacking", "; ".join(lacking), remedy)
 
@@ -162,7 +162,7 @@ def _huge_pages() -> Check:
     except (OSError, IndexError):
         chosen = "never"
     if chosen == "never":
-        return Check("huge pages", "lacking", "there are none: forks take longer", f"echo madvise > {HUGE_PAGES}")
+        return Check("huge pages", "lacking", "off: forks take longer", f"echo madvise > {HUGE_PAGES}")
     return Check("huge pages", "ok", chosen)
 
 
@@ -193,9 +193,9 @@ def _host_store(place: Path) -> Check:
     free = free_bytes(place)
     remedy = f"mount -o remount,size=50% {place}; in a container, --shm-size"
     if _kind_of(place) not in TMPFS:
-        return Check("tmpfs", "lacking", f"{place} is a {_kind_of(place)}, no memory", "choose a tmpfs: --host-store")
+        return Check("tmpfs", "lacking", f"{place} is a {_kind_of(place)}, not memory", "choose a tmpfs: --host-store")
     if free < GIB:
-        return Check("tmpfs", "lacking", f"{place} has room for {free >> 20} MiB of models", remedy)
+        return Check("tmpfs", "lacking", f"{place} has space for {free >> 20} MiB of models", remedy)
     return Check("tmpfs", "ok", f"{place} has room for {free >> 20} MiB of models")
 
 
@@ -211,9 +211,9 @@ def _kind_of(place: Path) -> str:
 def _memory(config: NodeConfig) -> Check:
     free = available_bytes()
     if free is None:
-        return Check("memory", "lacking", "the system does not say what is free", "give --memory-bytes")
+        return Check("memory", "lacking", "the system does not report the free memory", "give --memory-bytes")
     least = max(GIB, 2 * config.memory_free_min_bytes)
-    remedy = "" if free >= least else "end what else needs memory: half of what is free is for workers"
+    remedy = "" if free >= least else "stop other programs: workers may use half of the free memory"
     return Check("memory", "lacking" if remedy else "ok", f"{free >> 20} MiB are free", remedy)
 
 
@@ -223,7 +223,7 @@ def _data(place: Path, least_bytes: int) -> Check:
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check("disk", "fatal", f"no directory can be made in {existing}", "choose another directory with --data")
     free = free_bytes(place)
-    remedy = "" if free > 2 * least_bytes else "make room, or choose another directory with --data"
+    remedy = "" if free > 2 * least_bytes else "free disk space, or choose another directory with --data"
     return Check("disk", "lacking" if remedy else "ok", f"{existing} has {free >> 20} MiB free", remedy)
 
 

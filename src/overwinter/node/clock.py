@@ -5,16 +5,16 @@ import time
 from overwinter.core.ids import Seconds
 
 PID_SHIFT, SCHEDULED = 3, 2
-"""In the number of the clock that counts what a process took (Linux: clock_getcpuclockid)."""
+"""The parts of the number of a process's CPU clock (Linux: clock_getcpuclockid)."""
 
 
 def now() -> Seconds:
-    """Seconds of the monotonic clock: the one the event loop keeps its timers by."""
+    """Return the seconds of the monotonic clock, which the event loop uses for its timers."""
     return Seconds(time.monotonic())
 
 
 def wall() -> float:
-    """Seconds since 1970, for what people read and files remember."""
+    """Return the seconds since 1970, for people and files."""
     return time.time()
 
 

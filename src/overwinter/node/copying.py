@@ -14,7 +14,7 @@ from overwinter.worker.buffer import LARGE_BYTES
 
 THREADS = 2
 FAULTS = (OSError, MemoryError, ValueError, TypeError)
-"""What goes wrong by the fault of the system or of a worker."""
+"""What a copy may raise because of the system or of a worker."""
 
 T = TypeVar("T")
 
@@ -33,8 +33,9 @@ class Copies:
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Do `work`, which copies so many bytes, and tell what came of it; of a worker that is over nothing is told,
-        but for what is small.
+        """Call `work`, which copies this many bytes, and then `done` or `failed`.
+
+        Neither is called if the worker has ended, except for small copies.
         """
         if nbytes <= LARGE_BYTES or process.over:
             try:

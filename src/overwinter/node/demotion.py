@@ -13,7 +13,7 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.proofs import is_over
 
 PASSES = 100
-"""At most, over all threads of a process: a thread that was made meanwhile may be as its maker was."""
+"""The most passes over the threads of a process. A thread created during a pass may still have the old priority."""
 
 
 def put_behind(groups: Groups, pid: int, pidfd: int) -> None:
@@ -24,7 +24,7 @@ def put_behind(groups: Groups, pid: int, pidfd: int) -> None:
         if not is_over(pidfd):
             groups.put_behind(pid)
     except OSError:
-        # There is none, or the process is gone.
+        # There is no group, or the process has ended.
         _make_idle(pid, pidfd)
     finally:
         os.close(pidfd)
@@ -45,7 +45,7 @@ def _threads(pid: int) -> list[int]:
 
 
 def _make_thread_idle(thread: int) -> bool:
-    """Whether it was none before."""
+    """Demote a thread; return whether it was not demoted before."""
     with suppress(ProcessLookupError, PermissionError):
         if os.sched_getscheduler(thread) != os.SCHED_IDLE:
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))

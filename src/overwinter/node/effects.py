@@ -71,7 +71,7 @@ class NodeEffects:
         self.placing = Placing(registry, processes, self.runs, hosts, self._threads, tasks, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
-        """Begin what `action` asks for."""
+        """Begin an action."""
         match action:
             case Run():
                 self.runs.begin(action)
@@ -133,7 +133,7 @@ class NodeEffects:
             self._processes.prepare(function.manifest.tenant, id_, forget)
 
     def _decided(self, action: Explanation) -> None:
-        # The others are for the readers of the journal.
+        # Other explanations are only for readers of the journal.
         if action.what == "stop":
             function = self._functions.get(action.function)
             self._sparing.say(action.function if function is None else function.manifest.tenant, action.why)

@@ -14,9 +14,9 @@ from overwinter.core.errors import MachineError
 from overwinter.node import clock
 
 MACHINE = (OSError, MemoryError, MachineError)
-"""What the machine's failures are raised as."""
+"""The exceptions that failures of the machine raise."""
 SETTLED_S = 60.0
-"""What failed and has not failed again for so long is told anew."""
+"""A failure that did not occur for this long is logged at once when it occurs again."""
 
 
 class Faults:
@@ -26,7 +26,7 @@ class Faults:
         self._log = log
         self._last: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        """For each thing that is done again and again, how often it failed."""
+        """The number of failures of each repeated task."""
 
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
@@ -40,5 +40,5 @@ class Faults:
         now = clock.now()
         self.counts[what] += 1
         if now - self._last.get(what, -inf) > SETTLED_S:
-            self._log(f"the node could not look after its {what}, and tries again: {type(error).__name__}: {error}")
+            self._log(f"the node could not maintain its {what}, and tries again: {type(error).__name__}: {error}")
         self._last[what] = now

@@ -27,22 +27,22 @@ from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 
 CALM_S = 0.1
-"""Between two looks."""
+"""The time between two measurements."""
 HURRY_S = 0.01
-"""Between two looks at the least."""
+"""The least time between two measurements."""
 LOOKS = 4
-"""How often it is looked at in the time in which the bound would be reached."""
+"""The measurements in the time in which the limit could be reached."""
 SHARE = 0.05
-"""Of the loop's time, what looks may take at the most."""
+"""The largest share of the event loop's time for measurements."""
 MEASURED = 64
-"""Workers that are measured in one look."""
+"""The most workers that are measured at once."""
 NEWS = 1 / 128
-"""Of the bound: what the scheduler may know too little of all workers together."""
+"""The largest unreported change of all workers together, as a share of the limit."""
 NOISE_BYTES = 256 << 10
-"""Of a worker: what is never told."""
+"""A change of a worker's memory that is too small to report."""
 
 AHEAD_MOST = int(AHEAD_BYTES * SLACK) + SLACK_BYTES
-"""What a process that was forked ahead may take before it is ended: as a worker, before it is far beyond its need."""
+"""The most memory of a process forked in advance: like a worker, it is stopped when it is far beyond its need."""
 
 
 class _Seen(NamedTuple):
@@ -54,7 +54,7 @@ UNSEEN = _Seen(-1.0, 0)
 
 
 class Footprints:
-    """Belongs to the loop's thread."""
+    """Measures the memory of workers. Belongs to the event loop's thread."""
 
     def __init__(
         self,
@@ -106,9 +106,10 @@ class Footprints:
         """The workers whose memory may have changed, with their processor time."""
         found = []
         for process in workers:
-            assert process.pid is not None, "a worker without a process takes nothing"
+            assert process.pid is not None, "a worker without a process has no memory"
             computed_s = clock.computed_s(process.pid)
-            # What the node lays into buffers, or takes out of them, costs the worker nothing.
+            # Without computing, a worker's memory changes only by what the node writes to its buffers or frees from
+            # them.
             if computed_s is not None and (computed_s != self._seen[process.worker].computed_s or process.is_large()):
                 found.append((process, computed_s))
         if len(found) <= MEASURED:
@@ -125,14 +126,14 @@ class Footprints:
         if news > NEWS * self._most_bytes:
             self._post(MemoryMeasured(tuple(changed.items())))
 
-    def _end_measuring(self, beside: list[WorkerProcess]) -> None:
+    def _end_measuring(self, measuring: list[WorkerProcess]) -> None:
         """Stop workers that only measure profiles, in favour of those that serve."""
-        for process in beside:
+        for process in measuring:
             mib = self._seen[process.worker].nbytes >> 20
             self._processes.give_up(process, f"it took {mib} MiB, and others need the memory (--memory-bytes)")
 
     def _end_ahead(self, ahead: list[WorkerProcess]) -> None:
-        """Stop processes forked ahead that take far more than their claim."""
+        """Stop processes forked in advance that use far more than their claim."""
         for process in ahead:
             nbytes = self._seen[process.worker].nbytes
             if nbytes > AHEAD_MOST:
@@ -148,6 +149,6 @@ class Footprints:
 
 def _measured(process: WorkerProcess) -> int | None:
     """The memory of a worker; None: it is ending, and its memory is not released yet."""
-    assert process.pid is not None, "a worker without a process takes nothing"
+    assert process.pid is not None, "a worker without a process has no memory"
     private = anonymous_bytes(process.pid)
     return None if private is None else max(0, private - process.inherited_bytes) + process.buffer_bytes()

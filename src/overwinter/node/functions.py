@@ -20,41 +20,42 @@ from overwinter.worker.channel import PACKET_BYTES_MAX
 from overwinter.worker.messages import Bind, Load, Trial
 
 MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
-"""Of what a worker is told when it starts; a zygote is told the same with a little around it."""
+"""The most bytes of the messages with which a worker starts. A zygote receives them in a slightly larger message."""
 BUFFERS_BYTES = 512 << 20
-"""Address space for all buffers of a worker; larger tensors count as its own memory."""
+"""The address space for all buffers of a worker. The memory of larger tensors counts as the worker's own."""
 
 WARM_UPS_MAX = 3
-"""Zygotes that may die, of whatever, while they prepare a program; after that its workers compile it themselves."""
+"""The zygotes that may end, for any reason, while they compile a program; after that its workers compile it themselves.
+"""
 
 
 class Family(NamedTuple):
-    """What functions have in common that can share a worker: they differ in weights, assets and settings."""
+    """The common properties of functions that can share a worker; they differ in weights, assets and settings."""
 
     tenant: TenantId
     program: Address
     source: Address | None
-    """Of the handler."""
+    """The address of the handler's source."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     store: StoreName
     configuration: tuple[int, ...]
-    """What a worker is made by, and answers depend on: most cores, batch, runs at once, memory."""
+    """The configuration that workers get and answers depend on: most cores, batch, concurrency and memory."""
     alone: FunctionId | None
-    """The only member, if it shares with nobody."""
+    """The only member, if the function shares with no other."""
 
     @property
     def id(self) -> FamilyId:
-        """A short text for the family."""
+        """A short text that identifies the family."""
         said = repr(self._replace(inputs=(), outputs=())).encode() + msgspec.msgpack.encode((self.inputs, self.outputs))
         return FamilyId(hashlib.blake2b(said, digest_size=16).hexdigest())
 
 
 class DeployedFunction:
-    """One version, with the messages that never change made once."""
+    """One version of a function, with its constant messages made once."""
 
     def __init__(self, deployment: Deployment, memory_bytes: int | None = None) -> None:
-        """`memory_bytes`: what all workers of the node together may have; None: no bound."""
+        """Create it. `memory_bytes`: the limit of all workers of the node together; None: unlimited."""
         self.deployment = deployment
         self.manifest = deployment.manifest
         self.id: FunctionId = function_id(deployment.name, deployment.version)
@@ -63,45 +64,47 @@ class DeployedFunction:
         self.nbytes = sum(blob.nbytes for blob in self.blobs)
         self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
-        """What is known of its speed on this machine."""
+        """The measured latencies and memory on this machine."""
         self.on_trial = False
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None
         """Raises why it may not answer for its name after its trial; None: it may."""
         self.warm_ups = WARM_UPS_MAX
-        """How often its program may still be prepared: no more once it did not end, or zygotes died of it."""
+        """How often the zygote may still try to compile the program. 0 after a compilation timed out, or several
+        zygotes ended during one.
+        """
         total = total_bytes()
         self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)
-        self._has_less = "this machine has no more"
+        self._has_less = "this machine has no more memory"
         if self._memory_max_bytes < total:
-            self._has_less = "all workers of this node together may have no more (--memory-bytes)"
+            self._has_less = "the limit of all workers of this node is no higher (--memory-bytes)"
         self.printed: Printed | None = None
-        """What its family's workers print; None: it had none."""
+        """The output of its family's workers; None: there were none."""
         self.doubts = ""
-        """What its author should know of its trial."""
+        """What the author should know about the trial."""
 
     @property
     def memory_bytes(self) -> int:
-        """The bound on the private memory of one worker: the setting, limited by the machine and the node."""
+        """The limit of the private memory of one worker: the setting, limited by the machine and the node."""
         return min(self.manifest.settings.memory_mib << 20, self._memory_max_bytes)
 
     def warning(self) -> str:
-        """What its author should know; empty: nothing."""
+        """Return what the author should know; empty if there is nothing."""
         asked, most = self.manifest.settings.memory_mib, self._memory_max_bytes >> 20
-        # Who left it as it was asked for nothing.
+        # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
-        told = f"memory_mib {asked} counts as {most}: {self._has_less}" if less else ""
+        told = f"memory_mib {asked} is limited to {most}: {self._has_less}" if less else ""
         return "\n".join(filter(None, (self.doubts, told)))
 
     @property
     def subject(self) -> str:
-        """What determines its speed: the program, and the handler's source where there is one; not the weights."""
+        """What the profile depends on: the program, and the handler's source if there is one; not the weights."""
         handler = self.manifest.handler
         return self.program_subject if handler is None else f"{self.program_subject}+{handler.source.address}"
 
     @property
     def program_subject(self) -> str:
-        """The program alone. A tenant does not learn from a profile what another has deployed."""
+        """The program within its tenant: a tenant must not learn from a profile what another has deployed."""
         return f"{self.manifest.tenant}/{self.manifest.program.address}"
 
     def spec(self) -> FunctionSpec:
@@ -139,7 +142,7 @@ class DeployedFunction:
         nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(warm_up=True))))
         if nbytes > MESSAGE_BYTES_MAX:
             raise TooLargeError(
-                f"what a worker of {self.manifest.name!r} must know of its weights, assets, outputs and samples takes "
+                f"the description of weights, assets, outputs and samples of {self.manifest.name!r} for a worker takes "
                 f"{nbytes} bytes; at most {MESSAGE_BYTES_MAX}: give it fewer of them, or shorter names"
             )
 
@@ -159,9 +162,7 @@ class DeployedFunction:
         )
 
     def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
-        """The message that makes a worker of its family bind it, with all blocks; `warm up`: its program is
-        tried, too.
-        """
+        """Return the message to bind the function, with all its blocks; `warm_up`: run its program as a trial."""
         blocks = {block.address: block.nbytes for block in self.manifest.blocks}
         numbers = {address: number for number, address in enumerate(blocks)}
         places = {
@@ -185,7 +186,7 @@ class DeployedFunction:
         )
 
     def samples(self) -> list[Tensor]:
-        """The tensors of the requests that a worker has to answer before it is ready, in order."""
+        """Return the tensors of the requests that a worker has to answer before it is ready, in order."""
         return [tensor.given() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
 
     def files(self, *, bare: bool = False) -> list[Address]:
@@ -205,7 +206,7 @@ class DeployedFunction:
 
 
 def blobs_by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, list[Blob]]:
-    """What these functions need of each host store."""
+    """Return the blobs that these functions need, by host store."""
     blobs: dict[StoreName, list[Blob]] = {}
     for function in functions:
         blobs.setdefault(function.store, []).extend(function.blobs)

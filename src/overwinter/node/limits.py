@@ -16,19 +16,22 @@ from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is available at the start, what workers may take."""
+"""The share of the memory available at the start that workers may use."""
 DESCRIPTORS_SHARE = 0.5
-"""Of the descriptors that the node may have open, what is for workers: a quarter is for connections."""
+"""The share of the node's descriptors that is for workers; a quarter is for connections."""
 TASKS_PER_WORKER = 2
-"""Of a worker that has one run at once; each more takes one: a thread of its own."""
+"""The tasks of a worker with one concurrent run. Each further one needs another thread."""
 DESCRIPTORS_PER_WORKER = 8
-"""The same: a channel, its process and its memory, what it prints, two for its run, and some of the blocks that it is
-handed; each more run takes two."""
+"""The descriptors of a worker with one concurrent run: its channel, process, memory file and output, two for the run,
+and some for blocks that are sent. Each further run needs two.
+"""
 WORKERS_AHEAD, AHEAD_SHARE = 8, 1 / 16
-"""Processes forked ahead where nobody says how many, and what they take at most of the workers' memory."""
+"""The default number of processes forked in advance, and the largest share of the workers' memory that they may use."""
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
 BYTES_LEAST = 64 << 20
-"""That workers may take where the machine says that it has next to nothing left: what idles makes room."""
+"""The limit of the workers' memory if the machine reports almost no free memory. Idle workers and blocks are then
+removed.
+"""
 
 
 def memory_bytes(log: Callable[[str], None]) -> int:
@@ -36,18 +39,18 @@ def memory_bytes(log: Callable[[str], None]) -> int:
     available = available_bytes()
     share = int(MEMORY_SHARE * (total_bytes() if available is None else available))
     if share < BYTES_LEAST:
-        log(f"no more than {2 * share} bytes of memory can be had here: workers may take {BYTES_LEAST} all the same")
+        log(f"only {2 * share} bytes of memory are available: workers may still use {BYTES_LEAST}")
     return max(share, BYTES_LEAST)
 
 
 def workers_ahead(memory_bytes: int) -> int:
-    """How many processes may be forked ahead under this bound on the memory of all workers."""
+    """Return how many processes may be forked in advance under this limit of the memory of all workers."""
     return min(WORKERS_AHEAD, int(AHEAD_SHARE * memory_bytes) // AHEAD_BYTES)
 
 
 def workers_most(log: Callable[[str], None], descriptors: int | None = None, tasks: int | None = None) -> int:
-    """The maximum of workers, and of their concurrent runs: a worker with several runs takes at most the resources of
-    as many workers. The arguments replace the system's limits on descriptors and tasks.
+    """Return the most workers, which is also the limit of their concurrent runs: a worker with several runs needs at
+    most the resources of as many workers. The arguments replace the system's limits on descriptors and tasks.
     """
     if descriptors is None:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -59,27 +62,27 @@ def workers_most(log: Callable[[str], None], descriptors: int | None = None, tas
 
 
 def _tasks(log: Callable[[str], None]) -> Iterator[int]:
-    """Processes and threads that the system, this process's control groups, and its user may have."""
+    """Yield the limits on tasks of the system, of this process's control groups and of its user."""
     for path in (PID_MAX, THREADS_MAX):
         most = number_in(path)
         if most is None:
-            log(f"{path} does not say how many processes there may be: {TASKS_USUAL} are counted on")
+            log(f"{path} does not report a limit of processes: {TASKS_USUAL} is assumed")
         yield most or TASKS_USUAL
     yield from group_tasks(group_of("pids"), log)
     allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    # Where the node is root each of its workers is a user of its own, and root has no such limit.
+    # If the node is root, each worker has a separate user, and root has no such limit.
     if os.geteuid() != 0 and allowed != resource.RLIM_INFINITY:
         yield allowed
 
 
 def group_tasks(group: Path | None, log: Callable[[str], None]) -> Iterator[int]:
-    """The tasks that a control group and all above it allow."""
+    """Yield the limits on tasks of a control group and of all above it."""
     while group is not None and os.path.isfile(group / "pids.max"):
         most = number_in(group / "pids.max")
         if most is not None:
             yield most
         elif not _is_unbounded(group / "pids.max"):
-            log(f"{group / 'pids.max'} does not say how many processes there may be: it bounds no workers")
+            log(f"{group / 'pids.max'} does not report a limit of processes: none is assumed")
         group = group.parent
 
 

@@ -11,5 +11,5 @@ class Log(Protocol):
     """Writes one line."""
 
     def __call__(self, text: str, /, *, level: Level = "warning", function: FunctionId | None = None) -> None:
-        """`function`: which one it is about, if it is about one."""
+        """Write one line. `function`: the function that it is about."""
         ...

@@ -22,7 +22,7 @@ from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 
 Observe = Callable[[Seconds, Event, list[Action]], None]
-"""Reads a step; what it does must be quick, and may not post."""
+"""Receives each step. It must return quickly, and may not post events."""
 
 
 class Effects(Protocol):

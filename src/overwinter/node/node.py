@@ -23,7 +23,7 @@ from overwinter.store.manifest import Manifest
 
 
 class Node:
-    """Serves functions. Made by `running`, which starts and stops all that belongs to it."""
+    """Serves functions. `running` creates it, and starts and stops its parts."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Node:
         return self._pipelines.infer(call) if call.name in self._pipelines else self._calls.infer(call)
 
     async def profile(self, name: FunctionName, version: int | None, wanted: Wanted, tell: Tell) -> Profile:
-        """Measure the unknown configurations of a function on this machine; `tell` gets the progress. NotFoundError,
-        ConflictError when it is unloaded, CallerError for what cannot be measured, WorkerError.
+        """Measure the unknown configurations of a function on this machine; `tell` receives the progress. Raises
+        NotFoundError, ConflictError for an unloaded function, CallerError for impossible configurations, WorkerError.
         """
         function = self._find(name, version)
         if self._registry.function(name, version).life == "unloaded":
@@ -103,7 +103,7 @@ class Node:
         await (self._pipelines if name in self._pipelines else self._deploys).remove(name, version)
 
     async def load(self, name: FunctionName, version: int | None) -> None:
-        """Wake a function, available again if it was unloaded; raises why it does not wake. A pipeline: all of its."""
+        """Wake a function, or all functions of a pipeline, also if it was unloaded; raise why it does not wake."""
         if name in self._pipelines:
             stages = self._pipelines.stages(name, version).values()
             await asyncio.gather(*(self.load(stage.function, stage.version) for stage in stages))
@@ -114,7 +114,7 @@ class Node:
         await asyncio.gather(*(self._calls.load(id_) for id_ in ids))
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
-        """Make a version, or all with None, give back their memory and answer no more until loaded."""
+        """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded."""
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
         self._registry.deployed(name, version)
@@ -123,7 +123,7 @@ class Node:
                 self._loop.post(UnloadAsked(function.id))
 
     async def set_traffic(self, name: FunctionName, shares: Shares) -> None:
-        """Say which versions of a function get the requests that name none; raises why they cannot."""
+        """Set the versions that get the requests without a version; raise why they cannot."""
         await self._traffic.set(name, shares)
 
     # What is there
@@ -137,7 +137,7 @@ class Node:
         return (self._pipelines.view if name in self._pipelines else self._registry.function)(name, version)
 
     def versions(self, name: FunctionName) -> list[int]:
-        """The versions of a function or a pipeline that answer, ascending."""
+        """Return the available versions of a function or a pipeline, ascending."""
         if name in self._pipelines:
             return [self._pipelines.view(name, None).version]
         return self._registry.versions(name)

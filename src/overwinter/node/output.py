@@ -14,12 +14,12 @@ from overwinter.core.ids import FunctionId
 from overwinter.node.log import Log
 
 READ_BYTES = 64 << 10
-"""At once: as much as a pipe holds."""
+"""The bytes that are read at once: the capacity of a pipe."""
 PAUSE_S = 0.05
-"""Between two reads."""
+"""The time between two reads."""
 WINDOW_S = 1.0
 LINES_MAX = 100
-"""In one window; and bytes of them, and of one line."""
+"""The most lines in one window; below, the most bytes in one window and in one line."""
 BYTES_MAX = 64 << 10
 LINE_BYTES_MAX = 4096
 
@@ -28,7 +28,9 @@ class Output:
     """The reading end of one pipe, and the writing end for the process. Used on the loop's thread only."""
 
     def __init__(self, who: str, log: Log, keep: Callable[[str], None] | None = None) -> None:
-        """`keep` gets each line as it was printed. OSError when the system has no descriptors left."""
+        """Open the pipe. `keep` gets each line as it was printed. Raises OSError when the system has no descriptors
+        left.
+        """
         self._who = who
         self._function: FunctionId | None = None
         self._log = log
@@ -43,11 +45,11 @@ class Output:
         self._loop.add_reader(self._here, self._hear)
 
     def belong(self, function: FunctionId) -> None:
-        """The process is a worker of this function from now on."""
+        """Record the function whose worker the process is."""
         self._who, self._function = f"worker {function}", function
 
     def close_there(self) -> None:
-        """The process has the writing end now."""
+        """Close the writing end, which the process has now."""
         if self.there >= 0:
             os.close(self.there)
             self.there = -1
@@ -59,7 +61,7 @@ class Output:
         for timer in (self._pause, self._window):
             if timer is not None:
                 timer.cancel()
-        # No more than a pipe holds: somebody else may still have the writing end.
+        # Read once, which is the capacity of the pipe: another process may still have the writing end.
         with contextlib.suppress(BlockingIOError):
             self._take(os.read(self._here, READ_BYTES))
         if self._rest:
@@ -108,6 +110,6 @@ class Output:
 
 
 def _printable(line: bytes) -> str:
-    """A line that changes nothing where it is shown but adds to it."""
+    """Replace control characters, so that a line cannot change how other lines are displayed."""
     text = line.decode(errors="replace").expandtabs().rstrip("\r")
     return text if text.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in text)

@@ -35,7 +35,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline for people and programs that ask about it."""
+    """A description of a pipeline, for people and programs."""
 
     name: FunctionName
     version: int
@@ -51,11 +51,11 @@ class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """For each output, where it comes from."""
     requests: PipelineRequests
     created: float
-    """Seconds since 1970."""
+    """The time of the deploy, in seconds since 1970."""
 
 
 class PipelineView:
-    """A pipeline as it is at the moment of asking. Cheap to make: one is made a request."""
+    """A pipeline as it is at that moment. Cheap to create: one is created per request."""
 
     platform = "overwinter_pipeline"
 
@@ -69,7 +69,7 @@ class PipelineView:
         self.settings = Objective(kept.pipeline.slo_ms, kept.pipeline.timeout_s)
         self._signature = Signature((), ())
         self.fault: CallerError | None = None
-        """Why its functions, as they are now, do not make a pipeline."""
+        """Why the current versions of its functions do not form a pipeline."""
         try:
             self._signature = signature(kept.pipeline, partial(_found_own, functions, kept.tenant))
         except CallerError as fault:
@@ -77,17 +77,17 @@ class PipelineView:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its inputs, in order; raises the reason if they are unknown."""
+        """Its inputs, in order; raises why they are unknown."""
         return self._sound().inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Its outputs, in order; raises the reason if they are unknown."""
+        """Its outputs, in order; raises why they are unknown."""
         return self._sound().outputs
 
     @property
     def state(self) -> Availability:
-        """READY: a request would be answered, even if its functions sleep now."""
+        """READY if a request would be answered, even if its functions sleep now."""
         return "UNAVAILABLE" if self.reason else "READY"
 
     @property
@@ -102,7 +102,7 @@ class PipelineView:
         return ""
 
     def info(self, whole: bool = True, /) -> PipelineInfo:
-        """Its full description, in any case."""
+        """Return its full description in any state."""
         return PipelineInfo(
             name=self.name,
             version=self.version,
@@ -142,7 +142,7 @@ class Pipelines:
         self.changing = asyncio.Lock()
         """Held by whoever changes pipelines, or which versions answer, from the check until the change is made."""
 
-    # Coming and going
+    # Deploys and removals
 
     def restore(self) -> dict[FunctionName, tuple[str, ...]]:
         """Load the stored pipelines at the start; returns the numbers that were limited, by pipeline."""
@@ -150,10 +150,10 @@ class Pipelines:
         return {name: kept.limited for name, (kept, _) in self._known.items()}
 
     async def deploy(self, pipeline: Pipeline, tenant: TenantId) -> PipelineView:
-        """Register a pipeline, in place of one of its name; what runs there ends as it began.
+        """Deploy a pipeline, replacing one of the same name; its requests in progress complete.
 
-        CallerError when it does not hold together, NotFoundError for a function that is not there, ConflictError when
-        its name is a function's, ForbiddenError when its name or a function of it is another tenant's.
+        Raises CallerError for an invalid pipeline, NotFoundError for a missing function, ConflictError if the name is a
+        function's, ForbiddenError if the name or a function belongs to another tenant.
         """
         check_pipeline(pipeline)
 
@@ -172,13 +172,13 @@ class Pipelines:
         return self.view(pipeline.name, None)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Remove a pipeline; requests under way still complete. NotFoundError."""
+        """Remove a pipeline; its requests in progress complete. Raises NotFoundError."""
         self.view(name, version)
         await asyncio.to_thread(self._kept.remove_pipeline, name)
         self._known.pop(name, None)
 
     def tenants(self) -> Mapping[FunctionName, TenantId]:
-        """The names of pipelines, and their tenants."""
+        """Return the names of pipelines, and their tenants."""
         return {name: kept.tenant for name, (kept, _) in self._known.items()}
 
     def check_function(self, name: FunctionName) -> None:
@@ -191,11 +191,11 @@ class Pipelines:
         return name in self._known
 
     def view(self, name: FunctionName, version: int | None) -> PipelineView:
-        """One of them; NotFoundError."""
+        """Return one pipeline; raise NotFoundError."""
         return PipelineView(*self._found(name, version), self._functions)
 
     def views(self) -> list[PipelineView]:
-        """All of them, by name."""
+        """Return all pipelines, by name."""
         return [PipelineView(*self._known[name], self._functions) for name in sorted(self._known)]
 
     def seen(self) -> list[PipelineStatistics]:
@@ -203,19 +203,20 @@ class Pipelines:
         return [seen for _, seen in self._known.values()]
 
     def stages(self, name: FunctionName, version: int | None) -> Mapping[str, Stage]:
-        """The stages of one of them; NotFoundError."""
+        """Return the stages of a pipeline; raise NotFoundError."""
         return self._found(name, version)[0].pipeline.stages
 
     def protect(self, name: FunctionName, default: Typed | None, gone: Collection[int] = ()) -> None:
-        """ConflictError if a pipeline would break when `default` answers for a function's name (None: no version does)
-        and the versions `gone` are removed.
+        """Raise ConflictError if a change of a function's versions would break a pipeline.
+
+        After the change the default version is `default` (None: there is none), and the versions `gone` are removed.
         """
 
         def find(asked: FunctionName, version: int | None) -> Typed:
             if asked != name or (version is not None and version not in gone):
                 return self._functions.function(asked, version)
             if version is not None or default is None:
-                raise NotFoundError(f"its function {name!r} would be gone")
+                raise NotFoundError(f"its function {name!r} would be missing")
             return default
 
         known = [(kept.pipeline, kept.tenant) for kept, _ in self._known.values()]
@@ -236,7 +237,7 @@ class Pipelines:
             return False
         return True
 
-    # Running
+    # Requests
 
     async def infer(self, call: Call) -> Result:
         """Run a pipeline; raises the error of the first stage that fails. `timeout_s` bounds all stages together."""
@@ -266,7 +267,7 @@ class Pipelines:
         if known is None:
             raise NotFoundError(f"no pipeline {name!r} here")
         if version not in (None, known[0].version):
-            raise NotFoundError(f"pipeline {name!r} is there as version {known[0].version} only, not as {version}")
+            raise NotFoundError(f"pipeline {name!r} has only version {known[0].version}, not {version}")
         return known
 
 
@@ -274,7 +275,9 @@ def _found_own(functions: Registry, tenant: TenantId, name: FunctionName, versio
     """A function that a pipeline of the tenant may call; NotFoundError, ForbiddenError."""
     function = functions.function(name, version)
     if function.tenant != tenant:
-        raise ForbiddenError(f"function {name!r} belongs to another tenant: a pipeline calls its own tenant's alone")
+        raise ForbiddenError(
+            f"function {name!r} belongs to another tenant: a pipeline calls only functions of its tenant"
+        )
     return function
 
 

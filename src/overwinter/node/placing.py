@@ -23,7 +23,7 @@ from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of
 
 HASHED_AT_ONCE = 2
-"""Blocks of one function: others stage theirs meanwhile."""
+"""The blocks of one function that are verified concurrently; the other threads are for other functions."""
 
 
 class Placing:
@@ -69,7 +69,7 @@ class Placing:
             self._fork(action, function, host)
 
     def fork_ahead(self, worker: WorkerId, function: DeployedFunction | None) -> None:
-        """Fork a worker ahead for the tenant of a function; it waits for a start."""
+        """Fork a process in advance for the tenant of a function; it waits for a start."""
         try:
             if function is None:
                 raise WorkerError("the function that it was forked for is gone")
@@ -93,7 +93,7 @@ class Placing:
                     told = f"block {address} of {function.id} changed in memory, and is read from disk again"
                     self._log(told, function=function.id)
             except MACHINE:
-                # It left meanwhile, or cannot be read; whoever opens it will see.
+                # The block was evicted meanwhile, or cannot be read: opening it will report the error.
                 continue
             except StoppedError:
                 return
@@ -112,7 +112,7 @@ class Placing:
                 self._hand(action, function, host)
 
     def stop_worker(self, worker: WorkerId, kill: bool) -> None:
-        """End a worker, be it forked or not yet."""
+        """Stop a worker, whether it is forked or not."""
         action = self._verified_for.pop(worker, None)
         if action is not None:
             self._give_up(action, "WorkerError", "it was stopped before it was forked")
@@ -120,13 +120,13 @@ class Placing:
             self._processes.stop(worker, kill)
 
     def _give_up(self, action: StartWorker, error: str, reason: str, lost_blocks: bool = False) -> None:
-        """The worker will not start; the process forked ahead that it would have used is stopped too."""
+        """Report that the worker will not start, and stop the process forked in advance that it would have used."""
         if action.ahead is not None:
             self._processes.stop(action.ahead, kill=True)
         self._post(WorkerExited(action.worker, error, reason, lost_blocks))
 
     def lose(self, store: StoreName, address: Address) -> list[str]:
-        """A changed block was dropped from a host store: kill the workers that may have mapped it."""
+        """Kill the workers that may have mapped a damaged block, which was dropped from a host store."""
         lost = []
         for process in self._processes.workers():
             functions = process.bindings.functions()
@@ -137,7 +137,7 @@ class Placing:
         return lost
 
     def _fork(self, action: StartWorker, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:
-        """With all of the function's files, or with its code alone: then `_hand` follows."""
+        """Fork a worker with all of the function's files, or only with its code; `_hand` then sends the rest."""
         try:
             fds = host.open(function.files() if whole else function.code())
         except StoreError as error:
@@ -162,7 +162,7 @@ class Placing:
         """Send a worker the descriptors that it was forked without."""
         process = self._processes.process(action.worker)
         if process is None or process.over:
-            # Its end was told, or the node stops.
+            # The worker has ended, or the node stops.
             return
         try:
             fds = host.open(function.files())
@@ -197,7 +197,7 @@ class Placing:
     def _bind_now(self, action: Bind, function: DeployedFunction, host: HostStore) -> None:
         process = self._processes.process(action.worker)
         if process is None:
-            # Its end is on the way to the scheduler.
+            # The worker's exit is about to reach the scheduler.
             return
         message = function.bind()
         lacking = [message.blocks[place][0] for place in process.bindings.lacking(message)]
@@ -230,11 +230,11 @@ class Placing:
 
 
 def _has_lost(function: DeployedFunction, host: HostStore) -> bool:
-    """Whether blocks of it are not in memory any more."""
+    """Whether blocks of the function are missing from memory."""
     return not all(host.holds(blob.address) for blob in function.blobs)
 
 
 def _samples(function: DeployedFunction) -> list[int]:
-    """A descriptor of the requests that the worker must answer before it is ready, if there are any. OSError."""
+    """Return a descriptor of the trial's requests, if there are any. Raises OSError."""
     samples = function.samples()
     return [laid(samples)] if samples else []

@@ -1,7 +1,7 @@
 """Chooses the program that each tenant's zygote prepares next: one at a time, and only programs with short runs.
 
-A zygote that warms up forks nothing, so the node knows what it works on, and lets the base zygote fork meanwhile. A
-tenant without a zygote waits until one more is allowed; its workers compile for themselves.
+A zygote does not fork while it warms up. The node knows which zygotes do, and lets the base zygote fork meanwhile. A
+tenant without a zygote waits until one more is allowed; until then its workers compile their programs themselves.
 """
 
 from typing import TypeVar
@@ -16,12 +16,13 @@ Key = TypeVar("Key")
 
 
 WANTED_MAX = 256
-"""Functions of one tenant that wait to be prepared, and programs that wait to be let go; the one that waits longest
-leaves."""
+"""The most functions of one tenant that wait for compilation, and the most programs that wait to be dropped; the oldest
+are removed.
+"""
 
 
 class Preparing:
-    """The programs that each tenant wants prepared, in the order of the requests."""
+    """The programs to compile for each tenant, in the order of the requests."""
 
     def __init__(self, zygotes: Zygotes, registry: Registry) -> None:
         self._zygotes = zygotes
@@ -29,24 +30,24 @@ class Preparing:
         self._wanted: dict[TenantId, dict[FunctionId, None]] = {}
         self._under_way: dict[TenantId, FunctionId] = {}
         self._unneeded: dict[TenantId, dict[Address, None]] = {}
-        """Programs that a zygote holds, and was not told yet to let go."""
+        """The programs that a zygote has but should drop, and was not told yet."""
 
     def prepare(self, tenant: TenantId, function: FunctionId, forget: Address | None = None) -> None:
-        """Let the tenant's zygote prepare a function's program as soon as it can, and drop another."""
+        """Let the tenant's zygote compile a function's program as soon as it can, and drop another program."""
         if forget is not None and tenant in self._zygotes.tenants:
-            _line_up(self._unneeded.setdefault(tenant, {}), forget)
-        _line_up(self._wanted.setdefault(tenant, {}), function)
+            _enqueue(self._unneeded.setdefault(tenant, {}), forget)
+        _enqueue(self._wanted.setdefault(tenant, {}), function)
         self.advance(tenant)
 
     def wants(self, tenant: TenantId) -> bool:
-        """Whether the tenant's zygote is to prepare more than it works on."""
+        """Whether programs of the tenant wait for compilation."""
         return bool(self._wanted.get(tenant))
 
     def look(self) -> None:
         """Stop zygotes that are unused or too small; start preparations that are possible now."""
         tenants = self._registry.tenants()
         for tenant, zygote in list(self._zygotes.tenants.items()):
-            # All go with a base that heard nothing when it was to end one.
+            # Ending one zygote may have shown that the base zygote has ended, and all others with it.
             there = self._zygotes.tenants.get(tenant) is zygote
             if there and zygote.is_idle and (zygote.small or tenant not in tenants):
                 self._zygotes.end(zygote)
@@ -57,8 +58,8 @@ class Preparing:
                 self._wanted.pop(tenant, None)
 
     def advance(self, tenant: TenantId) -> None:
-        """Start the tenant's next preparation, if possible."""
-        self._let_go(tenant)
+        """Start the tenant's next compilation, if possible."""
+        self._forget_unneeded(tenant)
         if not self._wanted.get(tenant):
             self._wanted.pop(tenant, None)
             return
@@ -75,24 +76,24 @@ class Preparing:
                 self._zygotes.prepare(zygote, Prepare(load, bind), fds)
                 close_all(fds)
 
-    def _let_go(self, tenant: TenantId) -> None:
+    def _forget_unneeded(self, tenant: TenantId) -> None:
         """Tell the tenant's zygote which programs it may drop, when it accepts messages."""
         zygote = self._zygotes.tenants.get(tenant)
         unneeded = self._unneeded.get(tenant, {})
-        # While it warms up it hears nothing, and may have no room for more than so much.
+        # A zygote that compiles receives no messages, and its channel has limited capacity.
         while zygote is not None and zygote.can_fork and unneeded:
             program = next(iter(unneeded))
             try:
                 zygote.channel.send(Forget(program))
             except (ChannelClosedError, OSError):
-                # At the next look, unless its end is on the way.
+                # Retry at the next check, unless its exit arrives first.
                 return
             del unneeded[program]
         if not unneeded:
             self._unneeded.pop(tenant, None)
 
     def lost(self, tenant: TenantId | None) -> FunctionId | None:
-        """A zygote ended; the program that it worked on comes last. All wanted programs are requested again."""
+        """Forget the programs that an ended zygote was to compile, and return the function that it was compiling."""
         if tenant is None:
             return None
         self._wanted.pop(tenant, None)
@@ -100,7 +101,7 @@ class Preparing:
         return self._under_way.pop(tenant, None)
 
 
-def _line_up(line: dict[Key, None], key: Key) -> None:
-    line[key] = None
-    if len(line) > WANTED_MAX:
-        del line[next(iter(line))]
+def _enqueue(queue: dict[Key, None], key: Key) -> None:
+    queue[key] = None
+    if len(queue) > WANTED_MAX:
+        del queue[next(iter(queue))]

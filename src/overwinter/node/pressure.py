@@ -16,14 +16,14 @@ KIB = 1024
 
 
 def total_bytes(cgroup: Path = CGROUP) -> int:
-    """Memory of the machine, or of this container where that is less."""
+    """Return the memory of the machine, or the limit of this container if it is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # No number: no cgroup of its own, or none that limits.
+    # Without a number the process has no control group, or an unlimited one.
     return min(physical, number_in(cgroup / "memory.max") or physical)
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """The available memory: the system's, or this container's if that is less; None if unknown."""
+    """Return the available memory of the system, or of this container if it is lower; None if unknown."""
     found = []
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -37,7 +37,7 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
             used = int((cgroup / "memory.current").read_text()) - int(cached.get("inactive_file", 0))
             found.append(max(0, limit - used))
     except (OSError, ValueError):
-        # No cgroup of its own.
+        # The process has no control group.
         pass
     return min(found, default=None)
 

@@ -1,7 +1,7 @@
-"""What did the code of a function print? The last lines of a family's workers, bounded in number and in bytes.
+"""Keeps the last lines that the code of functions printed, bounded in number and in bytes.
 
-Functions of a family are the same code in the same workers, so that they have one record; each line says which worker
-printed it. The record goes with the last function that has it. All records together are bounded, too: a tenant may have
+Functions of a family have the same code in the same workers, so they share one record; each line names the worker. The
+record is dropped with the last function of the family. All records together are bounded too, because a tenant may have
 thousands of functions.
 """
 
@@ -16,37 +16,37 @@ from overwinter.core.ids import FamilyId, WorkerId
 
 LINES_MAX = 500
 BYTES_MAX = 32 << 10
-"""Of the text of all lines of one record."""
+"""The most bytes of text in one record."""
 RECORDS_BYTES_MAX = 64 << 20
-"""Of memory of all records. Beyond it each keeps the last lines of an equal part."""
+"""The most memory of all records. Beyond it, each keeps the latest lines in an equal part."""
 LOOK_BYTES = 4 << 20
-"""So much may be printed between two looks at how much that is."""
+"""The bytes of output between two checks of that limit."""
 LINE_BYTES = 128
-"""Of memory that a line takes beside its text."""
+"""The memory of a line in addition to its text."""
 
 
 class Line(msgspec.Struct, frozen=True):
     """One line."""
 
     at: float
-    """When the node read it, in seconds since 1970."""
+    """The time at which the node read it, in seconds since 1970."""
     worker: WorkerId
     text: str
 
 
 class Printed:
-    """The last lines, oldest first. Belongs to the loop's thread."""
+    """The last lines, the oldest first. Belongs to the event loop's thread."""
 
     def __init__(self, grew: Callable[[int], None] = lambda nbytes: None) -> None:
-        """`grew` hears how much memory each line takes."""
+        """Create it. `grew` is called with the memory of each line."""
         self._lines: deque[Line] = deque()
         self._bytes = 0
         self._grew = grew
         self.nbytes = 0
-        """Memory of all lines."""
+        """The memory of all lines."""
 
     def add(self, line: Line) -> None:
-        """Keep a line, and drop the oldest beyond the bounds."""
+        """Add a line, and drop the oldest lines beyond the limits."""
         self._lines.append(line)
         self._bytes += len(line.text)
         self.nbytes += _memory_of(line)
@@ -55,7 +55,7 @@ class Printed:
         self._grew(_memory_of(line))
 
     def cut(self, nbytes: int) -> None:
-        """Let the oldest go until the rest takes no more memory than that."""
+        """Drop the oldest lines until the rest takes no more than this much memory."""
         while self.nbytes > nbytes:
             self._drop()
 
@@ -65,20 +65,20 @@ class Printed:
         self.nbytes -= _memory_of(line)
 
     def lines(self) -> list[Line]:
-        """All that are kept."""
+        """Return all kept lines."""
         return list(self._lines)
 
 
 class Records:
-    """The record of each family that has had a worker, while one of its functions or workers is there."""
+    """The record of each family that has had a worker, while one of its functions or workers exists."""
 
     def __init__(self) -> None:
         self._of: WeakValueDictionary[FamilyId, Printed] = WeakValueDictionary()
         self._grown = 0
-        """Bytes that came since all records were last looked at."""
+        """The bytes received since the last check of all records."""
 
     def of(self, family: FamilyId) -> Printed:
-        """The family's record, which exists as long as a caller references it."""
+        """Return the family's record, which exists as long as a caller references it."""
         return self._of.setdefault(family, Printed(self._grew))
 
     def _grew(self, nbytes: int) -> None:

@@ -16,7 +16,7 @@ from overwinter.core.errors import WorkerError
 from overwinter.core.ids import FunctionId, TenantId, WorkerId
 from overwinter.node.ahead import UNASKABLE, Ahead
 from overwinter.node.answers import failed
-from overwinter.node.bindings import Told
+from overwinter.node.bindings import BindCallback
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
 from overwinter.node.memory import anonymous_bytes
@@ -53,7 +53,7 @@ LINGER_S = 1.0
 
 
 class Processes:
-    """Forks workers from the zygotes, and hears them."""
+    """Forks workers from the zygotes, and receives their messages."""
 
     def __init__(
         self, registry: Registry, environment: Mapping[str, str], log: Log, bounds: Bounds | None = None
@@ -65,7 +65,7 @@ class Processes:
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._records = Records()
         self._held: dict[WorkerId, ForkWorker] = {}
-        """Workers that wait for the base zygote, in their order."""
+        """The workers that wait for the base zygote, in their order."""
         self.zygotes = Zygotes(self, environment, log, bounds or Bounds())
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
@@ -91,7 +91,7 @@ class Processes:
         """The workers' process ids."""
         return {worker: process.pid for worker, process in self._workers.items() if process.pid is not None}
 
-    # What zygotes tell
+    # Messages of zygotes
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
         """A requested worker is running; without a descriptor it has ended already."""
@@ -105,12 +105,12 @@ class Processes:
         self._loop.add_reader(pidfd, self._process_over, zygote, process)
 
     def _end_soon(self, zygote: ZygoteProcess, process: WorkerProcess | None) -> None:
-        """A worker's process is over: its zygote should say so too, and knows how it ended."""
+        """Tell the zygote of a worker that has ended, so that it reports how."""
         if process is not None:
             self._loop.call_later(LINGER_S, self._end_worker, zygote, process.forked_as, "its process ended", process)
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
-        """A worker ended, or could not be forked."""
+        """Handle the end of a worker, or a failed fork."""
         self._end_worker(zygote, worker, ending(status) if status is not None else f"it could not be forked: {reason}")
 
     def zygote_idle(self, zygote: ZygoteProcess) -> None:
@@ -144,7 +144,7 @@ class Processes:
         self.zygotes.groups.keep(alive | self.zygotes.tenants.keys())
 
     def _process_over(self, zygote: ZygoteProcess, process: WorkerProcess) -> None:
-        """The kernel says that a worker has ended."""
+        """Handle the kernel's report that a worker has ended."""
         assert process.pidfd is not None, "a worker without a process cannot end"
         self._loop.remove_reader(process.pidfd)
         self._end_soon(zygote, process)
@@ -189,7 +189,7 @@ class Processes:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         shared = 1 if load.source_bytes is None else 2
         try:
-            # What cannot be said to the worker is found out before anybody forks it.
+            # A message that cannot be sent fails here, before the worker is forked.
             process.channel.send(load, fds[:shared])
             if bind is not None:
                 process.channel.send(bind, fds[shared:])
@@ -200,11 +200,11 @@ class Processes:
         return process
 
     def hear(self, process: WorkerProcess) -> None:
-        """Hear a worker from now on."""
+        """Receive the messages of a worker from now on."""
         self._loop.add_reader(process.channel.fileno(), self._hear_worker, process)
 
     def _order(self, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker, or hold it while the base is not up; UNASKABLE errors."""
+        """Ask a zygote for a worker, or wait for the base zygote; raises one of UNASKABLE."""
         tenant = process.family.tenant
         zygote = self._zygote_for(tenant, order)
         if zygote is None:
@@ -214,22 +214,21 @@ class Processes:
         self.ask(zygote, process, order)
 
     def ask(self, zygote: ZygoteProcess, process: WorkerProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a worker; UNASKABLE errors."""
+        """Ask a zygote for a worker; raises one of UNASKABLE."""
         tenant = process.family.tenant
-        # Only the base can give it a user of its own.
+        # Only the base zygote can give a process its own user.
         its = order if zygote.tenant is None else msgspec.structs.replace(order, uid=None)
-        # What a tenant's zygote forks is born in its group.
+        # A process that a tenant's zygote forks is in the zygote's group from the start.
         with self.zygotes.groups.entry(tenant if zygote.tenant is None else None) as group:
             its = msgspec.structs.replace(its, grouped=bool(group))
             zygote.channel.send(its, [process.there.fileno(), process.words.there, *process.buffer_fds(), *group])
         process.close_there()
-        zygote.owed[order.worker] = 0
+        zygote.pending[order.worker] = 0
         zygote.workers[order.worker] = process
 
-    def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], told: Told) -> None:
-        """Let a worker bind a further function; `told` gets the result, unless the worker ends before. The descriptors
-        are the blocks that it lacks (`worker.bindings.lacking`), then the assets. ValueError for a bound function or
-        one of another family.
+    def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], told: BindCallback) -> None:
+        """Let a worker bind a further function; `told` gets the result, unless the worker ends before. `fds` are the
+        blocks that it lacks, then the assets. Raises ValueError for a bound function or one of another family.
         """
         if function.family != process.family:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")
@@ -240,12 +239,12 @@ class Processes:
         self.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
-        """Let a worker unbind a function, once no run of it is under way; ValueError for others."""
+        """Let a worker unbind a function without runs in progress; raise ValueError for others."""
         process.bindings.end(function)
         self.send(process, Unbind(function))
 
     def _zygote_for(self, tenant: TenantId, order: ForkWorker) -> ZygoteProcess | None:
-        """The tenant's own, where it can fork at once; else the base, if it is up: there a worker compiles itself."""
+        """Return the tenant's zygote if it can fork now, otherwise the base zygote."""
         own = self.zygotes.tenants.get(tenant)
         if own is not None and own.can_fork and own.room is not None:
             if own.room.holds(order):
@@ -253,18 +252,18 @@ class Processes:
                 return own
             own.small = True
         base = self.zygotes.base
-        return None if base is None or "up" in base.owed else base
+        return None if base is None or "up" in base.pending else base
 
     def workers(self) -> list[WorkerProcess]:
-        """All that were ordered and have not ended; some are not forked yet."""
+        """Return all workers that have not ended; some are not forked yet."""
         return list(self._workers.values())
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
-        """The worker, if it lives."""
+        """Return the worker, if it exists."""
         return self._workers.get(worker)
 
     def send(self, process: WorkerProcess, message: ToWorker, fds: Sequence[int] = ()) -> None:
-        """Send a worker a message; one that does not receive it is killed, and its end is reported as usual."""
+        """Send a message to a worker. A worker that cannot receive it is killed, and its end is reported as usual."""
         try:
             process.channel.send(message, fds)
         except (ChannelClosedError, OSError):
@@ -280,7 +279,7 @@ class Processes:
             self.send(process, Stop())
 
     def kill(self, process: WorkerProcess) -> None:
-        """Kill a worker, if it is still running."""
+        """Kill a worker, if it still runs."""
         process.dismissed = True
         if process.worker in self._held or self.ahead.is_unasked(process):
             self.end(process, "it was stopped before it was forked")
@@ -294,26 +293,26 @@ class Processes:
         except BlockingIOError:
             return
         except ChannelClosedError:
-            # Nothing more will come. Its zygote will tell its end; one that only closed its channel must not linger.
+            # No further message will come. The zygote reports the exit; kill a worker that only closed its channel.
             self._loop.remove_reader(process.channel.fileno())
             self._loop.call_later(LINGER_S, self.kill, process)
         except UNREADABLE as error:
-            self.give_up(process, f"it answered nonsense: {error}")
+            self.give_up(process, f"it sent an invalid message: {error}")
 
     def _take(self, process: WorkerProcess, message: FromWorker) -> None:
-        """ValueError for what cannot be true: the code of its functions may say anything in its name."""
+        """Handle a message; raise ValueError for an impossible one: the code of a function may send any message."""
         match message:
             case Answer():
                 process.hearer.worker_answered(process, message)
             case Trying():
-                _require(not (process.ready or process.tried), "it was tried before")
+                _require(not (process.ready or process.tried), "its trial had already begun")
                 process.tried = True
             case Waiting():
-                _require(process.is_ahead and not process.waits, "nobody asked it to wait")
+                _require(process.is_ahead and not process.waits, "it was not forked in advance")
                 process.waits = True
                 self._registry.worker_waits(process)
             case Ready():
-                _require(not process.ready, "it was ready before")
+                _require(not process.ready, "it was already ready")
                 process.bindings.answered(process.function)
                 process.ready = True
                 process.hearer.worker_ready(process, message)
@@ -326,7 +325,7 @@ class Processes:
             case Measured():
                 process.hearer.worker_measured(process, message)
             case LoadFailed():
-                _require(not process.ready and process.failure is None, "it was loaded before")
+                _require(not process.ready and process.failure is None, "it was already loaded")
                 process.failure = failed(message)
 
     def give_up(self, process: WorkerProcess, reason: str, error: str = "WorkerError") -> None:
@@ -338,7 +337,7 @@ class Processes:
     def _end_worker(
         self, zygote: ZygoteProcess, worker: WorkerId, ending_: str, this: WorkerProcess | None = None
     ) -> None:
-        """Report a worker's end once, and make sure that it is dead."""
+        """Report a worker's end once, and make sure that it has ended."""
         process = zygote.workers.get(worker)
         if process is None or this not in (None, process):
             return

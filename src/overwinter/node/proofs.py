@@ -11,15 +11,18 @@ from pathlib import Path
 
 PROC_MAGIC = 0x9FA0
 _STATFS = ctypes.c_long * 32
-"""Larger than what the C library fills in; the kind of file system comes first."""
+"""Larger than the structure that the C library fills; its first field is the type of the filesystem."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 PARENT_FIELD = 1
-"""In /proc/PID/stat, counted from behind the name."""
+"""The index of the parent in /proc/PID/stat, counted from the end of the name."""
 
 
 def child_of(parent: int, pid: int) -> int | None:
-    """A descriptor of the process, which stays its own; None when it is gone. ValueError unless `parent` forked it."""
+    """Return a descriptor of the process, which refers to it even if its pid is reused; None if it has ended.
+
+    Raises ValueError unless `parent` forked it.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -28,11 +31,11 @@ def child_of(parent: int, pid: int) -> int | None:
         forked_by = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[PARENT_FIELD])
     except (FileNotFoundError, ProcessLookupError):
         forked_by = None
-    # One that ended in between may have been read as another, which got its number.
+    # If the process ended meanwhile, another process with its pid may have been read.
     if forked_by == parent or is_over(pidfd):
         return pidfd
     os.close(pidfd)
-    raise ValueError(f"process {pid} was not forked by the zygote that names it")
+    raise ValueError(f"process {pid} was not forked by the zygote that reports it")
 
 
 def is_over(pidfd: int) -> bool:
@@ -43,13 +46,13 @@ def is_over(pidfd: int) -> bool:
 
 
 def kill(pidfd: int) -> None:
-    """End the process, if it still lives."""
+    """Kill the process, if it still runs."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def wait_over(pidfds: Iterable[int], seconds: float) -> None:
-    """Wait until these processes have ended, at most so long for each; the descriptors are closed."""
+    """Wait until these processes have ended, for at most `seconds` each; close the descriptors."""
     for pidfd in pidfds:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)

@@ -12,9 +12,9 @@ import msgspec
 from overwinter.core.ids import FunctionId
 
 RECORDS_MAX = 1000
-"""Functions in the file; a node that fails more often has another fault."""
+"""The most functions in the file. If the scheduler fails on more of them, the cause is elsewhere."""
 REASON_MAX = 500
-"""Characters of a reason."""
+"""The most characters of a reason."""
 
 
 class Quarantine:
@@ -29,17 +29,19 @@ class Quarantine:
             return
 
     def reason(self, function: FunctionId) -> str:
-        """How the scheduler failed on it; empty: it did not."""
+        """Return how the scheduler failed on the function; empty if it did not."""
         return self._known.get(function, "")
 
     def add(self, function: FunctionId, error: Exception) -> None:
-        """The scheduler failed on the function. Failures of the machine are not attributed to a function."""
+        """Record that the scheduler failed on the function. Failures of the machine are not attributed to a
+        function.
+        """
         if not isinstance(error, OSError | MemoryError) and len(self._known) < RECORDS_MAX:
             self._known[function] = f"{type(error).__name__}: {error}"[:REASON_MAX]
             self._write()
 
     def forget(self, function: FunctionId) -> None:
-        """It was loaded or removed."""
+        """Remove a function that was loaded or removed."""
         if self._known.pop(function, None) is not None:
             self._write()
 
@@ -49,5 +51,5 @@ class Quarantine:
             draft.write_bytes(msgspec.json.encode(self._known))
             draft.replace(self._path)
         except OSError:
-            # A full disk: the next start fails once more, and tries to write again.
+            # The disk is full: after the next start the failure occurs once more, and the write is tried again.
             return

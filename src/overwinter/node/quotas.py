@@ -11,7 +11,7 @@ from overwinter.core.ids import FunctionId, FunctionName, TenantId
 from overwinter.node.functions import DeployedFunction
 
 WAIT_S = 1.0
-"""What a deploy is asked to wait that comes while its tenant has too many under way."""
+"""The Retry-After of a deploy that exceeds its tenant's concurrent deploys."""
 
 
 class _Share(NamedTuple):
@@ -33,7 +33,7 @@ class Quotas:
         self.on_trial: list[DeployedFunction] = []
         """The functions of the other deploys under way."""
         self._pipelines: list[tuple[FunctionName, TenantId]] = []
-        """Under way."""
+        """The pipelines whose deploys are in progress."""
 
     @contextmanager
     def deploying(
@@ -90,7 +90,9 @@ class Quotas:
     def deploying_pipeline(
         self, deployed: Mapping[FunctionName, TenantId], name: FunctionName, tenant: TenantId
     ) -> Iterator[None]:
-        """A deploy of a pipeline is under way; NoSpaceError unless one more, or another of a known name, may be."""
+        """Reserve the share of a pipeline's deploy in progress; raise NoSpaceError if a limit is exceeded. A new
+        version of an existing pipeline is always allowed.
+        """
         known = {**dict(self._pipelines), **deployed}
         if name not in known:
             self._check_pipelines(known, tenant)

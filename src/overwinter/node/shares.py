@@ -18,36 +18,38 @@ from overwinter.node.processes import Processes
 
 LOOK_S = 0.1
 MEMORY_S = 0.3
-"""Time in which usage decays to a third."""
+"""The time in which past usage decays to a third."""
 SCARCE = 0.6
-"""Of all cores: below it nobody is kept waiting."""
+"""The share of all cores in use below which no tenant is slowed down."""
 NEARLY = 0.75
-"""Of a tenant's share: who used more has less weight."""
+"""The part of its fair share above which a tenant's weight is lowered."""
 LEAST = 0.02
-"""Of a core: who used less uses none."""
+"""Usage below this part of a core counts as none."""
 ALONE = 0.1
-"""Of a core: what the workers of a tenant may compute while nothing runs in them."""
+"""The usage of a core that a tenant's workers may have while they have nothing to run."""
 ALONE_S = 10.0
-"""For so long a tenant whose workers computed more has less weight."""
+"""How long the weight of a tenant stays lowered whose workers exceeded that."""
 
 
 class CoreShares:
-    """Used on the loop's thread only: a pass costs some microseconds per process."""
+    """Adjusts the weights of tenants by their use of cores. Used on the event loop's thread only: a pass costs some
+    microseconds per process.
+    """
 
     def __init__(self, processes: Processes, cores: float) -> None:
         self._processes = processes
         self._cores = cores
         self._seen: dict[int, float] = {}
-        """Seconds of a core that each process had computed at the last look."""
+        """The CPU seconds of each process at the last check."""
         self._last = Seconds(0.0)
         self._used: dict[TenantId, float] = {}
-        """Cores that each tenant used lately."""
+        """The cores that each tenant used recently."""
         self._alone: dict[WorkerId, float] = {}
-        """Seconds of a core that each worker had computed, while nothing ran in it, at the last look."""
+        """The CPU seconds that each worker used without a run, at the last check."""
         self._used_alone: dict[TenantId, float] = {}
-        """Cores that the workers of each tenant used lately while nothing ran in them."""
+        """The cores that each tenant's workers used recently without a run."""
         self._until: dict[TenantId, Seconds] = {}
-        """Until when each has less weight for that."""
+        """Until when each tenant's weight is lowered for that."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""
@@ -69,7 +71,7 @@ class CoreShares:
         processes.zygotes.groups.lower(above_their_share(self._used, self._cores) | self._until.keys())
 
     def _spent(self, processes: Processes) -> dict[TenantId, float]:
-        """Processor seconds of each tenant's processes since the last pass."""
+        """Return the processor seconds of each tenant's processes since the last pass."""
         last, self._seen = self._seen, {}
         spent: dict[TenantId, float] = defaultdict(float)
         workers = [*processes.workers(), *processes.ahead.workers.values()]
@@ -83,7 +85,7 @@ class CoreShares:
         return spent
 
     def _spent_alone(self, processes: Processes) -> dict[TenantId, float]:
-        """The same of workers while nothing ran in them."""
+        """Return the same of workers without a run."""
         last, self._alone = self._alone, {}
         spent: dict[TenantId, float] = defaultdict(float)
         for worker in processes.workers():
@@ -93,7 +95,7 @@ class CoreShares:
 
 
 def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s: float) -> dict[TenantId, float]:
-    """Recent use of cores, from the earlier value and the processor seconds since."""
+    """Return the recent use of cores, from the earlier value and the processor seconds since."""
     fresh = 1 - exp(-passed_s / MEMORY_S)
     both = {
         tenant: fresh * spent.get(tenant, 0.0) / passed_s + (1 - fresh) * used.get(tenant, 0.0)
@@ -103,7 +105,7 @@ def _decayed(used: dict[TenantId, float], spent: dict[TenantId, float], passed_s
 
 
 def above_their_share(used: dict[TenantId, float], cores: float) -> set[TenantId]:
-    """The tenants that used nearly their share of the cores or more, while the cores are scarce."""
+    """Return the tenants that used nearly their share of the cores or more, if the cores are scarce."""
     if sum(used.values()) < SCARCE * cores:
         return set()
     share = cores / len(used)

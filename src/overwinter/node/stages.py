@@ -60,10 +60,10 @@ class Passage:
         self._over = asyncio.Event()
         self._failed: Fail | None = None
         self.start: Start = "warm"
-        """Of the stages so far, where the weights of the coldest lay."""
+        """The coldest start of the stages so far."""
 
     async def run(self) -> list[Tensor]:
-        """The pipeline's outputs; raises the error of the first stage that fails, which says the stage's name."""
+        """Return the pipeline's outputs; raise the error of the first failed stage, with the stage's name."""
         async with asyncio.TaskGroup() as group:
             self._step(Started(), group)
             try:
@@ -107,7 +107,7 @@ class Passage:
     async def _answer(self, ask: Ask) -> Result:
         stage = ask.stage
         inputs = [self._taken(name, source) for name, source in stage.inputs.items()]
-        # Sizes that vary are known only now.
+        # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.function(stage.function, stage.version).inputs)
         left_s = ask.deadline - self._now()
         return await self._infer(Call(stage.function, stage.version, inputs, left_s, self._priority, ask.due))
@@ -115,7 +115,7 @@ class Passage:
     def _taken(self, name: str, source: str) -> Tensor:
         tensor = self._tensors.get(source)
         if tensor is None:
-            raise WorkerError(f"pipeline {self._pipeline.name!r} needs {source!r}, which its stage did not give")
+            raise WorkerError(f"pipeline {self._pipeline.name!r} needs {source!r}, which its stage did not return")
         return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
 
 
@@ -130,5 +130,5 @@ def _slo_ms(stage: Stage, functions: Registry) -> float | None:
     try:
         return functions.function(stage.function, stage.version).settings.slo_ms
     except NotFoundError:
-        # Its turn may never come; if it does, its request is refused.
+        # The stage may not have been sent yet; if it is sent later, the request is refused.
         return None

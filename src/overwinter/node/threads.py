@@ -12,11 +12,13 @@ class Threads(ThreadPoolExecutor):
     """An executor that starts all its threads when it is created, so that work is never refused later."""
 
     def __init__(self, number: int, name: str, begin: Callable[[], None] | None = None) -> None:
-        """`begin` is called first in each thread. MachineError when the system does not allow so many threads."""
+        """Start the threads; each calls `begin` first. Raises MachineError when the system does not allow so many
+        threads.
+        """
         super().__init__(number, name, begin)
         meeting = Barrier(number)
         try:
-            # Each takes a thread of its own, for all others wait for it.
+            # All calls wait for each other, so each starts a thread.
             for _ in range(number):
                 self.submit(meeting.wait)
         except RuntimeError as error:
@@ -29,5 +31,5 @@ class Threads(ThreadPoolExecutor):
 
 
 def usual() -> int:
-    """How many an event loop's own executor has."""
+    """Return the number of threads of an event loop's default executor."""
     return min(32, (os.cpu_count() or 1) + 4)

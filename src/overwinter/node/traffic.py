@@ -33,10 +33,10 @@ class Traffic:
         """What is being stored, and not posted yet."""
 
     async def set(self, name: FunctionName, shares: Shares) -> None:
-        """From now on these versions get the requests that name none; with no shares the newest gets all.
+        """Divide the requests without a version among these versions; with no shares the newest gets all.
 
-        CallerError for shares that are no whole, NotFoundError for a version that is not there, ConflictError for
-        versions of one split that differ in what they take or give, and where a pipeline would stop fitting.
+        Raises CallerError for invalid shares, NotFoundError for a missing version, ConflictError for versions with
+        different inputs or outputs, or if a pipeline would become invalid.
         """
         check_shares(shares)
         if name in self._pipelines:
@@ -49,8 +49,8 @@ class Traffic:
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))
                 raise ConflictError(
-                    f"versions {named} of {name!r} differ in their inputs or outputs, and callers of a split cannot "
-                    f"know which one answers: promote one of them"
+                    f"versions {named} of {name!r} differ in their inputs or outputs, and callers cannot know "
+                    "which one answers: promote one of them"
                 )
             default = default_of(self._functions.versions(name), shares)
             self._pipelines.protect(name, self._functions.function(name, default))
@@ -73,13 +73,13 @@ class Traffic:
             self._pipelines.protect(new.name, new)
 
     def restore(self) -> None:
-        """Post the stored choice to the scheduler, after its functions."""
+        """Post the stored shares to the scheduler, after its functions."""
         for name, shares in self._kept.all().items():
             self._post(TrafficSet(name, shares))
 
 
 def who_stays(shares: Shares) -> str:
-    """A note for the author of a new version if other versions were promoted before; otherwise empty."""
+    """Return a note for the author of a new version if other versions were promoted; otherwise empty."""
     if not shares:
         return ""
     versions = " and ".join(str(share.version) for share in shares)

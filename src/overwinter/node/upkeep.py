@@ -10,16 +10,16 @@ from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 
 TMPFS_SHARE = 0.95
-"""Of the room on the tmpfs, what host stores may take: others need some."""
+"""The share of the free tmpfs that host stores may use; other programs need some space."""
 ROOM_EVERY_S = 1.0
 COLLECT_EVERY_S = 0.25
-"""At the soonest: nobody can upload or deploy meanwhile."""
+"""The least time between two collections; no uploads or deploys are possible during one."""
 ROOM_STEP = 0.02
-"""A tmpfs that grew or shrank by less is as large as before."""
+"""Smaller relative changes of the tmpfs's size are ignored."""
 
 
 async def collect_unneeded(repository: Repository, keep_s: float, faults: Faults) -> None:
-    """Periodically remove blocks that no function has needed for so long."""
+    """Periodically remove blocks that no function has needed for `keep_s`."""
     while True:
         await asyncio.sleep(max(keep_s / 2, COLLECT_EVERY_S))
         with faults.contained("unneeded blocks"):
@@ -36,7 +36,7 @@ async def watch_room(
     while True:
         await asyncio.sleep(ROOM_EVERY_S)
         room = None
-        with faults.contained("room on the tmpfs"):
+        with faults.contained("free space on the tmpfs"):
             room = await asyncio.to_thread(hosts.room)
         if room is None:
             continue

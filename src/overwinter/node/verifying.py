@@ -25,18 +25,18 @@ from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
 EVERY_S = 1.0
-"""Between two passes."""
+"""The time between two passes."""
 PAUSE_S = 0.01
-"""Shorter pauses are saved up."""
+"""Shorter pauses are accumulated."""
 NICE = 19
 
 
 class StoppedError(Exception):
-    """The node stops: a block is not hashed to its end."""
+    """The node stops during the verification of a block."""
 
 
 Lost = Callable[[StoreName, Address], list[str]]
-"""Told of a block that was dropped; names the workers that went with it."""
+"""Called with a dropped block; returns the workers that were killed because of it."""
 
 
 class Verifier:
@@ -45,7 +45,9 @@ class Verifier:
     def __init__(
         self, hosts: HostStores, share: float, is_calm: Callable[[], bool], lost: Lost, log: Callable[[str], None]
     ) -> None:
-        """`is_calm`: whether a core is idle and nothing waits. The thread calls it after each piece of a block."""
+        """Create it. `is_calm`: whether a core is idle and nothing waits. The thread calls it after each chunk of a
+        block.
+        """
         self._hosts = hosts
         self._share = share
         self._is_calm = is_calm
@@ -57,7 +59,7 @@ class Verifier:
         self._owed_s = 0.0
 
     async def run(self, faults: Faults) -> None:
-        """Hash blocks until cancelled; returns at once when no share of a core is given to it."""
+        """Verify blocks until cancelled; return at once if `verify_share` is 0."""
         if not self._share:
             return
         try:
@@ -75,7 +77,7 @@ class Verifier:
         which: Callable[[HostStore], Iterable[Address]],
         check: Callable[[HostStore, Address], bool],
     ) -> None:
-        """Check those blocks of all stores; report the damaged ones."""
+        """Verify the selected blocks of all stores, and report damaged ones."""
         loop = asyncio.get_running_loop()
         for name, host in self._hosts.every().items():
             for address in list(which(host)):
@@ -83,8 +85,8 @@ class Verifier:
                     self._tell(name, address)
 
     def _is_known(self, host: HostStore, address: Address) -> bool:
-        """Hash blocks that were not hashed since the node started, without a pause while cores are idle."""
-        # Who needed it has had it hashed meanwhile.
+        """Verify a block that was not verified since the node started, without pauses while cores are idle."""
+        # Another caller that needed the block may have verified it meanwhile.
         return not host.unverified([address]) or self._is_sound(host, address, self._yield)
 
     def _is_sound(self, host: HostStore, address: Address, pause: Callable[[], None] | None = None) -> bool:
@@ -93,23 +95,23 @@ class Verifier:
         try:
             return self._closing.is_set() or not host.holds(address) or host.verify(address, goes_on)
         except (MachineError, StoppedError):
-            # It left meanwhile, or nobody asks any more.
+            # The block was evicted meanwhile, or no caller waits for it.
             return True
 
     def _go_on(self, pause: Callable[[], None]) -> None:
-        """Between two pieces of a block."""
+        """Pause between two chunks, and stop if the node stops."""
         pause()
         if self._closing.is_set():
             raise StoppedError
 
     def _yield(self) -> None:
-        """Pause only while others want the cores."""
+        """Pause only while others need the cores."""
         if not self._is_calm():
             self._pause()
         self._begun = clock.now()
 
     def _pause(self) -> None:
-        """Sleep for so long that the work since the last pause was the share of it all."""
+        """Sleep until the work since the last pause was `share` of the elapsed time."""
         self._owed_s += (clock.now() - self._begun) * (1 / self._share - 1)
         if self._owed_s >= PAUSE_S:
             self._closing.wait(self._owed_s)
@@ -119,7 +121,7 @@ class Verifier:
     def _tell(self, name: StoreName, address: Address) -> None:
         workers = self._lost(name, address)
         replaced = f"; replaced: {', '.join(workers)}" if workers else ""
-        self._log(f"block {address} changed in memory, and is read from disk again{replaced}")
+        self._log(f"block {address} changed in memory and is read from disk again{replaced}")
 
 
 def _yield_to_all() -> None:

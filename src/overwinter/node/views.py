@@ -36,7 +36,7 @@ class DeployedVersion(msgspec.Struct, frozen=True):
     name: FunctionName
     version: int
     warning: str
-    """What its author should know; empty: nothing."""
+    """What the author should know; empty if there is nothing."""
 
 
 class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
@@ -55,12 +55,12 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     members: int
     """How many its family has."""
     waiting: int
-    """Its requests in the queue."""
+    """The queued requests."""
     blocks: int
     nbytes: int
-    """Bytes of all its blobs."""
+    """The bytes of all its blobs."""
     missing_bytes: int
-    """Of these, what the host store lacks."""
+    """The bytes of these that the host store lacks."""
     created: float
     """Seconds since 1970."""
     sharing: FamilySnapshot | None = None
@@ -68,7 +68,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
 
 
 class FunctionView:
-    """One deployed version of a function, as it is at the moment of asking. Cheap to make: one is made a request."""
+    """One deployed version of a function as it is at that moment. Cheap to create: one is created per request."""
 
     platform = "overwinter_program"
 

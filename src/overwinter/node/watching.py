@@ -19,7 +19,7 @@ from overwinter.node.cgroups import Groups
 from overwinter.node.log import Log
 from overwinter.node.output import Output
 from overwinter.node.proofs import child_of, is_smaps_of
-from overwinter.node.zygotes import SLOW, Debt, Room, ZygoteProcess
+from overwinter.node.zygotes import SLOW, Pending, Room, ZygoteProcess
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Exited,
@@ -40,15 +40,15 @@ GONE_S = 5.0
 RESTART_FIRST_S = 0.1
 RESTART_MAX_S = 10.0
 TICKS = 4
-"""Looks at whether a zygote answers, in the time that it has for that."""
-UNUSED_LOOKS = 2 * TICKS
-"""A tenant's zygote that nobody needed for so long makes room for another's."""
+"""The number of checks within the time in which a zygote must answer."""
+UNUSED_CHECKS = 2 * TICKS
+"""The checks after which an unused tenant's zygote may be stopped for another tenant."""
 UNREADABLE = (ValueError, TypeError)
-"""What a decoder raises on a message that is none: msgspec's errors are ValueErrors."""
+"""What a decoder raises on an invalid message; msgspec's errors are ValueErrors."""
 
 
 class Bounds(NamedTuple):
-    """The maximum of zygotes, their timeouts, and the additional imports of the base zygote."""
+    """The limits of zygotes: their number, their timeouts, and the additional imports of the base zygote."""
 
     zygotes_max: int = 32
     zygote_timeout_s: float = 5.0
@@ -58,7 +58,7 @@ class Bounds(NamedTuple):
 
 
 class Keeper(Protocol):
-    """The owner of the workers."""
+    """Receives the events of zygotes: the owner of the workers."""
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
         """A requested worker is running; without a descriptor it has ended already."""
@@ -82,10 +82,10 @@ class Keeper(Protocol):
 
 
 class Zygotes:
-    """Starts, watches and ends them."""
+    """Starts, checks and ends the zygotes."""
 
     def __init__(self, keeper: Keeper, environment: Mapping[str, str], log: Log, bounds: Bounds) -> None:
-        """`environment` is all that zygotes and workers see of it."""
+        """Create it. `environment` contains all variables that zygotes and workers get."""
         self._keeper = keeper
         self._environment = dict(environment)
         self._log = log
@@ -105,7 +105,7 @@ class Zygotes:
         """Set once workers can be forked for the first time."""
 
     def every(self) -> list[ZygoteProcess]:
-        """The base and the tenants'."""
+        """Return the base zygote and the tenants'."""
         return [zygote for zygote in (self.base, *self.tenants.values()) if zygote is not None]
 
     def is_up(self) -> bool:
@@ -128,13 +128,13 @@ class Zygotes:
                 stdout=self._words.there,
                 stderr=self._words.there,
                 cwd=Path(sys.prefix),
-                # No terminal: what a function's code prints reaches it through the node's log alone.
+                # Without a terminal: the output of a function reaches one only through the node's log.
                 start_new_session=True,
             )
         except OSError as error:
             zygote.close()
             raise OSError(error.errno, f"no process for the base zygote: {error.strerror}") from error
-        zygote.owed["up"] = 0
+        zygote.pending["up"] = 0
         self.base = zygote
         self.hear(zygote)
         if self._looking is None:
@@ -145,11 +145,11 @@ class Zygotes:
         return self.is_up() and (len(self.tenants) < self._bounds.zygotes_max or self._unused() is not None)
 
     def _unused(self) -> ZygoteProcess | None:
-        """A zygote that may be stopped for another, the least recently used."""
-        return next((zygote for zygote in self.tenants.values() if zygote.unused_looks >= UNUSED_LOOKS), None)
+        """Return a zygote that may be stopped for another, the least recently used."""
+        return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
 
     def begin(self, tenant: TenantId, room: Room) -> ZygoteProcess | None:
-        """Start a tenant's zygote, within the bound; None when the system or the base zygote cannot."""
+        """Start a tenant's zygote within the limit; None if the system or the base zygote cannot."""
         unused = self._unused()
         if len(self.tenants) >= self._bounds.zygotes_max and unused is not None:
             self.end(unused)
@@ -161,7 +161,7 @@ class Zygotes:
         except OSError as error:
             self._log(f"no zygote for {tenant}: {error}")
             return None
-        zygote.owed["up"] = 0
+        zygote.pending["up"] = 0
         zygote.number = self._last
         order = ForkZygote(zygote.number, zygote_uid_of(zygote.number), room.memory_bytes, room.mapped_bytes)
         try:
@@ -175,50 +175,50 @@ class Zygotes:
         return zygote
 
     def hear(self, zygote: ZygoteProcess) -> None:
-        """From now on; the other end is another process' alone."""
+        """Receive the zygote's messages from now on, and close the other end of its channel here."""
         zygote.there.close()
         self._loop.add_reader(zygote.channel.fileno(), self._hear, zygote)
 
     def used(self, zygote: ZygoteProcess) -> None:
         """Mark this zygote as recently used."""
-        zygote.unused_looks = 0
+        zygote.unused_checks = 0
         if zygote.tenant is not None:
             self.tenants[zygote.tenant] = self.tenants.pop(zygote.tenant)
 
-    # Watch
+    # Checks
 
     def _look_later(self) -> None:
         self._looking = self._loop.call_later(self._bounds.zygote_timeout_s / TICKS, self._look)
 
     def _look(self) -> None:
-        """Checks are counted, not seconds: a node that was paused itself must not take zygotes for hung."""
+        """Check all zygotes. Checks are counted, not seconds, so that a pause of the node itself kills no zygote."""
         self._look_later()
         for zygote in self.every():
-            for debt in zygote.owed:
-                # What waits behind a warm-up is not late.
-                if debt in SLOW or not zygote.owed.keys() & SLOW:
-                    zygote.owed[debt] += 1
-            zygote.unused_looks = zygote.unused_looks + 1 if zygote.is_idle else 0
-            late = [debt for debt, looks in zygote.owed.items() if looks > self._looks(zygote, debt)]
+            for answer in zygote.pending:
+                # Messages that wait behind a compilation are not late.
+                if answer in SLOW or not zygote.pending.keys() & SLOW:
+                    zygote.pending[answer] += 1
+            zygote.unused_checks = zygote.unused_checks + 1 if zygote.is_idle else 0
+            late = [each for each, checks in zygote.pending.items() if checks > self._checks_allowed(zygote, each)]
             if late:
                 zygote.overran = "program" in late
                 self.lose(zygote, f"it did not answer in time ({late[0]})")
-            elif not zygote.owed:
+            elif not zygote.pending:
                 self._ask(zygote, Ping(), "pong")
         self._keeper.looked()
 
-    def _looks(self, zygote: ZygoteProcess, debt: Debt) -> int:
-        """The number of failed checks that is allowed."""
+    def _checks_allowed(self, zygote: ZygoteProcess, answer: Pending) -> int:
+        """Return the number of checks without an answer that are allowed."""
         allowed = self._bounds.zygote_timeout_s
-        if debt == "program":
+        if answer == "program":
             allowed = self._bounds.warm_up_timeout_s
-        elif debt == "up" and zygote is self.base:
-            # It imports.
+        elif answer == "up" and zygote is self.base:
+            # The base zygote still imports modules.
             allowed = self._bounds.start_timeout_s
         return ceil(TICKS * allowed / self._bounds.zygote_timeout_s)
 
     def prepare(self, zygote: ZygoteProcess, order: Prepare, fds: list[int]) -> None:
-        """Let a tenant's zygote prepare a program; it forks nothing meanwhile."""
+        """Let a tenant's zygote compile a program; it cannot fork meanwhile."""
         self.used(zygote)
         self._ask(zygote, order, "program", fds)
 
@@ -226,22 +226,22 @@ class Zygotes:
         self,
         zygote: ZygoteProcess,
         order: Ping | Prepare | KillZygote,
-        debt: Debt | None = None,
+        answer: Pending | None = None,
         fds: Sequence[int] = (),
     ) -> None:
-        if debt is not None:
-            zygote.owed[debt] = 0
+        if answer is not None:
+            zygote.pending[answer] = 0
         try:
             zygote.channel.send(order, fds)
         except ChannelClosedError:
-            pass  # Its end is on the way.
+            pass  # its exit is about to arrive
         except OSError as error:
-            self.lose(zygote, f"it hears nothing: {error}")
+            self.lose(zygote, f"it cannot receive messages: {error}")
 
-    # What they say
+    # Messages of zygotes
 
     def _hear(self, zygote: ZygoteProcess) -> None:
-        """Read one message at a time, each of which must be expected: a zygote cannot block the loop with messages."""
+        """Read one message, which must be expected: a zygote cannot block the event loop with messages."""
         try:
             message, fds = zygote.channel.receive()
         except BlockingIOError:
@@ -250,14 +250,14 @@ class Zygotes:
             self.lose(zygote, "it died")
             return
         except UNREADABLE as error:
-            self.lose(zygote, f"it talks nonsense: {error}")
+            self.lose(zygote, f"it sent an invalid message: {error}")
             return
         try:
             self._heed(zygote, message, fds)
         except (ValueError, OSError) as error:
-            self.lose(zygote, f"it is not believed: {error}")
+            self.lose(zygote, f"it sent an impossible message: {error}")
         finally:
-            # What was wanted of them was taken out.
+            # The needed descriptors were removed from the list.
             close_all(fds)
 
     def _heed(self, zygote: ZygoteProcess, message: FromZygote, fds: list[int]) -> None:
@@ -281,16 +281,16 @@ class Zygotes:
                 zygote.full = zygote.tenant is not None
                 self._keeper.worker_ended(zygote, worker, None, reason)
             case Exited(worker, status):
-                zygote.owed.pop(worker, None)
+                zygote.pending.pop(worker, None)
                 zygote.full = False
                 if worker not in zygote.workers.keys() | zygote.unheard:
-                    raise ValueError(f"worker {worker} is none of its own")
+                    raise ValueError(f"worker {worker} is not its own")
                 zygote.unheard.discard(worker)
                 self._keeper.worker_ended(zygote, worker, status)
 
-    def _settle(self, zygote: ZygoteProcess, debt: Debt) -> None:
-        if zygote.owed.pop(debt, None) is None:
-            raise ValueError(f"nobody asked for that ({debt})")
+    def _settle(self, zygote: ZygoteProcess, answer: Pending) -> None:
+        if zygote.pending.pop(answer, None) is None:
+            raise ValueError(f"it was not asked for that ({answer})")
 
     def _came_up(self, zygote: ZygoteProcess, message: Up, fds: list[int]) -> None:
         zygote.pid = zygote.channel.sender
@@ -298,9 +298,9 @@ class Zygotes:
             base = self.base.pid if self.base is not None else None
             zygote.pidfd = child_of(base or 0, zygote.pid)
         else:
-            # In namespaces of its own it has a parent, which waits for it.
+            # In its own namespaces its parent is the process that waits for it.
             zygote.pidfd = os.pidfd_open(zygote.pid)
-        # None when the node had no room for a descriptor: what is not seen does not count.
+        # None if the node had no free descriptor; its memory is then not counted.
         zygote.smaps = _taken(fds, zygote.pid)
         if zygote.tenant is None:
             self._tell_lacks(message.uncontained)
@@ -313,15 +313,15 @@ class Zygotes:
             self._told.add(lack)
             self._log(f"workers are not fully contained here: {lack}")
 
-    # End
+    # Shutdown
 
     def end(self, zygote: ZygoteProcess) -> None:
-        """A tenant's zygote is needed no longer."""
+        """Stop a tenant's zygote that is not needed any more."""
         self._drop(zygote)
         self._keeper.zygote_lost(zygote, in_warm_up=False)
 
     def lose(self, zygote: ZygoteProcess, why: str) -> None:
-        """A zygote ended or is killed now, and its workers with it; with the base zygote all others end too."""
+        """Kill a zygote and its workers if they still run; with the base zygote all others end too."""
         if zygote not in self.every():
             return
         whose = "the base zygote" if zygote is self.base else f"the zygote of {zygote.tenant}"
@@ -330,10 +330,10 @@ class Zygotes:
         for each in (zygote, *others):
             self._drop(each)
         if zygote.tenant is None:
-            self._failures += "up" in zygote.owed
-            # Before anybody hears of it, so that there is one to ask for what has to be forked anew.
+            self._failures += "up" in zygote.pending
+            # Restart first, because the callbacks may ask the new base zygote to fork workers again.
             self._restart()
-        self._keeper.zygote_lost(zygote, in_warm_up="program" in zygote.owed)
+        self._keeper.zygote_lost(zygote, in_warm_up="program" in zygote.pending)
         for other in others:
             self._keeper.zygote_lost(other, in_warm_up=False)
 
@@ -341,7 +341,7 @@ class Zygotes:
         self._loop.remove_reader(zygote.channel.fileno())
         zygote.kill()
         if zygote.process is not None:
-            # The zygote dies with whoever waits for it.
+            # The zygote ends with the process that waits for it.
             zygote.process.kill()
             zygote.process.wait()
         if zygote.tenant is None:
@@ -386,7 +386,7 @@ class Zygotes:
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    """Until all that a zygote forked has ended."""
+    """Wait until all processes of a zygote have ended, and kill it after a while."""
     try:
         process.wait(GONE_S)
     except subprocess.TimeoutExpired:
@@ -395,5 +395,5 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _taken(fds: list[int], pid: int) -> int | None:
-    """The smaps of the process, if that descriptor was received; the receiver closes those left in the list."""
+    """Take the smaps descriptor of the process out of the list, if it was received."""
     return fds.pop() if fds and is_smaps_of(fds[0], pid) else None

@@ -23,7 +23,7 @@ from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import Answer, Failure, FromWorker, Load, Measured, Ready
 
 AFTER_RUN_S = 0.002
-"""Of a core, after a run: what a worker needs to tidy up."""
+"""The CPU time that a worker may use after a run to tidy up."""
 
 
 class Flight(NamedTuple):
@@ -54,7 +54,7 @@ class WorkerHearer(Protocol):
 
 
 class WorkerProcess:
-    """One worker: its channel, a slot for each concurrent run, and what is known of its end."""
+    """One worker: its channel, a slot for each concurrent run, and its end."""
 
     def __init__(
         self, worker: WorkerId, function: DeployedFunction, load: Load, hearer: WorkerHearer, log: Log
@@ -64,44 +64,44 @@ class WorkerProcess:
         """
         self.worker, self.hearer = worker, hearer
         self.forked_as = worker
-        """By which name its zygote knows it."""
+        """The id under which its zygote knows it."""
         self.is_ahead = False
-        """Whether it was forked ahead, and no function is known yet."""
+        """Whether it was forked in advance and has no function yet."""
         self.waits = False
-        """Whether it has said then that it is contained."""
+        """Whether it has then reported that it is contained."""
         self.function = function.id
         self.family = function.family
         self.printed: Printed | None = None
-        """Where what it prints is kept; None: it is nobody's yet."""
+        """The record of its output; None before it has a function."""
         self.bindings = Bindings()
         self.lost_blocks = False
-        """Whether it is killed because a block of it had changed in memory."""
+        """Whether it is killed because one of its blocks changed in memory."""
         self.answer_check = AnswerCheck(load.outputs)
         self.tried = False
-        """Whether it has said that it tries its function."""
+        """Whether it has reported the start of a trial."""
         self.dismissed = False
         """Whether the node has ended it, or told it to end."""
         self._handled = load.source_bytes is not None
         self.pid: int | None = None
         self.pidfd: int | None = None
-        """Its process, whoever gets its number later; None before it said that it lives."""
+        """Refers to its process even if the pid is reused; None before it has reported its start."""
         self._doomed = False
         self.smaps: int | None = None
-        """The file in which the kernel counts its memory."""
+        """The file with the kernel's figures of its memory."""
         self.inherited_bytes = 0
-        """Memory that it shares with its zygote, as last known."""
+        """The memory that it shares with its zygote, as last measured."""
         self.failure: Failure | None = None
         self.ready = False
         self.over = False
-        """Whether its end is told: what is copied out of its buffers comes too late."""
+        """Whether its exit was reported. Data copied from its buffers after that is ignored."""
         self._closed = False
         self._copies = 0
         self.last_run: RunId | None = None
         self._flights: dict[RunId, Flight] = {}
         self._alone_s = 0.0
         self._alone_from: float | None = None
-        """What it had computed when nothing ran any more; None: something runs, or that is not known."""
-        # The one used last is taken first: its pages are there.
+        """Its CPU seconds when its last run ended; None: a run is in progress, or the value is unknown."""
+        # The last used slot is taken first, because its pages are mapped.
         self._free = list(range(load.concurrency))
         with ExitStack() as undo:
             self.slots = [
@@ -117,7 +117,7 @@ class WorkerProcess:
         self.channel: Channel[FromWorker] = Channel(here, FromWorker, fds_max=0)  # type: ignore[arg-type]
 
     def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
-        """It was forked ahead, and serves this function's family from now on, as this worker."""
+        """Use a process forked in advance as this worker, for this function's family."""
         self.worker, self.function, self.family = worker, function.id, function.family
         self.answer_check = AnswerCheck(load.outputs)
         self._handled = load.source_bytes is not None
@@ -133,13 +133,13 @@ class WorkerProcess:
         return [buffer.fd for slot in self.slots for buffer in slot]
 
     def lay(self, slot: int, tensors: Sequence[Tensor]) -> int:
-        """Copy inputs into a slot's buffer, in order; returns the buffer's size. OSError when the system
-        has no memory.
+        """Copy inputs into a slot's buffer, in order; return the buffer's size. Raises OSError when the system lacks
+        memory.
         """
         return _lay(self.slots[slot].inputs, tensors)
 
     def begin(self, run: RunId, requests: tuple[RequestId, ...]) -> int:
-        """The slot that is this run's until it ends; the scheduler never asks for more runs than there are slots."""
+        """Take a slot for the run; the scheduler never sends more runs than there are slots."""
         if not self._flights:
             self.computed_alone_s()
             self._alone_from = None
@@ -149,21 +149,21 @@ class WorkerProcess:
         return slot
 
     def end(self, answer: Answer) -> Flight:
-        """The run that was answered, which keeps its slot until `free`; ValueError if there is none."""
+        """Return the run that was answered, which keeps its slot until `free`; raise ValueError if there is none."""
         flight = self._flights.pop(answer.run, None)
         if flight is None or len(flight.requests) != len(answer.outcomes):
-            raise ValueError(f"run {answer.run} was not asked for")
+            raise ValueError(f"run {answer.run} was not requested")
         if not self._flights:
             computed_s = self._computed_s()
             self._alone_from = None if computed_s is None else computed_s + AFTER_RUN_S
         return flight
 
     def take_back(self, run: RunId) -> Flight:
-        """A run that is not sent to the worker; it keeps its slot until `free`."""
+        """Return a run that is not sent to the worker; it keeps its slot until `free`."""
         return self._flights.pop(run)
 
     def computed_alone_s(self) -> float:
-        """Seconds of all cores that it computed so far while it was ready and nothing ran."""
+        """The processor seconds that it has used while it was ready and nothing ran."""
         computed_s = self._computed_s() if self.ready and not self._flights else None
         if computed_s is not None:
             if self._alone_from is not None:
@@ -175,33 +175,35 @@ class WorkerProcess:
         return None if self.pid is None else clock.computed_s(self.pid)
 
     def free(self, flight: Flight) -> None:
-        """Its outputs were taken."""
+        """Free the slot of a run whose outputs were copied."""
         self._free.append(flight.slot)
 
     def is_idle_since(self, run: RunId) -> bool:
-        """Whether nothing runs, and this run was the last one that began."""
+        """Whether nothing runs, and this run was the last one."""
         return len(self._free) == len(self.slots) and self.last_run == run
 
     def copy_begins(self) -> None:
-        """A thread copies something: the buffers stay, whatever becomes of the worker."""
+        """Keep the buffers open during a copy in a thread, even if the worker ends."""
         self._copies += 1
 
     def copy_ended(self) -> None:
-        """It has copied it."""
+        """A copy has ended."""
         self._copies -= 1
         self._close_buffers()
 
     def ended(self, how: str) -> Failure:
-        """Why its process is over, where it did not say so. On trial nothing runs in it but what its author gave."""
+        """Return why its process ended, if the worker did not report it. During a trial, only the author's code runs in
+        it.
+        """
         if self.ready or not self.tried or self.dismissed:
             return Failure("WorkerError", how)
-        told = f"{self.function} was tried, and {how}"
+        told = f"the trial of {self.function} failed: {how}"
         if not self._handled:
             return Failure("ProgramError", f"{told}. Its program ended it; if it needs more memory, set memory_mib")
         return Failure(
             "HandlerError",
-            f"{told}. Its program or its handler ended it; if the handler does where a request is made up, give one "
-            "that it answers with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
+            f"{told}. Its program or its handler ended it; if the handler cannot answer a generated request, give one "
+            "that it can answer with --sample NAME=VALUE, or samples=[{...}] in Python; if it needs more memory, set "
             "memory_mib",
         )
 
@@ -210,22 +212,22 @@ class WorkerProcess:
         return sum(os.fstat(buffer.fd).st_blocks for slot in self.slots for buffer in slot) * SECTOR_BYTES
 
     def is_large(self) -> bool:
-        """Whether its buffers may hold more memory than they may keep."""
+        """Whether its buffers may have more memory than they may keep."""
         return any(buffer.nbytes > KEPT_BYTES for slot in self.slots for buffer in slot)
 
     def give_back(self) -> Iterator[None]:
-        """Release the memory of large buffers, piece by piece; nothing may run."""
+        """Release the memory of large buffers, piece by piece, while nothing runs."""
         for buffer in chain.from_iterable(self.slots):
             yield from buffer.give_back()
 
     def forked(self, pid: int, pidfd: int, smaps: int | None) -> None:
-        """Its process lives, unless it was to be killed before."""
+        """Record its process, and kill it if that was requested before."""
         self.pid, self.pidfd, self.smaps = pid, pidfd, smaps
         if self._doomed:
             self.kill()
 
     def kill(self) -> None:
-        """End its process, as soon as there is one."""
+        """Kill its process, now or as soon as there is one."""
         self._doomed = True
         if self.pidfd is not None:
             kill(self.pidfd)
@@ -255,7 +257,7 @@ class WorkerProcess:
 
 
 def ending(status: int) -> str:
-    """How a process ended, for people."""
+    """Format how a process ended."""
     if -status not in set(signal.Signals):
         return f"its process exited with status {status}"
     name = signal.Signals(-status).name
@@ -264,7 +266,9 @@ def ending(status: int) -> str:
 
 
 def laid(tensors: Sequence[Tensor]) -> int:
-    """A descriptor of a new buffer with these tensors, in order; the caller closes it. OSError."""
+    """Copy these tensors in order into a new buffer, and return its descriptor; the caller closes it. Raises
+    OSError.
+    """
     buffer = SharedBuffer.make("overwinter-samples")
     try:
         _lay(buffer, tensors)
@@ -282,7 +286,7 @@ def _lay(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> int:
 
 
 def _buffer(name: str, undo: ExitStack) -> SharedBuffer:
-    """A new buffer, closed should another of the same worker not come to be."""
+    """Create a buffer, which is closed if creating another one of the worker fails."""
     buffer = SharedBuffer.make(name)
     undo.callback(buffer.close)
     return buffer

@@ -10,53 +10,56 @@ from overwinter.node.workers import WorkerProcess
 from overwinter.worker.channel import Channel, pair
 from overwinter.worker.messages import ForkWorker, FromZygote
 
-Debt = WorkerId | Literal["up", "pong", "program"]
-"""What a zygote was asked for and did not give yet: a worker, that it is there, an answer, a prepared program."""
-SLOW: frozenset[Debt] = frozenset(("up", "program"))
-"""What it may take longer for. It does nothing else meanwhile."""
+Pending = WorkerId | Literal["up", "pong", "program"]
+"""An answer that a zygote has yet to send: a worker, the report of its start, a pong, a compiled program."""
+SLOW: frozenset[Pending] = frozenset(("up", "program"))
+"""The tasks that may take longer; the zygote does nothing else meanwhile."""
 
 
 class Room(NamedTuple):
-    """Private memory and address space of the largest worker that a zygote may fork.
+    """The private memory and address space of the largest worker that a zygote may fork.
 
-    At least as much as most functions need, so that a larger one that is deployed later seldom needs another zygote.
+    The default suffices for most functions, so that a larger function that is deployed later seldom needs another
+    zygote.
     """
 
     memory_bytes: int = 4 << 30
     mapped_bytes: int = 8 << 30
 
     def holds(self, order: ForkWorker) -> bool:
-        """Whether the worker is no larger."""
+        """Whether the worker is not larger."""
         return order.memory_bytes <= self.memory_bytes and order.mapped_bytes <= self.mapped_bytes
 
 
 class ZygoteProcess:
-    """The node's record of one zygote: its channel, its workers, the answers it owes."""
+    """The node's record of one zygote: its channel, its workers, its pending answers."""
 
     def __init__(self, tenant: TenantId | None, room: Room | None) -> None:
-        """The base has neither. OSError when the system has no descriptors left."""
+        """Create the record; the base zygote has neither tenant nor room. Raises OSError when the system has no
+        descriptors left.
+        """
         self.tenant = tenant
         self.room = room
         self.number = 0
-        """Of the order that the base forked it for."""
+        """The number of the order by which the base zygote forked it."""
         self.process: subprocess.Popen[bytes] | None = None
-        """If the node itself started it."""
+        """The process object, if the node itself started it."""
         self.pid: int | None = None
         self.pidfd: int | None = None
         self.smaps: int | None = None
         self.workers: dict[WorkerId, WorkerProcess] = {}
         self.unheard: set[WorkerId] = set()
-        """Workers whose end the kernel told: the zygote is to tell it too."""
-        self.owed: dict[Debt, int] = {}
-        """How many looks ago it was asked."""
-        self.unused_looks = 0
-        """Looks since it had something to do."""
+        """The workers whose exit the kernel reported before the zygote."""
+        self.pending: dict[Pending, int] = {}
+        """The number of checks since each was requested."""
+        self.unused_checks = 0
+        """The checks since it last had something to do."""
         self.small = False
-        """Whether a worker that it was to fork needed more room."""
+        """Whether it was asked for a worker larger than its room."""
         self.overran = False
-        """Whether a warm-up did not end in time."""
+        """Whether a compilation timed out."""
         self.full = False
-        """Whether it could not fork when it was asked last, and none of its workers ended since."""
+        """Whether its last fork failed, and none of its workers has ended since."""
         here, self.there = pair()
         here.setblocking(False)
         self.channel: Channel[FromZygote] = Channel(here, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
@@ -64,16 +67,16 @@ class ZygoteProcess:
     @property
     def can_fork(self) -> bool:
         """Whether a fork that is requested now is expected to begin at once."""
-        late = any(looks > 1 for debt, looks in self.owed.items())
-        return self.pid is not None and not self.full and not late and not self.owed.keys() & SLOW
+        late = any(checks > 1 for answer, checks in self.pending.items())
+        return self.pid is not None and not self.full and not late and not self.pending.keys() & SLOW
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is unused, apart from workers forked ahead."""
-        return all(each.is_ahead for each in self.workers.values()) and not self.owed.keys() - {"pong"}
+        """Whether it is unused, apart from processes forked in advance."""
+        return all(each.is_ahead for each in self.workers.values()) and not self.pending.keys() - {"pong"}
 
     def kill(self) -> None:
-        """End it and its workers."""
+        """Kill it and its workers."""
         if self.pidfd is not None:
             kill(self.pidfd)
         for process in self.workers.values():
