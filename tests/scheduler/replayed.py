@@ -1,7 +1,7 @@
-"""One long random sequence of events, the same for the same seed; as a program it prints every action of a scheduler
-under each of the policies named.
+"""A long random sequence of events, equal for equal seeds.
 
-For comparison between processes, between bounds, and between schedulers (benchmarks/decisions.py).
+As a program it prints every action of a scheduler under each named policy, to compare processes, bounds and schedulers
+(benchmarks/decisions.py).
 """
 
 import sys
@@ -26,16 +26,16 @@ from tests.scheduler.world import World, spec
 STEPS = 800
 NAMES = tuple("abcdefgh")
 FAMILIES = {"a": "one", "b": "one", "c": "one", "f": "two", "g": "two"}
-"""The others share with nobody."""
+"""The other functions share workers with no function."""
 TOGETHER = "abcabc"
-"""Who is asked at once now and then."""
+"""Functions that sometimes get requests at once."""
 TIMEOUT_S = 500.0
 POINTS = tuple(
     Point(cores, 4 + batch, batch, 1, 0.1 * (1 + 0.1 * batch) / cores) for cores in (1, 2) for batch in (1, 2, 4)
 )
 PROFILE = Profile(weight_bytes=15, macs=100, points=POINTS)
 LEAST_MEMORY = 5
-"""Of a worker that was profiled."""
+"""The memory of a profiled worker."""
 BOUNDS: dict[str, dict[str, int]] = {
     "nothing": {},
     "memory": {"memory_bytes": 40},
@@ -53,7 +53,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
     own: dict = dict(chance.choice([{}, {}, {"dedicated": True}, {"pinned": True}]))
     profile, most = chance.choice([None, PROFILE]), 2
     if family:
-        # Retrained heads of one trunk, all made alike.
+        # Functions with retrained heads of one trunk and equal settings.
         blobs, own, profile, most = [(f"trunk-of-{family}", 12), (f"{name}{number}", 3)], {}, PROFILE, 1
     own |= {"slo_ms": chance.choice([None, 500.0]), "late": chance.choice(["serve", "serve", "refuse"])}
     own["keep_alive_s"] = chance.choice([None, None, 0.0, 5.0])
@@ -65,7 +65,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
 
 
 def manage(world: World, chance: Random, kind: float) -> None:
-    """What happens seldom: somebody changes what is there, goes away, or something fails."""
+    """Choose a rare event: a deploy, a removal, a disconnect or a failure."""
     if kind < 0.04 or not world.deployed:
         event = chance.choice([LoadAsked, UnloadAsked, LoadAsked, Removed])
         world.send(event(chance.choice(sorted(world.deployed))) if world.deployed else MemoryPressure(5))
@@ -110,7 +110,7 @@ def step(world: World, chance: Random, number: int) -> None:
 
 
 def advance(world: World, chance: Random) -> None:
-    """One of those that are under way goes well, or all of them."""
+    """Complete one of the operations in progress, or all of them."""
     ways = [
         *([world.load_blocks] if world.loads else []),
         *([world.ready] if world.starting else []),
@@ -122,13 +122,13 @@ def advance(world: World, chance: Random) -> None:
 
 
 def play(world: World, chance: Random, steps: int, first: int = 0) -> None:
-    """So many random steps; `first`: how many there were before, for no version is deployed twice."""
+    """Play this many random steps; `first` is the number of steps before, because no version is deployed twice."""
     for number in range(first, first + steps):
         step(world, chance, number)
 
 
 def actions(policy: str, steps: int) -> list:
-    """Of a scheduler under a policy, with everything scarce and with few workers."""
+    """Return the actions of a scheduler under a policy, with scarce resources and few workers."""
     log = []
     for bound in ("all", "workers"):
         world = World(policy=policy, **BOUNDS[bound])

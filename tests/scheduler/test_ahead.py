@@ -1,4 +1,4 @@
-"""Workers forked ahead: for whom, when, who takes them over, and who goes first."""
+"""Workers forked ahead: for which tenants, when, which starts use them, and which are stopped first."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def node(*functions, **config) -> World:
 
 
 def use(world, name="f") -> StartWorker | None:
-    """One request, answered; the start that it took, if any."""
+    """Send a request until it is answered; return the start that it took, if any."""
     before = len(world.log)
     request = world.arrive(name)
     world.settle()
@@ -41,12 +41,12 @@ def refill(world) -> None:
 
 
 def idle_ends(world) -> None:
-    """Let the idle workers' keep-alive end, but not what is forked ahead."""
+    """Let the keep-alive of idle workers end, but not that of workers forked ahead."""
     ring_until(world, world.now + 10)
 
 
 def waiting(world) -> list[str]:
-    """Functions for whose tenants a process waits."""
+    """Return the functions for whose tenants a process waits."""
     return list(world.ahead.values())
 
 
@@ -64,7 +64,7 @@ def test_a_start_goes_on_in_the_process_that_was_forked_ahead_for_its_tenant():
     assert start.ahead == forked
     assert start.worker != forked
     assert [each.function for each in of(Explanation, world.log[before:]) if each.what == "ahead"] == ["f@1"]
-    # Another tenant's start does not get the next one.
+    # A start of another tenant does not cause the next one.
     refill(world)
     assert waiting(world) == ["f@1"]
     assert use(world, "g").ahead is None
@@ -97,7 +97,7 @@ def test_functions_with_several_runs_at_once_are_forked():
     refill(world)
     idle_ends(world)
     assert waiting(world)
-    # What it was forked with has room for one run at a time.
+    # It was forked with buffers for one run at a time.
     point = next(iter(of(StartWorker, world.log))).concurrency
     assert (use(world).ahead is None) == (point > 1)
 
@@ -137,7 +137,7 @@ def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
 
 @pytest.mark.parametrize("bound", [{"workers_max": 2}, {"memory_bytes": 13 << 20}])
 def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
-    """The others' program is not among those that it holds."""
+    """The program of the other function is not among those that it holds."""
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
     world = node(spec("f", profile=profile), spec("g", tenant="u", profile=profile), **bound)
     use(world)
@@ -196,7 +196,9 @@ def test_one_that_dies_is_replaced_later_each_time_and_no_function_is_blamed():
 
 
 def test_one_that_dies_while_it_is_taken_over_costs_nothing():
-    """Its exit is on the way when a start names it: the node forks then, and the exit is nobody's."""
+    """Its exit is on the way when a start names it: the node then forks a worker, and the exit belongs to no
+    function.
+    """
     world = node(spec("f", keep_alive_s=1))
     use(world)
     refill(world)
@@ -286,13 +288,13 @@ def test_tenants_share_what_is_forked_ahead():
     use(world, "f")
     refill(world)
     ring_until(world, world.now + 1)
-    # Alone it may have all.
+    # A single tenant may have all of them.
     assert waiting(world) == ["f@1", "f@1"]
     use(world, "g")
     refill(world)
     ring_until(world, world.now + 1)
     assert sorted(waiting(world)) == ["f@1", "g@1"]
-    # Whoever started something just now keeps his.
+    # A tenant that has just started a function keeps its process.
     use(world, "h")
     refill(world)
     ring_until(world, world.now + 1)

@@ -1,4 +1,4 @@
-"""A bind claims the private memory that it is expected to add, and finds room for it or takes another's place."""
+"""A bind claims the private memory that it is expected to add, and uses free memory or replaces another function."""
 
 import sys
 from random import Random
@@ -16,13 +16,13 @@ from tests.scheduler.world import World, spec
 MIB = 1 << 20
 NEED = 10 * MIB
 STATE = 3 * MIB
-"""What the handler of each member keeps in a worker."""
+"""The memory of each member's handler in a worker."""
 PROFILE = Profile(weight_bytes=10, macs=100, points=tuple(Point(1, NEED, 1, runs, 0.1) for runs in (1, 2)))
 NAMES = "fghij"
 
 
 def node(mib, policy="overwinter", others="", **own) -> World:
-    """Members of one family, and functions of their own, with so much private memory for all workers."""
+    """Return a world with members of one family and other functions, with this much private memory for all workers."""
     world = World(memory_bytes=mib * MIB, cores=4, policy=policy)
     own = {"profile": PROFILE, "max_workers": 4, "concurrency": 2} | own
     for name in NAMES:
@@ -94,7 +94,7 @@ def test_a_bind_for_which_there_is_no_room_takes_the_place_of_the_function_that_
 
 
 def lacking() -> tuple[World, int]:
-    """A request waits beside a slot of a worker in which another runs, for there is no private memory for a bind."""
+    """A request waits next to a free slot of a busy worker, because there is no private memory for a bind."""
     world = node(14)
     use(world, "f")
     measure(world)
@@ -129,7 +129,7 @@ def test_an_idle_worker_leaves_so_that_the_next_bind_finds_room():
 
 
 def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
-    """A request waits beside a slot of a worker in which another runs, and others have an idle worker."""
+    """A request waits next to a free slot of a busy worker, while another tenant has an idle worker."""
     world = node(mib)
     small = Profile(weight_bytes=10, macs=100, points=(Point(1, idle_mib * MIB, 1, 1, 0.1),))
     world.deploy(spec("x", blobs=(("x", 10),), profile=small))
@@ -177,7 +177,7 @@ def test_those_behind_a_bind_that_fits_only_when_its_worker_is_idle_go_on():
 
 
 def calls(waiting: int) -> int:
-    """How many calls it takes to look at a measurement while so many wait for private memory."""
+    """Return the number of calls to handle a measurement while this many functions wait for private memory."""
     world = node(15)
     names = [f"w{number}" for number in range(waiting)]
     for name in names:
@@ -191,7 +191,7 @@ def calls(waiting: int) -> int:
     called = 0
 
     def count(frame, event, _what):
-        # Only the scheduler's own: the garbage collector may run here too, and hypothesis has callbacks in it.
+        # Count only the scheduler's own: the garbage collector may run here too, and hypothesis has callbacks in it.
         nonlocal called
         called += event == "call" and frame.f_globals["__name__"].startswith("overwinter.")
 
@@ -228,7 +228,7 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
 
 
 def replacing() -> World:
-    """A bind is under way in the place of the only function that its worker had."""
+    """A bind is in progress in place of the only function of its worker."""
     world = node(14)
     use(world, "f")
     measure(world)
@@ -269,15 +269,15 @@ def test_what_lacked_private_memory_is_bound_when_a_measurement_shows_that_there
         st.tuples(st.sampled_from([*NAMES, "x", "y"]), st.sampled_from("uuamfbs")), min_size=10, max_size=40
     ),
 )
-# Measured while a bind was under way; and after what it replaced was gone.
+# Measured while a bind was in progress, and after the replaced function was unbound.
 @example("overwinter", 20, [*[("f", "u")] * 4, ("f", "m"), ("x", "u"), ("g", "u"), ("f", "a"), ("f", "m"), ("h", "u")])
 @example(
     "overwinter", 20, [*[("f", "u")] * 3, ("f", "m"), *((it, "u") for it in "ghi"), ("f", "a"), ("f", "m"), ("f", "u")]
 )
-# Room that came when a worker of others was gone.
+# Memory that became free when a worker of another tenant ended.
 @example("overwinter", 23, [*[("f", "u")] * 5, ("f", "m"), ("x", "u"), ("f", "a"), ("g", "a"), ("h", "u")])
 def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
-    """In a worker that was measured once; what the first function adds to its need, nobody knows before."""
+    """In a worker that was measured once; the memory of the first function beyond its need is not known before."""
     world = node(mib, policy, others="xy")
     for name, step in steps:
         world.now += 0.05
@@ -307,7 +307,7 @@ CROWD = "".join(WHOSE.values())
 
 
 def crowded(chance: Random) -> World:
-    """Families of two tenants and functions of three, and too little memory for all."""
+    """Return a world with families of two tenants, functions of three, and too little memory for all."""
     bounds = {"memory_bytes": chance.choice([15, 18, 24, 28, 33]) * MIB, "cores": chance.choice([None, 1, 2])}
     world = World(**bounds, workers_max=chance.choice([None, 2, 3]))
     for tenant, names in WHOSE.items():
@@ -318,7 +318,7 @@ def crowded(chance: Random) -> World:
 
 
 def happens(world: World, chance: Random) -> None:
-    """Some request comes, or something that is under way goes on."""
+    """Send a random request, or let an operation in progress continue."""
     world.now += chance.choice([0.0, 0.05, 0.3])
     if world.alarm is not None and world.now >= world.alarm:
         world.ring()

@@ -1,4 +1,4 @@
-"""A policy that fails on one function costs that function its service, and nobody else anything."""
+"""A policy that fails on one function affects the service of that function only."""
 
 import gc
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from tests.scheduler.world import World, spec
 
 SICK = 0.123456
 SICK_BYTES = 6
-"""By which a policy knows the function that it fails on."""
+"""The size by which a policy recognizes the function on which it fails."""
 POINTS = tuple(Point(1, 5, batch, 1, 0.1 * batch) for batch in (1, 2))
 SOUND = Profile(weight_bytes=12, macs=100, points=POINTS)
 ILL = Profile(weight_bytes=12, macs=100, points=(Point(1, SICK_BYTES, 1, 1, SICK), Point(1, SICK_BYTES, 2, 1, 0.2)))
 
 
 class Failing:
-    """Makes policies raise at some of their calls, always the same ones."""
+    """Makes policies raise at some of their calls, the same ones for equal seeds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
@@ -48,7 +48,7 @@ class Failing:
         return failing
 
     def in_everything(self) -> None:
-        """In every policy that is asked, for functions of ILL."""
+        """Fail in every called policy, for functions of ILL."""
         patch = self.monkeypatch
         for name, scaler in SCALERS.items():
             patch.setitem(_behind(SCALERS), name, self.wrap(scaler, lambda demand: SICK in latencies(demand.points)))
@@ -66,7 +66,7 @@ class Failing:
 
 
 def _behind(mapping):
-    """The dict behind a read-only view."""
+    """Return the dict behind a read-only view."""
     [behind] = [each for each in gc.get_referents(mapping) if isinstance(each, dict)]
     return behind
 
@@ -163,7 +163,7 @@ def test_a_function_that_ended_the_node_is_not_served_when_it_starts_again():
 
 
 def test_a_slo_below_the_floor_in_an_old_journal_divides_nothing(monkeypatch):
-    """Whoever reads `slo_s` must bear 0."""
+    """Every reader of `slo_s` must accept 0."""
     monkeypatch.setattr("overwinter.core.function.check_bounds", lambda *_: None)
     world = World(cores=2)
     world.deploy(spec("tiny", profile=SOUND, slo_ms=5e-324, max_workers=4))
@@ -177,7 +177,7 @@ def test_a_slo_below_the_floor_in_an_old_journal_divides_nothing(monkeypatch):
 
 
 class AnyFailure(AnyOrder):
-    """Random events while policies fail on one function at random moments; then the same events once more."""
+    """Random events while policies fail on one function at random; then the same events again."""
 
     failing: Failing
     profiles = (None, ILL, SOUND, ILL)

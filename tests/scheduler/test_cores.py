@@ -1,4 +1,4 @@
-"""Whose request gets the next free core: the one due first that can be in time, and nobody waits for ever."""
+"""Which request gets the next free core: the one due first that can be in time, and no request waits forever."""
 
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.order import LATE_EVERY
@@ -12,7 +12,7 @@ def profile(run_s: float = RUN_S, cores: int = 1) -> Profile:
 
 
 def awake(names: str = "", cores: int = 1, **settings) -> World:
-    """A world in which each of these functions has an idle worker."""
+    """Return a world in which each of these functions has an idle worker."""
     world = World(cores=cores)
     for name in names:
         world.deploy(spec(name, profile=profile(), keep_alive_s=1000.0, timeout_s=500.0, **settings))
@@ -23,7 +23,7 @@ def awake(names: str = "", cores: int = 1, **settings) -> World:
 
 
 def order(world: World) -> list[str]:
-    """Let all that runs end, one run after the other; whose requests were answered in which order."""
+    """Complete all runs, one after another, and return the functions in the order of their answers."""
     world.settle()
     return [answer.function[0] for answer in world.answers.values()]
 

@@ -1,4 +1,4 @@
-"""A worker that computes beyond what it was given gets no more work, and what it runs may end."""
+"""A worker that computes outside its runs gets no more work, and may complete its runs."""
 
 from overwinter.core.actions import Reply, StartWorker, StopWorker
 from overwinter.core.events import Demoted
@@ -6,7 +6,7 @@ from tests.scheduler.world import World, spec
 
 
 def busy() -> tuple[World, int, int]:
-    """A function's only worker runs a request; the world, the worker and the request."""
+    """The only worker of a function runs a request; returns the world, the worker and the request."""
     world = World(cores=2)
     world.deploy(spec("f", timeout_s=1000.0))
     request = world.arrive("f")
@@ -58,7 +58,7 @@ def test_who_has_only_a_worker_at_the_slower_pace_gets_another_although_that_one
     [slow] = world.alive
     world.send(Demoted(slow))
     waits = world.arrive()
-    # Until the run is overdue, and its core another one's.
+    # Wait until the run is overdue and another run has its core.
     while not world.starting and world.now < 30.0:
         world.ring()
     world.settle_processes()

@@ -1,4 +1,4 @@
-"""What a function holds is given back when it goes, whatever its runs do."""
+"""The resources of a removed function are released, whatever its runs do."""
 
 import pytest
 
@@ -11,7 +11,7 @@ GRACE_S = 30.0
 
 
 def asleep(world: World) -> int:
-    """A function whose handler sleeps for a day has a request."""
+    """Send a request to a function whose handler sleeps for a day."""
     world.deploy(spec("sleeper", sandboxed=True, timeout_s=DAY_S, blobs=(("s", 10),)))
     request = world.arrive("sleeper")
     world.settle_processes()

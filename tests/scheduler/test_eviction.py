@@ -1,4 +1,4 @@
-"""What leaves the host store, when, and what never does."""
+"""Which blocks are evicted from the host store, when, and which never are."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.scheduler.world import World, spec
 
 
 def own(name: str, **settings):
-    """A function of 10 shared bytes and 10 of its own."""
+    """Deploy a function of 10 shared bytes and 10 of its own."""
     return spec(name, blobs=(("base", 10), (f"{name}-head", 10)), keep_alive_s=0.0, **settings)
 
 
@@ -22,7 +22,7 @@ def use(world: World, name: str) -> None:
 
 
 def full(**config) -> World:
-    """f, g and h have been used in this order and fill 40 bytes."""
+    """Return a world in which f, g and h were used in this order and fill 40 bytes."""
     world = World(host_bytes=40, **config)
     for name in "fgh":
         world.deploy(own(name))
@@ -239,7 +239,7 @@ def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_no
     world.send(HostCapacityMeasured(1000))
     world.arrive("i")
     world.fail_load()
-    # What it had claimed for itself.
+    # The blocks that it had claimed for itself.
     assert dropped(world) == ["x"]
     assert world.resources.host.taken == 40
 

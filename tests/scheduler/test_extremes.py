@@ -1,4 +1,4 @@
-"""Numbers at the ends of what is allowed: no policy fails, nothing hangs, nobody is forgotten."""
+"""Numbers at the limits of what is allowed: no policy fails, nothing hangs, and no request is forgotten."""
 
 import msgspec
 import pytest
@@ -73,7 +73,7 @@ class Extremes(AnyOrder):
         for function in list(world.deployed):
             world.send(RateForecast(function, 0.0))
         self.ring(world)
-        # Some ring at every period, the shortest of which is half a second: the last deadline is a day away.
+        # Some timers fire in every period, the shortest of which is half a second, and the last deadline is a day away.
         world.now = max(world.open.values(), default=world.now)
         self.ring(world)
         assert not world.open, "requests without an answer"

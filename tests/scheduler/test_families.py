@@ -1,4 +1,4 @@
-"""Functions of one family share workers: what is bound where, what befalls one, and who pays for what."""
+"""Functions of one family share workers: where each is bound, what a failure affects, and what each is billed."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def member(name, version=1, **settings):
 
 
 def family(*names, config=None, **settings) -> World:
-    """Functions of one family, of which the first is awake."""
+    """Return a world with functions of one family, of which the first is awake."""
     world = World(**(config or {}))
     for name in names:
         world.deploy(member(name, **settings))
@@ -206,7 +206,7 @@ def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
 
 
 def begin_in_one_worker(world, *, hangs: str) -> int:
-    """Let a function have a run, or if it "binds" a bind, in the worker of its sibling `f`; that worker."""
+    """Start a run of a function, or a bind if it "binds", in the worker of its sibling `f`; return that worker."""
     world.arrive("f")
     world.calm()
     world.arrive("g")

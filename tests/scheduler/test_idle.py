@@ -1,4 +1,4 @@
-"""Idle workers are a cache: who stays, for how long, and who goes first when others need room."""
+"""Idle workers are a cache: which stay, for how long, and which are stopped first."""
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ YEAR_S = 31_536_000.0
 
 
 def made(name, mib=10, **settings):
-    """A function of its own whose worker needs so much."""
+    """Deploy a function that shares workers with no other and whose worker needs this much memory."""
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, mib * MIB, 1, 1, 0.1),))
     return spec(name, blobs=((f"of-{name}", 5),), profile=profile, **settings)
 
@@ -30,7 +30,7 @@ def node(*functions, **config) -> World:
 
 
 def use(world, *names, after_s=1.0, start_s=0.03) -> None:
-    """One request after the other, each answered before the next comes; a worker takes so long to start."""
+    """Send requests one after another, each after the answer to the previous one; a worker takes this long to start."""
     for name in names:
         world.now += after_s
         request = world.arrive(name)
@@ -115,7 +115,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
 
 @pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", OWN_S)])
 def test_what_another_tenant_has_not_used_for_long_is_nobodys_share(tenant, after_s):
-    """The other tenant has no more than the one that asks; within a tenant nobody waits."""
+    """The other tenant has no larger share than the one that needs memory; no function of the same tenant waits."""
     busy = made("busy", timeout_s=1000.0, max_workers=2)
     world = node(busy, made("idle", tenant=tenant), memory_bytes=20 * MIB)
     use(world, "idle")

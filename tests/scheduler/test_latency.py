@@ -1,4 +1,4 @@
-"""How long does a run of several functions take, and what is learned of it from those that were seen?"""
+"""The expected time of a shared run, and what is learned from observed runs."""
 
 import pytest
 from hypothesis import given, settings
@@ -48,9 +48,9 @@ def test_what_functions_have_for_themselves_is_told_by_bytes():
     runs=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=4),
 )
 def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(guessed, own, pace, runs):
-    """Also where the node is slower than its profile throughout."""
+    """This also holds where the node is slower than its profile throughout."""
     latency, trunk, point, truth = model(), Trunk({}, guessed), POINTS[-1], model()
-    # A run of one function tells the pace, one of several what they do not share.
+    # A run of one function gives the pace, a shared run the part that is not shared.
     for _ in range(60):
         for counts in ([2], *runs):
             latency.observe(point, counts, pace * truth.joint_s(point, counts, own), trunk)
@@ -71,6 +71,6 @@ def test_one_slow_run_tells_little_and_what_bytes_say_no_more_once_times_tell():
     assert trunk.own < 0.01
     trunk.guess(0.5)
     assert trunk.own < 0.01
-    # Runs that nothing could have been saved by say nothing.
+    # Runs in which nothing could have been saved give no information.
     trunk.observe(1.0, 1.0, 9.0)
     assert trunk.own < 0.01

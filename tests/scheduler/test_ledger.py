@@ -1,4 +1,4 @@
-"""What is taken is the sum of the claims, whatever comes, changes and goes in whatever order."""
+"""The amount taken is the sum of the claims, for any order of changes."""
 
 from math import inf
 
@@ -15,7 +15,7 @@ AMOUNTS = st.integers(0, 5)
 
 
 class AnyClaims(RuleBasedStateMachine):
-    """Claims as they come, beside a plain table of them."""
+    """Random claims, compared with a plain table of them."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""States follow from facts, the tables allow what they list and nothing else, and the docs show them as they are."""
+"""States follow from facts, only the listed transitions happen, and the docs show the same tables."""
 
 from pathlib import Path
 

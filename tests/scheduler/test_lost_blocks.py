@@ -1,4 +1,4 @@
-"""Blocks that vanish from memory are loaded again, and nobody is refused for it; not for ever, though."""
+"""Blocks that vanish from memory are loaded again without refused requests, but not forever."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Functions of one family share runs: who joins whom, in what order, and what befalls a run of several."""
+"""Functions of one family share runs: which requests join, in what order, and what a failure affects."""
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ def member(name, blobs=None, **settings):
 
 
 def family(*members, world=World, **config) -> World:
-    """Functions of one family that are bound in one worker, each by a run of its own."""
+    """Return a world with functions of one family that are bound in one worker, each with concurrency one."""
     world = world(**config)
     for each in members:
         world.deploy(each)
@@ -30,7 +30,7 @@ def family(*members, world=World, **config) -> World:
 
 
 def running(world) -> list[tuple[str, ...]]:
-    """Whose requests each run has, one by one."""
+    """Return the functions of the requests of each run."""
     return [
         run.functions or (run.function or world.forked_for[run.worker],) * len(run.requests)
         for run in world.running.values()
@@ -38,7 +38,7 @@ def running(world) -> list[tuple[str, ...]]:
 
 
 def busy(world, name="f"):
-    """Its worker runs something, so that what comes next waits."""
+    """Start a run in the function's worker, so that the next requests wait."""
     world.arrive(name)
     assert len(world.running) == 1
 
@@ -216,8 +216,8 @@ def test_a_run_of_several_that_hangs_is_stopped_in_time_to_try_each_by_itself():
 
 
 def asked_again(world, names, count, cost):
-    """Clients that each ask again when they are answered; which of so many runs were of several functions. One takes
-    `cost` times as long as its requests by themselves.
+    """Let clients repeat their requests after each answer; return which of this many runs were shared. A shared run
+    takes `cost` times as long as its requests separately.
     """
     for name in names:
         world.arrive(name)
@@ -236,14 +236,14 @@ def asked_again(world, names, count, cost):
 @pytest.mark.parametrize("profile", [None, "measured"])
 @pytest.mark.parametrize("cost", [0.5, 1.2])
 def test_runs_are_shared_where_that_pays_and_else_only_to_see_whether_it_does_now(cost, profile):
-    """By the times that were seen: a profile knows nothing of what it costs to share."""
+    """This follows from observed times: a profile does not know the cost of sharing."""
     told = {} if profile is None else {"profile": measured(batches=(1, 2, 4), base=0.08, each=0.02)}
     names = "abcdfghk"
     world = family(*(member(name, **told) for name in names), workers_max=1)
     joined = asked_again(world, names, 400, cost)
     assert joined[-200:].count(cost < 1) >= 195
     assert len(set(joined[-LOOK_LAST - 8 :])) == 2
-    # When it is otherwise, so is what is done.
+    # When the times change, so does the decision.
     joined = asked_again(world, "", 2 * LOOK_LAST, 1.7 - cost)
     assert joined[-100:].count(cost > 1) >= 95
 
@@ -276,7 +276,7 @@ def measured(batches=(1, 2, 4, 8), base=0.02, each=0.01):
 
 
 def half_own(name, **settings):
-    """A function of which half of a run is its own."""
+    """Deploy a function of which half of a run is not shared."""
     settings = {"max_batch": 8, "slo_ms": 1000.0, "profile": measured(base=0.08)} | settings
     return member(name, (("trunk", 20), (f"own-of-{name}", 20)), **settings)
 
@@ -300,8 +300,8 @@ def test_a_run_of_several_is_expected_to_take_what_each_has_for_itself_function_
 
 
 def hurried(*waited_s):
-    """A worker ends a run when requests of `f`, which refuses late ones, have waited so long, and one of each of the
-    others; what begins then.
+    """A worker completes a run when requests of `f`, which refuses late ones, have waited this long, and one of each of
+    the others; returns the next run.
     """
     first = half_own("f", slo_ms=200.0, late="refuse", profile=measured())
     world = family(first, *(half_own(name, profile=measured()) for name in "ghk"))
@@ -313,7 +313,7 @@ def hurried(*waited_s):
     others = [world.arrive(name) for name in "ghk"]
     world.now = began + max(waited_s)
     latency, [trunk] = world.state.families["one"].latency, world.state.families["one"].trunks.values()
-    # What it will be when the run that ends is counted.
+    # The value after the run that ends is counted.
     latency.pace, trunk.own = 1.25 - 0.25 * max(waited_s) / 0.03, 0.5
     run = next(each for each in world.finish() if isinstance(each, Run))
     assert latency.pace == pytest.approx(1.0)
@@ -333,13 +333,13 @@ def test_so_many_join_as_leave_who_leads_in_time():
 
 def test_nobody_is_refused_who_would_be_late_only_for_those_who_join():
     world, run, [late, hurries], _ = hurried(0.195, 0.145)
-    # By itself it takes 40 ms, and a run of all 60 at least.
+    # A separate run takes 40 ms, and a run of all at least 60.
     assert world.answers[late].error == "OverloadedError"
     assert hurries in run.requests
 
 
 class Watched(World):
-    """Looks at each run of several when it begins."""
+    """Checks each shared run when it begins."""
 
     joint = 0
 
@@ -441,7 +441,9 @@ ORDERS = st.sampled_from(
 def test_whatever_happens_to_functions_that_share_runs_every_request_has_one_answer(
     orders, slos, late, rule, runs, cores, workers, batches
 ):
-    """The world looks after each step whether the tables agree, whether somebody waits for nothing, and more."""
+    """After each step the world checks that the tables are consistent, that no function waits without reason,
+    and more.
+    """
     points = tuple(Point(1, 9, batch, runs, 0.02 + 0.01 * batch) for batch in batches)
     own = {"late": late, "concurrency": runs, "profile": Profile(weight_bytes=20, macs=1, points=points)}
     members = [member(name, slo_ms=slo, **own) for name, slo in zip(NAMES, slos, strict=True)]
@@ -454,7 +456,7 @@ def test_whatever_happens_to_functions_that_share_runs_every_request_has_one_ans
 
 
 def happens(world, order, name):
-    """One thing more, if it can be."""
+    """Let one more event happen, if it is possible."""
     known = f"{name}@1" in world.deployed
     if order in ("arrive", "urgent", "brief") and known:
         pass_time(world, 0.001)
@@ -507,7 +509,7 @@ def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, a
 
 
 class Counted(dict):
-    """Counts how often something is looked up."""
+    """Counts look-ups."""
 
     looked_up = 0
 

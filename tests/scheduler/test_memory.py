@@ -1,4 +1,4 @@
-"""Workers that take more than all may have: who is stopped, who is not, and what their callers hear."""
+"""Workers that take more memory than allowed: which are stopped, which are not, and the errors of their callers."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def node(**config) -> World:
 
 
 def woken(world: World, name: str, tenant="t", busy=True, **settings) -> tuple[int, int]:
-    """A function of its own with one worker; the worker and its request."""
+    """Deploy a function with one worker; return the worker and its request."""
     before = world.alive.copy()
     settings = {"profile": PROFILE, "keep_alive_s": 900.0, "timeout_s": 900.0, "sandboxed": True, **settings}
     world.deploy(spec(name, blobs=((name, 10),), tenant=tenant, **settings))
@@ -31,7 +31,7 @@ def woken(world: World, name: str, tenant="t", busy=True, **settings) -> tuple[i
 
 
 def measured(world: World, **mib: int) -> list[int]:
-    """Tell what the workers of some functions take; those that are stopped for it."""
+    """Report the memory of some functions' workers; return the workers that are stopped for it."""
     workers = world.state.workers.values()
     taken = {
         worker.id: mib[worker.function.partition("@")[0]]
@@ -156,7 +156,7 @@ def test_as_many_go_as_it_takes_and_those_that_go_already_count():
 
 @pytest.mark.parametrize(("tenant", "idle_s", "goes"), [("t", 0.0, "idle"), ("v", 0.0, "greedy"), ("v", 60.0, "idle")])
 def test_what_is_a_cache_goes_before_a_run_is_refused(tenant, idle_s, goes):
-    """Idle workers of who takes too much, and of others only what they have not used for long."""
+    """Idle workers of the tenant that takes too much are stopped, and of other tenants only those idle for long."""
     world = node(memory_bytes=100 * MIB)
     idle, _ = woken(world, "idle", tenant=tenant, busy=False)
     world.now += idle_s

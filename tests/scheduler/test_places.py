@@ -1,4 +1,4 @@
-"""Who comes next when room is short: nobody waits for ever behind those that are smaller or always busy."""
+"""The order in which scarce resources are assigned: no function waits forever behind smaller or busier ones."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def profile(memory_bytes: int) -> Profile:
 
 
 def go_on(world: World, busy: tuple[str, ...], asked: int, steps: int = STEPS) -> int:
-    """Requests for the busy ones come faster than they are run; the steps until `asked` has its answer."""
+    """Send requests to the busy functions faster than they are run; return the steps until `asked` has its answer."""
     for step in range(steps):
         if asked in world.answers:
             return step
@@ -30,7 +30,7 @@ def go_on(world: World, busy: tuple[str, ...], asked: int, steps: int = STEPS) -
 
 
 def check_is_answered(world: World, name: str, beside: tuple[str, ...]) -> None:
-    """One request, though others that were there before always have work."""
+    """One request is answered, although the other functions always have work."""
     for busy in beside:
         world.arrive(busy)
         world.settle_processes()
@@ -114,7 +114,7 @@ def test_who_lost_its_room_to_a_start_in_a_hurry_takes_that_of_a_worker_whose_ti
         world.arrive(name)
         world.settle()
     world.send(MemoryMeasured(((2, 15),)))
-    # One of y goes on waiting, so that its worker is no spare one while f has the core.
+    # A request of y keeps waiting, so its worker is not spare while f has the core.
     for name in "yyyk":
         world.arrive(name)
     world.settle_processes()
@@ -192,7 +192,7 @@ def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("memory", [None, 30])
 def test_nobody_waits_behind_an_idle_worker(policy, memory):
-    """There is room for the plainest configuration and none for the one that is wanted."""
+    """There is memory for the simplest configuration, and not for the wanted one."""
     points = (Point(1, 10, 1, 1, 0.3), Point(2, 20, 8, 1, 0.2))
     settings = {"slo_ms": 400, "max_batch": 8, "threads": 2, "timeout_s": 1000.0}
     world = World(policy=policy, cores=3, memory_bytes=memory)

@@ -1,5 +1,5 @@
-"""Whoever asks again and again is answered again and again, however short workers, bytes and cores are, and whatever
-fails now and then.
+"""Every client that repeats its requests is answered again and again, however scarce resources are, and whatever fails
+at times.
 """
 
 from heapq import heappop, heappush
@@ -19,9 +19,11 @@ from tests.scheduler.world import World, spec
 LOAD_S, WAKE_S, BIND_S, RUN_S, EXIT_S = 0.02, 0.03, 0.002, 0.01, 0.005
 LASTS_S = 20.0
 FAILING = 0.02
-"""Of what is asked for, where something fails."""
+"""The share of operations that fail."""
 TIME_SLICE_S = 3.5
-"""Without an answer to somebody who asks, for each function: a hundred wakes, and some seconds to change places."""
+"""The longest time without an answer to a waiting client, per function: a hundred wakes, and some seconds to change
+workers.
+"""
 SMALL = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)
 MANY = Profile(
     weight_bytes=10,
@@ -47,7 +49,7 @@ SETTINGS = {
 
 
 class Clients:
-    """Each asks for one function, waits for the answer or gives up, thinks, and asks again."""
+    """Each client sends a request to one function, waits for the answer or gives up, pauses, and repeats."""
 
     def __init__(self, world: World, chance: Random, failing: float) -> None:
         self.world = world
@@ -103,7 +105,7 @@ class Clients:
             self.world.die(worker)
 
     def plan(self) -> None:
-        """Let come in time what was asked for, and read the answers."""
+        """Complete operations in time, and read the answers."""
         world = self.world
         for kind, seconds, deed, workers in (
             ("start", WAKE_S, self.ready, {worker: worker for worker in world.starting}),
@@ -159,7 +161,7 @@ def test_nobody_who_goes_on_asking_is_kept_out(
     clients = Clients(world, chance, failing)
     for name in "abcde"[:functions]:
         drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}
-        # Of a family are those that are made alike.
+        # Functions with equal settings form a family.
         whose = family and f"{family}-{drawn['max_batch']}-{drawn['concurrency']}-{drawn['threads']}"
         whose = whose and f"{whose}{'-s' if drawn['sandboxed'] else ''}"
         world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0, family=whose, **drawn))

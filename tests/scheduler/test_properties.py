@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: every request gets exactly one answer, in time, and nobody is forgotten."""
+"""For any order of events, every request gets exactly one answer, in time."""
 
 import os
 import subprocess
@@ -36,10 +36,10 @@ from tests.scheduler.world import World, spec
 
 NAMES = ("f", "g", "h")
 TIMEOUT_S = 200.0
-"""So long that nothing which goes well comes near it: whoever is refused for it was forgotten."""
+"""Longer than any request takes that goes well: a request that times out was forgotten."""
 SOON_S = 50.0
 FEW_STEPS = 160
-"""Of a replay under every policy."""
+"""The number of steps of a replay under every policy."""
 PROFILES = (
     None,
     Profile(weight_bytes=12, macs=100),
@@ -58,15 +58,15 @@ PROFILES = (
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Draws what happens next: good news, bad news, old news, time."""
+    """Draws the next event: success, failure, outdated events, time."""
 
     policy: str | None = None
-    """Drawn, if it is not said."""
+    """Drawn, if it is None."""
     profiles: tuple[Profile | None, ...] = PROFILES
     bounds: ClassVar[dict] = {}
-    """More of the configuration."""
+    """Further fields of the configuration."""
     families: tuple[str, ...] = ("",)
-    """Of which a function may be."""
+    """The families that a function may belong to."""
     reuses_ids = True
     """Whether a function may be deployed under an id that another one has."""
 
@@ -118,7 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
         settings |= {"slo_ms": slo, "late": late, "concurrency": runs, "threads": 2, "timeout_s": TIMEOUT_S, **own}
         whose = self.families[family % len(self.families)]
         if whose:
-            # They are made alike: what workers are made by is part of what makes a family.
+            # They have equal settings, because the settings of workers are part of what defines a family.
             blobs = ((f"shared-by-{whose}", 7), (f"{name}{self.versions[name]}", 5))
             settings |= {"max_batch": 2, "concurrency": runs, "dedicated": False}
             whose = f"{whose}{runs}{'s' if own.get('sandboxed') else ''}"
@@ -145,7 +145,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def measured(self, data):
-        """What workers take, those that are gone among them: within their need, somewhat beyond it, far beyond it."""
+        """Report the memory of workers, ended ones included: within their need, somewhat beyond it, far beyond it."""
         known = sorted({*self.world.alive, 1})
         taken = st.tuples(st.sampled_from(known), st.sampled_from([0, 2, 5, 14, 1 << 30]))
         self.world.send(MemoryMeasured(tuple(data.draw(st.lists(taken, max_size=3)))))
@@ -212,7 +212,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.send(ZygoteLost())
 
     def teardown(self):
-        """From any point on, if all goes well, everyone is answered and served, everyone is idle, and goes for room."""
+        """From any state on, if everything succeeds, every request is answered, every function can be served, every
+        worker becomes idle and can be evicted.
+        """
         world = getattr(self, "world", None)
         if world is None or sys.exc_info()[0] is not None:
             return
@@ -235,7 +237,7 @@ def test_whatever_happens_in_families_nobody_is_forgotten(policy):
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_whatever_happens_with_workers_forked_ahead_nobody_is_forgotten(policy, monkeypatch):
-    # As large as a worker that is not measured: bounded memory has room for few.
+    # As large as an unmeasured worker: bounded memory suffices for few.
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 3)
     bounds = {"bounds": {"workers_ahead": 2}, "families": ("", "one")}
     machine = type("Ahead", (AnyOrder,), {"policy": policy, **bounds})
@@ -244,7 +246,7 @@ def test_whatever_happens_with_workers_forked_ahead_nobody_is_forgotten(policy, 
 
 
 class Seen(World):
-    """Notes what comes of random events, by name."""
+    """Records the results of random events, by name."""
 
     def __init__(self, **config):
         super().__init__(**config)
@@ -268,7 +270,7 @@ WAITS = {
     "workers": {"waits for places"},
     "cores": {"waits for cores"},
 }
-"""What must be seen under which bound, so that it is one."""
+"""What must occur under each bound; otherwise the bound has no effect."""
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -284,8 +286,8 @@ def test_whatever_happens_under_each_bound_nobody_is_forgotten(policy):
 
 
 def told(seed: str, steps: int, *policies: str) -> bytes:
-    """What a scheduler under each of these policies does, in a process of its own: within one, sets and dicts of
-    strings keep their order.
+    """Return the actions of a scheduler under each of these policies, in a separate process: within one, sets and dicts
+    of strings keep their order.
     """
     return subprocess.run(
         [sys.executable, "-m", "tests.scheduler.replayed", str(steps), *policies],

@@ -1,4 +1,4 @@
-"""A resource that nobody thought of is named, claimed and given back in three files, and all else follows."""
+"""A new resource needs changes in three files only: its name, its claim, and how it is released."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from tests.scheduler.world import World, spec
 
 LICENCES = 2
 STEPS = 150
-"""Of random play."""
+"""The number of random steps."""
 SOON_S = 50.0
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler does for requests and functions, one test each, driven synchronously."""
+"""The scheduler's handling of requests and functions, one test for each case, driven synchronously."""
 
 import msgspec
 import pytest
@@ -460,7 +460,7 @@ def test_a_program_is_warmed_up_by_its_tenants_first_trial_alone():
     for version in (1, 2):
         world.deploy(spec(version=version), on_trial=True)
         world.settle()
-    # Nobody learns from a trial what another tenant has deployed.
+    # A trial reveals nothing of what another tenant has deployed.
     world.deploy(msgspec.structs.replace(spec("g", tenant="u"), program=spec().program), on_trial=True)
     world.settle()
     assert [action.on_trial for action in world.log if isinstance(action, StartWorker)] == [True, False, True]

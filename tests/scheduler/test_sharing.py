@@ -1,4 +1,4 @@
-"""Does it pay that functions share runs? What is learned from the times of those that were seen."""
+"""Whether it is faster that functions share runs, learned from observed times."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ ALONE_S = 0.1
 
 
 def runs(sharing: Sharing, count: int, cost: Callable[[], float], alone_s: float = ALONE_S) -> list[bool]:
-    """Of so many runs of functions that always wait, which were of several: those take `cost` times what each by itself
-    takes.
+    """Return which of this many runs of functions with endless work were shared; a shared run takes `cost` times as
+    long as separate ones.
     """
     joined = []
     for _ in range(count):
@@ -55,7 +55,7 @@ def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
     assert not sharing.pays
     assert sharing.cost == pytest.approx(cost)
     assert any(joined[-LOOK_LAST - 1 :]), "it is not tried again"
-    # Those of the start, before one alone was seen, too.
+    # Including those of the beginning, before a separate run was observed.
     assert joined.count(True) <= LOOK_FIRST + 20
 
 
@@ -80,7 +80,7 @@ def test_when_times_change_so_does_what_is_done(before, after):
 
 
 def test_one_slow_run_of_several_ends_nothing_for_long():
-    """The first in a worker tries its split before."""
+    """The first shared run in a worker includes the trial of its split."""
     sharing = Sharing()
     sharing.observe(POINT, [1], ALONE_S)
     slow = iter([5.0, *[0.5] * 100])
@@ -90,7 +90,7 @@ def test_one_slow_run_of_several_ends_nothing_for_long():
 
 
 def test_a_slow_machine_makes_no_run_of_several_pay():
-    """Whatever else computes: runs alone are seen often enough to be compared with."""
+    """Whatever else computes: separate runs are observed often enough for a comparison."""
     sharing = Sharing()
     runs(sharing, 500, lambda: 1.2)
     assert sum(runs(sharing, 500, lambda: 1.2, 3 * ALONE_S)) < 25
@@ -103,7 +103,7 @@ def test_functions_with_several_requests_are_compared_with_batches_of_their_own(
         sharing.observe(POINT, [4], 0.16)
     sharing.observe(POINT, [4, 4], 0.36)
     assert sharing.cost == pytest.approx(0.36 / 0.32)
-    # By the nearest batches where none was seen: eight would take 320 ms, and five 200.
+    # Where no time was observed, the nearest batches are used: eight would take 320 ms, and five 200.
     sharing.observe(POINT, [8, 5], 0.26)
     assert sharing.cost == pytest.approx(0.26 / 0.52)
 

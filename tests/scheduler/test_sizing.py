@@ -1,4 +1,4 @@
-"""How many workers a function gets as its rate changes, and what is said about it."""
+"""The number of workers of a function as its rate changes, and the logged reasons."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def made(policy="overwinter", profile=PROFILE, **settings) -> World:
 
 
 def play(world: World, rate: float, seconds: float) -> None:
-    """Requests evenly at this rate; every run, start and stage ends at once."""
+    """Send requests evenly at this rate; every run, start and load ends at once."""
     end, at = world.now + seconds, world.now
     while at < end:
         at += 1 / rate
@@ -79,7 +79,7 @@ def test_when_nothing_keeps_the_slo_it_is_served_and_said():
     play(world, 2, 30)
     assert all(type(answer).__name__ == "Reply" for answer in world.answers.values())
     [said] = [action for action in world.log if isinstance(action, Explanation) and action.what == "best-effort"]
-    assert "no configuration keeps 5 ms" in said.why
+    assert "no configuration meets 5 ms" in said.why
 
 
 def test_a_profile_that_comes_later_counts_from_then_on():
@@ -131,7 +131,7 @@ def test_what_waits_gets_as_many_workers_at_once_as_it_takes():
     world.arrive()
     world.load_blocks()
     world.ready()
-    # Late in a period the mean rate says little of a burst.
+    # Late in a period the mean rate hardly shows a burst.
     world.now = 9.5
     for _ in range(40):
         world.arrive()

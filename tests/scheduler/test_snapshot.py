@@ -1,4 +1,4 @@
-"""A snapshot tells what the tables say, and never changes, whatever happens while it is taken and after."""
+"""A snapshot has the content of the tables, and never changes, whatever happens while it is taken and afterwards."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ from tests.scheduler.world import World, spec
 
 
 def taken(scheduler: Scheduler, now: float, between=lambda: None) -> Snapshot:
-    """All steps, with something that happens between them."""
+    """Take all steps, with events between them."""
     steps = snapshot(scheduler.state, scheduler.resources, now)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One tenant's workers never keep another's out: max-min fairness, whatever runs do not end."""
+"""One tenant's workers never exclude another's: max-min fairness, whatever runs do not end."""
 
 import pytest
 from hypothesis import settings
@@ -17,7 +17,7 @@ GRACE_S = 30.0
 
 
 def sleepers(world: World, count: int, tenant="a") -> None:
-    """Functions whose handlers never answer, one request each."""
+    """Deploy functions whose handlers never answer, with one request each."""
     for number in range(count):
         name = f"{tenant}{number}"
         world.deploy(spec(name, blobs=((name, 1),), sandboxed=True, tenant=tenant, timeout_s=DAY_S))
@@ -35,7 +35,7 @@ def workers_of(world: World, tenant: str) -> int:
 
 
 def finish(world: World, name: str) -> None:
-    """Runs of one function end; the sleepers' go on."""
+    """Complete the runs of one function, but not those of the sleepers."""
     workers = world.state.workers
     for run in [run for run in world.running.values() if workers[run.worker].function == f"{name}@1"]:
         world.running = {run.run: run} | world.running
@@ -44,7 +44,7 @@ def finish(world: World, name: str) -> None:
 
 
 def answered(world: World, name: str) -> Reply | None:
-    """The answer to a request that is made now, if there is one."""
+    """Return the answer to a new request, if there is one."""
     request = world.arrive(name)
     for _ in range(3):
         world.settle_processes()
@@ -69,7 +69,7 @@ def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
 
 
 def test_who_comes_late_gets_what_another_has_beyond_its_share():
-    """All workers sleep for a day: one is killed when its run did not end in time, and the newcomer keeps it."""
+    """All workers sleep for a day: one is killed when its run timed out, and the new tenant keeps its place."""
     world = World(workers_max=8)
     sleepers(world, 20)
     well(world, keep_alive_s=1000.0)

@@ -1,4 +1,4 @@
-"""One time a key, the earliest; and the node is only told when it must ring earlier than it knew."""
+"""One time per key, the earliest; the node is told only when the alarm must be earlier than it knows."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Requests that name no version go where a promotion or a split says, also while versions come and go."""
+"""Requests without a version follow a promotion or a split, also while versions are added and removed."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def set_traffic(world: World, *shares: tuple[int, int]) -> None:
 
 
 def asked(world: World, count: int) -> Counter[str]:
-    """Which versions requests that name none went to."""
+    """Return which versions requests without a version got."""
     first = world.next_request + 1
     for _ in range(count):
         world.arrive("f")

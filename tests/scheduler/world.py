@@ -1,4 +1,4 @@
-"""A small world for the scheduler: it keeps what was asked for and lets a test choose what happens next."""
+"""A small world for the scheduler: it records actions and lets a test choose the next event."""
 
 from overwinter.core.actions import (
     Bind,
@@ -64,7 +64,7 @@ def spec(
 
 
 class World:
-    """Feeds a scheduler and remembers what it asked for."""
+    """Feeds a scheduler and records its actions."""
 
     def __init__(self, **config) -> None:
         self.scheduler = Scheduler(SchedulerConfig(**config))
@@ -74,18 +74,18 @@ class World:
         self.alarm: float | None = None
         self.loads: list[LoadBlocks] = []
         self.blobs: dict[str, tuple[str, ...]] = {}
-        """Of every function that there ever was."""
+        """The blocks of every function that ever existed."""
         self.stores: dict[str, str] = {}
         self.families: dict[str, tuple[str, str]] = {}
         self.deployed: dict[str, FunctionSpec] = {}
-        """Those that are there, on trial or not."""
+        """The existing functions, on trial or not."""
         self.on_trial: set[str] = set()
         self.loading: set[str] = set()
-        """Somebody waits to hear how a deploy or a load went."""
+        """The functions for which a deploy or a load is in progress."""
         self.open: dict[int, float] = {}
         """The deadline of each request without an answer."""
         self.resident: set[tuple[str, str]] = set()
-        """Store and address of every block that was brought and not dropped."""
+        """Store and address of every block that was loaded and not dropped."""
         self.starting: dict[int, str] = {}
         self.alive: set[int] = set()
         self.stopping: set[int] = set()
@@ -93,9 +93,9 @@ class World:
         """Processes that wait for a start, and a function of their tenant."""
         self.running: dict[int, Run] = {}
         self.binding: list[Bind] = []
-        """Under way."""
+        """The binds in progress."""
         self.bound: dict[int, set[str]] = {}
-        """Which functions each process has bound."""
+        """The functions bound in each process."""
         self.forked_for: dict[int, str] = {}
         self.answers: dict[int, Reply | Refuse] = {}
         self.log: list = []
@@ -171,7 +171,7 @@ class World:
                 pass
 
     def go_on_in(self, action: StartWorker) -> None:
-        """A worker is the process that was forked ahead from now on."""
+        """From now on a worker is the process that was forked ahead."""
         assert action.ahead in self.alive - set(self.starting) - self.stopping, "it cannot be taken over"
         self.alive.remove(action.ahead)
         of = self.ahead.pop(action.ahead)
@@ -192,7 +192,7 @@ class World:
             self.deployed.pop(announce.function, None)
         self.on_trial.discard(announce.function)
 
-    # What may happen next
+    # Events that may happen next
 
     def deploy(self, function: FunctionSpec, on_trial=False, quarantined="") -> list:
         self.blobs[function.id] = tuple(blob.address for blob in function.blobs)
@@ -217,7 +217,7 @@ class World:
         return self.send(BlocksLoaded(load.function, load.operation, added, addresses, store))
 
     def fail_load(self, error="NoSpaceError", came=(), at=0) -> list:
-        """A load, the oldest, fails, though the blocks `came` have come."""
+        """Let the oldest load fail, although the blocks `came` were loaded."""
         load = self.loads.pop(at)
         store = self.stores[load.function]
         self.resident |= {(store, address) for address in came}
@@ -229,7 +229,7 @@ class World:
         return self.send(WorkerReady(worker))
 
     def bind(self, at=0) -> list:
-        """A bind, the oldest, goes well."""
+        """Let the oldest bind succeed."""
         bind = self.binding.pop(at)
         self.bound[bind.worker].add(bind.function)
         return self.send(Bound(bind.worker, bind.function, bind.operation))
@@ -264,14 +264,14 @@ class World:
         return actions
 
     def settle(self) -> None:
-        """Let everything that is under way go well."""
+        """Let everything in progress succeed."""
         self.settle_processes()
         while self.running:
             self.finish()
             self.settle_processes()
 
     def calm(self) -> None:
-        """Let everything go well until there is nothing more to come."""
+        """Let everything succeed until nothing more happens."""
         for _ in range(10_000):
             self.settle()
             if self.alarm is None:
@@ -280,9 +280,8 @@ class World:
         raise AssertionError("it never comes to rest")
 
     def end_well(self, names, soon_s) -> None:
-        """From any point on, if all goes well, everyone is answered and served, everyone is idle, and goes for room.
-
-        Whoever has longer than `soon_s` until his deadline now is answered.
+        """From any state on, if everything succeeds, every request is answered, every function can be served, every
+        worker becomes idle and can be evicted. Each request whose deadline is further away than `soon_s` is answered.
         """
         for function in list(self.deployed):
             self.send(RateForecast(function, 0.0))
@@ -292,7 +291,7 @@ class World:
         assert not self.open, "requests without an answer"
         assert not self.loading, "loads without an answer"
         assert all(worker.is_idle for worker in self.state.workers.values()), "workers that are not idle"
-        # What is idle may stay for ever, until others need its room.
+        # Idle workers may stay forever, until their memory is needed.
         self.send(MemoryPressure(1 << 40))
         self.calm()
         assert not self.alive, "workers that nobody needs"
@@ -304,7 +303,7 @@ class World:
         assert self.resident <= needed, "blocks are kept that no function needs"
 
     def settle_processes(self) -> None:
-        """As `settle`, but runs go on."""
+        """As `settle`, but runs continue."""
         while self.loads or self.starting or self.stopping or self.binding:
             if self.stopping:
                 self.die(min(self.stopping))

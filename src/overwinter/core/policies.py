@@ -11,70 +11,73 @@ Scaling = Literal["overwinter", "dts", "dts-cores", "exact", "mls", "infless", "
 Rate = Literal["window", "last-value", "k-last-value", "on-demand", "peak", "oracle"]
 Batching = Literal["overwinter", "greedy", "adaptive", "timeout"]
 KeepAlive = Literal["room", "fixed", "history"]
-Eviction = Literal["worth", "lru"]
+Eviction = Literal["cost-aware", "lru"]
 WorkerEviction = Literal["cost-aware", "lru"]
 Order = Literal["deadline", "any"]
 
 
 BOUNDS = {
-    "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is for ever"),
-    "period_s": seconds(0.01, 86_400, "a look at every function takes its time, and after a day it is too late"),
-    "history": Bound(1, 10_000, "periods", "one must be known, and all are looked at each period"),
-    "alpha": Bound(0.01, 1, "of the capacity", "it is a share, and rates are divided by it", whole=False),
-    "beta": Bound(0.001, 1, "of the capacity", "it is a share, below alpha", whole=False),
-    "core_mib": Bound(0, 1 << 20, "MiB", "it is weighed against the memory of a worker", whole=False),
+    "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is the maximum"),
+    "period_s": seconds(0.01, 86_400, "each period checks every function, and must react within a day"),
+    "history": Bound(1, 10_000, "periods", "one is needed, and all are read in each period"),
+    "alpha": Bound(0.01, 1, "of the capacity", "it is a fraction, and rates are divided by it", whole=False),
+    "beta": Bound(0.001, 1, "of the capacity", "it is a fraction below alpha", whole=False),
+    "core_mib": Bound(0, 1 << 20, "MiB", "it is compared with the memory of a worker", whole=False),
     "cores_max": Bound(1, 4096, "cores", "no machine has more"),
     "batch_max": Bound(1, 65_536, "requests", "no function's settings allow more"),
     "concurrency_max": Bound(1, 4096, "runs", "no function's settings allow more"),
 }
-"""Of every number in a policy."""
+"""The bounds of every number in a policy."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rule for each question."""
+    """A policy for each decision of the scheduler."""
 
     scaling: Scaling = "overwinter"
-    """How many workers, and of which shape."""
+    """How many workers, and with which configurations."""
     rate: Rate = "window"
     """How many requests are expected."""
     batching: Batching = "overwinter"
-    """When waiting requests are handed to which worker."""
+    """When waiting requests are sent, and to which worker."""
     keep_alive: KeepAlive = "room"
-    """How long an idle worker stays: until others need its room, for a fixed time, or as its past says. Never longer
-    than its function's settings say."""
+    """How long an idle worker is kept: until others need its resources, for a fixed time, or depending on its history;
+    never longer than its function's settings allow.
+    """
     keep_alive_s: float = 60.0
-    """That fixed time, and the longest by its past, of a function whose settings say none."""
+    """The fixed time, and the maximum that depends on history, for functions without a setting of their own."""
     worker_eviction: WorkerEviction = "cost-aware"
-    """Which idle worker goes first when others need its room."""
-    eviction: Eviction = "worth"
-    """Which function's blocks leave a host store that is full."""
+    """Which idle worker is stopped first when others need its resources."""
+    eviction: Eviction = "cost-aware"
+    """Which function's blocks are evicted from a full host store."""
     order: Order = "deadline"
-    """Whose request gets the next core that is free; any: the kernel shares the cores among all."""
+    """Whose request gets the next free core; with `any` the kernel shares the cores."""
     eager: bool = True
-    """Whether requests that wait may start a worker between two periods; the first worker is always started so."""
+    """Whether waiting requests may start further workers between two periods; the first worker always starts at once.
+    """
     reserves: bool = False
     """Whether a worker keeps its cores while it is idle."""
     shares: bool = True
-    """Whether the workers that are modelled share their weights. Real ones always do."""
+    """Whether modelled workers share their weights. Real workers always do."""
     period_s: float = 10.0
-    """Time between two looks at the number of workers."""
+    """The seconds between two decisions on the number of workers."""
     history: int = 6
-    """Periods that are remembered for the expected rate."""
+    """The periods from which the expected rate is computed."""
     alpha: float = 0.85
-    """More workers when the rate is above so much of what they can do."""
+    """The utilization above which workers are added."""
     beta: float = 0.7
-    """Fewer when it is below so much. Both closer than AsyFunc's 0.8 and 0.6: a worker that is missed comes in tens of
-    milliseconds (benchmarks/asyfunc)."""
+    """The utilization below which workers are released. Both are closer together than AsyFunc's 0.8 and 0.6, because a
+    missing worker starts in tens of milliseconds (benchmarks/asyfunc).
+    """
     binds: bool = True
     """Whether functions of one family share workers."""
     joins: bool = True
     """Whether requests of functions of one family share runs, if they share workers."""
     core_mib: float = 64.0
-    """Memory that one core weighs as much as."""
+    """The memory that costs as much as one core."""
     cores_max: int = 16
     batch_max: int = 64
     concurrency_max: int = 16
-    """Bounds of every worker's shape, beside the function's own."""
+    """The limit of every worker's configuration, in addition to those of the function's settings."""
 
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)
@@ -134,7 +137,7 @@ POLICIES: Mapping[str, Policy] = {
     "separate": Policy(joins=False),
     "fixed": Policy(batching="greedy", keep_alive="fixed", eviction="lru", worker_eviction="lru", order="any"),
 }
-"""Named sets of rules. A configuration may also spell a Policy out."""
+"""The named policies. A configuration may also give a Policy in full."""
 
 
 def policy_named(policy: "str | Policy") -> Policy:

@@ -1,12 +1,13 @@
-"""The one place where resources are given: who wants what, does it fit, and if not, who waits and who gives it back?
+"""Assigns resources to functions. This is the only place that does so.
 
-Each function whose facts changed is asked for its want. What fits begins at once, unless others wait for the same;
-else the function joins the line of what its want lacks. Then each line is looked at from its front, and no further than
-to the first that does not fit: what is free is reserved for that one, and for it alone others have to give back.
+Each changed function is asked for its want. A want that fits begins at once, unless other functions wait for the same
+resource; otherwise the function joins the queue of the resource that it lacks. Then each queue is served from its
+front, up to the first function that does not fit: free resources are reserved for that function, and only for it other
+functions must release resources.
 
-1. Places for workers, and private memory for binds. The first in line takes the next free core too, for it has waited
-   for one before.
-2. Cores, also for the one run more than there are cores that a short request in a hurry may have.
+1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because
+   it has waited for one before.
+2. Cores, including the one additional run that a short urgent request may have.
 3. Bytes of a host store.
 """
 
@@ -32,7 +33,7 @@ from overwinter.scheduler.state import Family, Function, Worker
 from overwinter.scheduler.wants import BindIn, Fork, LoadBlocks, Room, Want, next_want, wants_place
 
 PLACES_AT_ONCE = 8
-"""Of those that wait for a place, so many may have others stopped for them at once."""
+"""The most waiting functions for which workers are drained at the same time."""
 
 
 def admit(cycle: Cycle) -> None:
@@ -68,7 +69,7 @@ def _is_left(cycle: Cycle) -> bool:
 
 
 def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: bool = False) -> None:
-    """Begin the function's wants one after the other, until it wants nothing or must wait."""
+    """Begin the function's wants one after the other, until it has none or must wait."""
     cycle.in_hand, function.batch_at = function.spec.id, None
     going_on = True
     while going_on:
@@ -120,7 +121,7 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     if parts:
         overdue_at = begin_run(cycle, send.worker, parts)
         if mates.is_suspect(parts[0].function):
-            # Its siblings need not wait for it for longer.
+            # Arm a timer for the overdue time, when other functions need not wait for this run any longer.
             cycle.timers.arm(send.worker.id, overdue_at)
     return True
 
@@ -135,7 +136,7 @@ def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> b
 
 
 def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) -> bool:
-    """Whether the function may use so many cores now; if not, it joins the queue."""
+    """Whether the function may use this many cores now; if not, it joins the queue."""
     line = cycle.state.cores
     if has_core or not order.waits_for_cores(cycle, function):
         return True
@@ -166,13 +167,14 @@ def _give_cores(cycle: Cycle) -> None:
 
 
 def _shed(cycle: Cycle, function: Function, send: Send) -> None:
-    """Refuse requests that can no longer be in time, so that others can be (AsyFunc, alg. 3, lines 16-18). Where a wake
-    takes longer than the SLO, a new worker still answers the newest requests; otherwise it would be woken repeatedly
-    without answering any.
+    """Refuse requests that can no longer meet their SLO, so that others can (AsyFunc, alg. 3, lines 16-18).
+
+    If a wake takes longer than the SLO, a new worker still answers the newest requests; otherwise it would be woken
+    repeatedly without answering any.
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
-    # By itself: what joins it makes nothing hopeless.
+    # Without requests of other functions that join: joining must not make a request hopeless.
     latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
     hopeless = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
     is_new = worker.is_idle and worker.since == worker.ready_at
@@ -180,7 +182,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     if is_new and soonest > slo_s and len(hopeless) == len(function.queue):
         hopeless = hopeless[: -send.count]
     if hopeless:
-        cycle.decide(function, "shed", f"{len(hopeless)} requests could not be in time any more")
+        cycle.decide(function, "shed", f"{len(hopeless)} requests could no longer meet their SLO")
     for id_ in hopeless:
         function.queue.remove(id_)
         message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
@@ -191,12 +193,12 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
 
 
 def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
-    """Start workers, as far as there are places and no function is ahead in the queue; the first needs a core."""
+    """Start workers while there are places and no other function is before this one; the first worker needs a core."""
     if function.line != "places" and not _has_cores(cycle, function, 1, has_core):
         return False
     starts = function.starts
     if _may_start(cycle, function, has_core):
-        # Only now is the scaler asked.
+        # Ask the scaler only when a start is possible.
         points = wanted_points(cycle, function)
         if start_workers(cycle, function, points):
             return True
@@ -218,7 +220,7 @@ def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lack
 
 
 def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
-    """Whether it is worth while to ask for configurations."""
+    """Whether asking the scaler for configurations can lead to a start."""
     if order.is_behind(cycle, function):
         return False
     resources, usual = cycle.resources, function.latency.usual
@@ -228,7 +230,7 @@ def _may_start(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 
 def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> int:
-    """Start workers of these configurations as far as resources allow and no function is ahead in the queue; return
+    """Start workers of these configurations while resources allow and no other function is before this one; return
     their number.
     """
     if function.spec.id == cycle.state.giving_back:
@@ -238,13 +240,13 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
             return started
         order.leave(cycle, function)
         begin_start(cycle, function, point, ahead.take_over(cycle, function, point))
-        # The first in line may have had room until now, and have waited for a core alone.
+        # The first function in the queue may have had a place until now, and waited only for a core.
         cycle.places_changed = True
     return len(points)
 
 
 def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
-    """More workers, as a scaler said."""
+    """Start the workers that a scaler asked for."""
     function = next_to_start(cycle, family) if points else None
     if function is not None:
         started = start_workers(cycle, function, points)
@@ -253,13 +255,13 @@ def scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
 
 
 def has_place(cycle: Cycle, function: Function) -> bool:
-    """Whether there is room for what a function in line waits for."""
+    """Whether there is a place for what a waiting function wants."""
     return _fits(cycle, function, claimed_in_line(cycle, function))
 
 
 def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     workers = cycle.resources.workers
-    # What the process that it would go on in has claimed is its own to claim.
+    # A start can take over the claim of the process forked in advance that it uses.
     own = {} if ahead.fitting(cycle, function, wanted) is None else ahead.claim(cycle)
     most = order.workers_max(cycle)
     if wanted.get(workers) and workers.of(function.spec.tenant) - own.get(workers, 0) >= most:
@@ -268,11 +270,11 @@ def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def _give_places(cycle: Cycle) -> None:
-    """Let the first in line begin, if there is room now, else have others leave."""
+    """Begin the want of the first function in the queue if there is a place, otherwise make one."""
     may_leave, cycle.places_changed = cycle.places_changed, False
     while (function := order.first_for_places(cycle)) is not None:
         if function.lacks_room and roomiest(function) is None:
-            # Others took the slot.
+            # Another function took the slot.
             _look_again(cycle, function)
             return
         if not has_place(cycle, function):
@@ -304,7 +306,7 @@ def _make_room(cycle: Cycle) -> None:
 
 
 def _look_again(cycle: Cycle, function: Function) -> None:
-    """What a function in line waits for is not what it wants now; what it wants may be short of the same."""
+    """Ask a waiting function for its want again: it has changed, but may lack the same resource."""
     cycle.mark(function)
     cycle.places_changed = True
 
@@ -327,7 +329,7 @@ def _stop_excessive(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Have a worker leave for what a function wants, those forked ahead first; False: none may be, now."""
+    """Drain a worker to make a place, or first stop a process forked in advance; False: nothing may be stopped now."""
     if ahead.give_room(cycle, function, wanted):
         return True
     victim = victims.for_place(cycle, function, wanted)
@@ -360,7 +362,7 @@ def _load(cycle: Cycle, function: Function) -> bool:
         if behind or (short and not retention.evict(cycle, short, function)):
             if function.line != "bytes":
                 order.join(cycle, function, "bytes")
-                cycle.decide(function, "wait", "the host store is full of what is in use")
+                cycle.decide(function, "wait", "the host store is full of blocks in use")
             return False
     order.leave(cycle, function)
     begin_load(cycle, function)

@@ -1,10 +1,10 @@
-"""Decides which workers are forked ahead of requests, which starts use them, and when they are stopped.
+"""Decides which processes are forked in advance of requests, which starts use them, and when they are stopped.
 
-A process that is forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the programs that the
-zygote holds, and nothing of a function. The next start of a function of that tenant uses it instead of a fork, if the
-process has the function's program. It claims a place for a worker and private memory, and a core while it starts. These
-processes are forked while cores are idle, some time after the last start, and are stopped first when any function needs
-a place or memory.
+A process forked in advance belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs,
+and without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
+function's program. It claims a place for a worker and private memory, and a core while it starts. These processes are
+forked while cores are idle, some time after the last start, and are stopped first when any function needs a place or
+memory.
 """
 
 from overwinter.core.actions import ForkAhead, StopWorker
@@ -23,30 +23,30 @@ from overwinter.scheduler.resources import start_owner, worker_owner
 from overwinter.scheduler.state import Function, Tenant
 
 KEY = "ahead"
-"""Of the timer."""
+"""The key of the timer."""
 TENANT_MOST = 2
-"""Of one tenant: one for its next start, and one for what that calls next, as the stages of a pipeline. After a start
-the next is forked soon.
+"""The most processes of one tenant: one for its next start, and one for the function that this one calls, as in a
+pipeline. A used process is replaced soon.
 """
 REFILL_S = 0.25
-"""After a tenant's last start, or while cores are busy: a burst of wakes has the cores to itself."""
+"""The pause after a tenant's last start, or while cores are busy, so that a burst of wakes has the cores."""
 KEEP_S = 600.0
-"""A tenant that started nothing for so long needs no process ahead."""
+"""A tenant without a start for this long gets no process in advance."""
 OTHERS_S = 60.0
-"""One that started nothing for so long makes room for a tenant that did."""
+"""A tenant without a start for this long loses its process to a tenant with a later start."""
 FULL_S = 10.0
-"""Until it is looked again whether there is room."""
+"""The pause until the next check if there are no free resources."""
 CALM_S = 60.0
-"""After the machine ran short of memory."""
+"""The pause after the machine ran short of memory."""
 START_S = 0.01
-"""What a fork ahead takes, about."""
+"""The estimated time of a fork in advance."""
 
 
-# What a start takes over
+# Using a process for a start
 
 
 def fitting(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
-    """The process in which a start of the function with this claim would go on, the one that waits longest."""
+    """Return the process that a start of the function with this claim would use: the one that has waited longest."""
     if wanted.get(cycle.resources.runs) != 1 or function.on_trial:
         return None
     spec = function.spec
@@ -58,12 +58,12 @@ def fitting(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | No
 
 
 def claim(cycle: Cycle) -> Claim:
-    """The claim of a process forked ahead until its exit."""
+    """The claim of a process forked in advance until its exit."""
     return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES, cycle.resources.runs: 1}
 
 
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
-    """Start a worker of the function in this process, if there is one; the worker takes over its claim."""
+    """Remove the process that a start of the function uses, if there is one; the worker takes over its claim."""
     found = fitting(cycle, function, cycle.resources.of_start(point))
     need = cycle.state.tenants[function.spec.tenant].need
     need.function, need.started = function.spec.id, cycle.now
@@ -74,16 +74,16 @@ def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None
     del cycle.state.ahead[found.id]
     cycle.ledger.give_back(worker_owner(found.id))
     cycle.timers.disarm(found.id)
-    told = f"its worker goes on in a process that was forked ahead and waited for {cycle.now - found.since:.1f} s"
+    told = f"its worker uses a process that was forked in advance and waited for {cycle.now - found.since:.1f} s"
     cycle.decide(function, "ahead", told)
     return found.id
 
 
-# What is forked, and what goes without need
+# Forking and stopping processes
 
 
 def look_at(cycle: Cycle, at: float) -> None:
-    """Set the time of the next check of the processes forked ahead."""
+    """Set the time of the next check of the processes forked in advance."""
     if cycle.config.workers_ahead:
         cycle.timers.arm(KEY, at)
 
@@ -109,15 +109,15 @@ def _end_unneeded(cycle: Cycle) -> None:
 
 
 def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
-    """Its tenant starts functions, and it holds the program that was the last to be used."""
+    """Whether its tenant starts functions, and it has the most recently used program."""
     tenant, prepared = cycle.state.tenants[each.tenant], cycle.state.prepared.get(each.tenant, {})
     is_fresh = bool(prepared) and next(reversed(prepared)) in each.programs
     return is_fresh and bool(tenant.functions) and tenant.need.started + KEEP_S > cycle.now
 
 
 def _next_tenant(cycle: Cycle) -> Tenant | None:
-    """The tenant for which a process is forked next: of those with less than their part, the one with the
-    last start.
+    """Return the tenant for which a process is forked next: of those with less than their part, the one with the latest
+    start.
     """
     state, now, most = cycle.state, cycle.now, cycle.config.workers_ahead or 0
     able = [
@@ -129,7 +129,7 @@ def _next_tenant(cycle: Cycle) -> Tenant | None:
     part = max(1, min(TENANT_MOST, most // max(1, len(able))))
     for tenant in able:
         rests_until = max(tenant.need.started + REFILL_S, tenant.need.backoff_until, cycle.ahead_after)
-        # Functions with one program mostly share a worker.
+        # Functions with the same program usually share a worker.
         if _count(cycle, tenant.id) >= min(part, len(state.prepared[tenant.id])):
             continue
         if rests_until > now:
@@ -189,11 +189,11 @@ def _fork(cycle: Cycle, tenant: Tenant) -> None:
     cycle.actions.append(ForkAhead(id_, function.spec.id))
 
 
-# What becomes of them
+# Results of forks
 
 
 def ready(cycle: Cycle, id_: WorkerId) -> None:
-    """It is forked, and waits."""
+    """Handle a process that is forked and waits."""
     found = cycle.state.ahead.get(id_)
     if found is not None and found.start is not None:
         _end_start(cycle, found)
@@ -203,7 +203,7 @@ def ready(cycle: Cycle, id_: WorkerId) -> None:
 
 
 def exited(cycle: Cycle, event: WorkerExited) -> bool:
-    """The process ended, and no function is at fault; False: it is not one that was forked ahead."""
+    """Handle the exit of a process, for which no function is at fault; False: it was not forked in advance."""
     found = cycle.state.ahead.pop(event.worker, None)
     if found is None:
         return False
@@ -218,7 +218,7 @@ def exited(cycle: Cycle, event: WorkerExited) -> bool:
 
 
 def hung(cycle: Cycle, id_: WorkerId) -> None:
-    """The process takes too long to start or to stop."""
+    """Handle a process that takes too long to start or to stop."""
     found = cycle.state.ahead.get(id_)
     if found is not None:
         if not found.stopping:
@@ -239,7 +239,7 @@ def _end_start(cycle: Cycle, found: ForkedAhead) -> None:
 
 
 def _stop(cycle: Cycle, found: ForkedAhead) -> None:
-    """Nothing in it is worth asking it first."""
+    """Kill it at once: it has no work to complete."""
     found.stopping, found.since = True, cycle.now
     _end_start(cycle, found)
     cycle.ledger.drain(worker_owner(found.id))
@@ -249,12 +249,13 @@ def _stop(cycle: Cycle, found: ForkedAhead) -> None:
     cycle.actions.append(StopWorker(found.id, kill=True))
 
 
-# Who needs their room
+# Freeing resources
 
 
 def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
-    """The process that goes first for what a function wants: one of its own tenant's before others'. Not the one in
-    which its worker would go on: what that has claimed is the worker's already.
+    """Return the process to stop for what a function wants, preferably of the function's tenant.
+
+    The process that the function's own start would use is excluded, because its claim already counts for the start.
     """
     mine, workers, fits = function.spec.tenant, cycle.resources.workers, fitting(cycle, function, wanted)
     found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not fits]
@@ -265,7 +266,7 @@ def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | Non
 
 
 def give_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """End one for what a function wants; False: none would help."""
+    """Stop a process for what a function wants; False: no process would help."""
     found = victim(cycle, function, wanted)
     if found is not None:
         _stop(cycle, found)
@@ -273,7 +274,7 @@ def give_room(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def give_back(cycle: Cycle, nbytes: float) -> int:
-    """Stop processes until so many bytes are freed, or none is left; returns the freed bytes. None is forked for a
+    """Stop processes until this many bytes are freed, or none is left; return the freed bytes. None is forked for a
     while.
     """
     won = 0

@@ -9,13 +9,13 @@ from overwinter.scheduler.state import Function
 
 
 def open_request(cycle: Cycle, request: Request) -> None:
-    """It has no answer yet."""
+    """Add a request that is not answered yet."""
     cycle.state.requests[request.id] = request
     cycle.ledger.take(request_owner(request.id), request.tenant, cycle.resources.of_request)
 
 
 def close_request(cycle: Cycle, id_: RequestId) -> Request | None:
-    """It has its answer, or needs none; None if that was so before."""
+    """Remove an answered or cancelled request; None if it was already removed."""
     request = cycle.state.requests.pop(id_, None)
     if request is not None:
         cycle.ledger.give_back(request_owner(id_))
@@ -31,7 +31,7 @@ def refuse(
     retry_after_s: float | None = None,
     function: FunctionId | None = None,
 ) -> None:
-    """Refuse a request with `message`. `function`: its function, if that is not in the tables (any more, or yet)."""
+    """Refuse a request with `message`. `function` replaces the request's function if that is not in the tables."""
     request = close_request(cycle, id_)
     if request is not None:
         function = request.function
@@ -41,16 +41,16 @@ def refuse(
 def refuse_queue(
     cycle: Cycle, function: Function, error: str, message: str, retry_after_s: float | None = None
 ) -> None:
-    """None that waits gets an answer."""
+    """Refuse all waiting requests of a function."""
     while function.queue:
         refuse(cycle, function.queue.popleft(), error, message, retry_after_s)
 
 
 def expire(cycle: Cycle, id_: RequestId) -> None:
-    """Its deadline has come."""
+    """Refuse a request whose deadline has passed."""
     request = cycle.state.requests[id_]
     waited = f"{cycle.now - request.arrived:.3f} s"
-    refuse(cycle, id_, "DeadlineError", f"function {request.function} had no answer after {waited}")
+    refuse(cycle, id_, "DeadlineError", f"function {request.function} was not answered within {waited}")
 
 
 def refuse_unloaded(cycle: Cycle, function: Function) -> None:
@@ -67,7 +67,7 @@ def why_unloaded(function: Function) -> tuple[str, str]:
 
 
 def forget_tenant(cycle: Cycle, id_: TenantId) -> None:
-    """A tenant that has nothing any more is none."""
+    """Remove the record of a tenant that has nothing left."""
     tenant = cycle.state.tenants.get(id_)
     if tenant is None or tenant.functions:
         return

@@ -1,4 +1,4 @@
-"""How is a function bound in a worker of its family, and how is it unbound?
+"""Binds functions in workers of their family, and unbinds them.
 
 A bind takes a slot of the worker and a core, as a run does. What it is expected to add to the worker's private memory
 counts from its begin until it has ended and the worker is measured: what each of its family takes beyond what the
@@ -8,7 +8,7 @@ one that is unbound took counts for the bind. Where none is idle, the function w
 in the line for places for private memory, which others give back as they do for a start. A bind that would not fit if
 all others left waits in no line, for the end of the run alone.
 
-An unbind takes no time: its worker hears of it before anything else that comes later.
+An unbind takes no time, because the worker receives the message before any later one.
 """
 
 from math import inf
@@ -38,20 +38,18 @@ SMOOTHING = 0.2
 
 
 def worker_to_bind_in(cycle: Cycle, function: Function) -> Worker | None:
-    """A worker of the family with a free slot and address space, in which the function can be bound: the one with most
-    slots.
-    """
+    """Return the worker of the family in which the function can be bound: the one with the most free slots."""
     may = (each for each in _free(function) if _has_room(cycle, function, each) or _least_used(each) is not None)
     return max(may, key=lambda each: (each.slots, -each.id), default=None)
 
 
 def roomiest(function: Function) -> Worker | None:
-    """The worker of its family with a slot in which the function could be bound with the least more private memory."""
+    """Return the worker with a free slot in which a bind would add the least private memory."""
     return min(_free(function), key=lambda each: (_growth(function, each), each.id), default=None)
 
 
 def claimed_in_line(cycle: Cycle, function: Function) -> Claim:
-    """What a function in the line for places waits for: private memory to be bound, or a worker."""
+    """Return the claim of what a function in the queue for places waits for: memory for a bind, or a worker."""
     if function.lacks_room:
         worker = roomiest(function)
         return cycle.resources.of_bind(0 if worker is None else _growth(function, worker))
@@ -70,7 +68,7 @@ def could_fit(cycle: Cycle, function: Function) -> bool:
 
 
 def _free(function: Function) -> list[Worker]:
-    """The workers of its family with a slot that do not have it, and can bind it."""
+    """The workers of its family with a free slot that have not bound it, and can."""
     id_ = function.spec.id
     return [each for each in function.usable() if each.has_slot and id_ not in each.bound]
 
@@ -98,13 +96,13 @@ def _least_used(worker: Worker) -> Binding | None:
 
 
 def _when_used(binding: Binding) -> tuple[bool, float, FunctionId]:
-    """The order of use; functions with waiting requests come last."""
+    """Order functions by their last use; those with waiting requests come last."""
     function = binding.function
     return bool(function.queue), function.used, function.spec.id
 
 
 def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
-    """Stop an idle worker if there is no memory for a bind, unless memory is being freed already."""
+    """Stop an idle worker if there is no memory for a bind, unless memory is already being freed."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if memory.fits(growth) or memory.leaving:
         return
@@ -114,10 +112,10 @@ def _have_one_leave(cycle: Cycle, function: Function, worker: Worker) -> None:
 
 
 def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
-    """Bind a function in a worker of its family; without free memory, in place of an idle function."""
+    """Bind a function in a worker of its family; without free memory it replaces an idle function."""
     now, id_, bind_s = cycle.now, function.spec.id, function.family.bind_s
     replaced = None if _has_room(cycle, function, worker) else _least_used(worker)
-    # What it replaces counts in its stead until the worker is measured.
+    # A replaced function's memory counts for the new one until the worker is measured.
     added = 0 if replaced is not None else int(function.family.bind_bytes)
     operation = OperationId(next(cycle.bind_ids))
     set_to_work(cycle, worker)
@@ -147,9 +145,11 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
 
 def _why(function: Function, worker: Worker) -> str:
     others = len(worker.bound) - 1
-    has = f"worker {worker.id}, which has {others} {'other' if others == 1 else 'others'} of its family, has a slot"
+    has = (
+        f"worker {worker.id}, which has {others} {'other' if others == 1 else 'others'} of its family, has a free slot"
+    )
     bind_s, wake_s = function.family.bind_s, function.latency.wake_s
-    return f"{has}: a bind takes about {1e3 * bind_s:.1f} ms, a worker of its own {1e3 * wake_s:.0f}"
+    return f"{has}: a bind takes about {1e3 * bind_s:.1f} ms, a new worker {1e3 * wake_s:.0f}"
 
 
 def end_bind(cycle: Cycle, worker: Worker, id_: FunctionId, operation: OperationId) -> Binding | None:
@@ -165,14 +165,15 @@ def end_bind(cycle: Cycle, worker: Worker, id_: FunctionId, operation: Operation
 
 
 def observe(function: Function, seconds: float) -> None:
-    """A bind took so long."""
+    """Update the estimate of a bind's time."""
     family = function.family
     family.bind_s += SMOOTHING * (seconds - family.bind_s)
 
 
 def let_go(cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None) -> None:
-    """A worker runs nothing more of a function: it unbinds the function after its runs, and refuses those that are not
-    finished at `until`. A worker without another function drains, and is stopped when it is idle.
+    """Stop using a worker for a function: unbind it after its runs, and refuse those that have not ended at `until`.
+
+    A worker without another function drains, and is stopped when it is idle.
     """
     if worker.stopping:
         return
@@ -185,7 +186,7 @@ def let_go(cycle: Cycle, worker: Worker, function: Function, why: str, until: Se
         return
     binding = worker.bound[id_]
     if not binding.leaving:
-        cycle.decide(function, "unbind", f"worker {worker.id} goes on with others: {why}")
+        cycle.decide(function, "unbind", f"worker {worker.id} continues with other functions: {why}")
     binding.leaving, binding.until = True, until
     if until is not None:
         cycle.timers.arm(worker.id, until)
@@ -193,14 +194,14 @@ def let_go(cycle: Cycle, worker: Worker, function: Function, why: str, until: Se
 
 
 def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
-    """Unbind a function that leaves a worker, if nothing of it is under way there."""
+    """Unbind a function that leaves a worker if it has no operation in progress there."""
     function, id_ = binding.function, binding.function.spec.id
     if not binding.leaving or worker.stopping or worker.works_for(id_):
         return
     forget(worker, function)
     slots_changed(cycle, worker)
     if worker.is_idle and any(keepalive.at_most_s(each.function, cycle.policy) < inf for each in worker.bound.values()):
-        # What left may be what kept an idle worker for longer.
+        # The removed function may have had the longest keep-alive.
         cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))
     if not function.removed:
@@ -223,7 +224,7 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
             continue
         is_old = function.used + keepalive.at_most_s(function, cycle.policy) <= cycle.now
         if is_old and sum(not other.leaving for other in worker.bound.values()) > 1:
-            let_go(cycle, worker, function, "it has not run for long")
+            let_go(cycle, worker, function, "it was not used for long")
 
 
 def unbind_half(cycle: Cycle, worker: Worker) -> None:
@@ -234,4 +235,4 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
     staying = sum(not each.leaving for each in worker.bound.values())
     idle.sort(key=lambda each: (each.function.used, each.function.spec.id))
     for binding in idle[: min((len(idle) + 1) // 2, staying - 1)]:
-        let_go(cycle, worker, binding.function, "its worker takes more than it was to need")
+        let_go(cycle, worker, binding.function, "its worker takes more memory than expected")

@@ -10,7 +10,7 @@ from overwinter.scheduler.state import Function
 
 
 def missing_bytes(cycle: Cycle, function: Function) -> int:
-    """Of the function's blocks, what its host store neither has nor awaits."""
+    """Return the bytes of the function's blocks that its host store neither has nor is loading."""
     if function.loaded or function.loading is not None:
         return 0
     return cycle.state.residents(function).missing(function.sizes)
@@ -24,19 +24,19 @@ def begin_load(cycle: Cycle, function: Function) -> None:
 
 
 def hold(cycle: Cycle, function: Function) -> None:
-    """The function's blocks are, or will be, in its host store."""
+    """Record that the function's blocks are, or will be, in its host store."""
     cycle.state.residents(function).hold(function.sizes)
     _count(cycle, function.spec.store)
 
 
 def end_load(function: Function, now: Seconds) -> None:
-    """All is there."""
+    """Record that all blocks of the function are loaded."""
     function.loaded, function.loading, function.load_again = True, None, False
     function.slice_from = now if function.workers else None
 
 
 def release(cycle: Cycle, function: Function) -> None:
-    """The function's blocks are no longer kept: drop those that no other function holds."""
+    """Stop keeping the function's blocks, and drop those that no other function holds."""
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
         cycle.state.residents(function).release(function.sizes)
@@ -51,7 +51,7 @@ def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
 
 
 def drop_unshared(cycle: Cycle, addresses: Iterable[Address], store: StoreName) -> None:
-    """Drop those of these blocks that no function holds."""
+    """Drop those of the blocks that no function holds."""
     residents = cycle.state.stores.get(store)
     free = tuple(sorted(set(addresses))) if residents is None else residents.unshared(set(addresses))
     if not free:

@@ -13,7 +13,7 @@ from overwinter.core.profile import Point
 from overwinter.scheduler.state import Function, State
 
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What numbers that nobody thought of may raise."""
+"""The exceptions that a policy may raise on unexpected numbers."""
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -27,7 +27,7 @@ def asked(
     *args: Asked.args,
     **kwargs: Asked.kwargs,
 ) -> Answer:
-    """The answer of a policy about a function, or `otherwise` if the policy fails."""
+    """Return a policy's answer about a function, or `otherwise` if the policy fails."""
     try:
         return policy(*args, **kwargs)
     except FAILURES as error:
@@ -38,7 +38,7 @@ def asked(
 def expected_s(state: State, function: Function, point: Point, batch: int) -> float | None:
     """Expected seconds of a run; None: unknown."""
     try:
-        # As `asked`, without its cost: nothing is asked more often.
+        # A copy of `asked` without its overhead, because this is called most often.
         return function.latency.latency_s(point, batch)
     except FAILURES as error:
         remember(state, function.spec.id, error)
@@ -46,7 +46,7 @@ def expected_s(state: State, function: Function, point: Point, batch: int) -> fl
 
 
 def joint_s(state: State, function: Function, point: Point, counts: Sequence[int]) -> float | None:
-    """The same for a shared run that the function leads, with so many requests of each function."""
+    """Return the same for a shared run that the function leads, with these numbers of requests of each function."""
     if len(counts) == 1:
         return expected_s(state, function, point, counts[0])
     return asked(state, function, None, function.latency.joint_s, point, counts, function.own)
@@ -58,5 +58,5 @@ def remember(state: State, function: FunctionId, error: Exception) -> None:
 
 
 def told(function: FunctionId, fault: str) -> str:
-    """The reason that callers of a function get from then on."""
-    return f"the scheduler failed on function {function} ({fault}): load it to try again, or deploy it anew"
+    """Format the reason that callers of the function get from then on."""
+    return f"the scheduler failed on function {function} ({fault}): load it to try again, or deploy a new version"

@@ -9,15 +9,17 @@ class CoreLine(msgspec.Struct):
     """The functions whose requests wait for a core. order.py maintains it."""
 
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
-    """A heap of (level, due, number, function); an entry counts while it is in `hopeful`."""
+    """A heap of (level, due, number, function). An entry is valid while it is in `hopeful`."""
     hopeful: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
-    """Those whose first request can be in time. Of those due at once the longest waiting has the least number."""
+    """The functions whose first request can meet its SLO. Of equal due times, the longest waiting has the lowest
+    number.
+    """
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Those of which some request cannot, the longest waiting first."""
+    """The functions with a request that cannot meet its SLO, the longest waiting first."""
     number: int = 0
-    """Functions that joined so far."""
+    """The number of functions that have joined."""
     given: int = 0
-    """Cores given out so far."""
+    """The number of cores that were assigned."""
 
     @property
     def waits(self) -> bool:

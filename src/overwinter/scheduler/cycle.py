@@ -21,7 +21,7 @@ from overwinter.scheduler.timers import Timers
 
 
 class Cycle:
-    """Data for the functions of this package; nothing here decides."""
+    """The data that the functions of this package share; nothing here decides."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -41,33 +41,33 @@ class Cycle:
         self.timers = Timers()
         self.run_ids, self.load_ids, self.bind_ids = count(1), count(1), count(1)
         self.last_worker = WorkerId(0)
-        """That was forked."""
+        """The last worker that was forked."""
         self.clock = 0.0
-        """The value of the last idle worker that went for room."""
+        """The value of the last idle worker that was stopped to free its place (the clock of GreedyDual)."""
         self.ahead_due = False
-        """Whether it is to be looked at what is forked ahead."""
+        """Whether the processes forked in advance need a check."""
         self.ahead_after = Seconds(0.0)
-        """Nothing is forked ahead before."""
+        """No process is forked in advance before this time."""
         self.now = Seconds(0.0)
         self.actions: list[Action] = []
         self.changed: dict[FunctionId, bool] = {}
-        """Functions whose want may be another now; True: a core is theirs already."""
+        """Functions whose want may have changed; True: a core is already reserved for the function."""
         self.cores_changed = False
-        """Whether a core was given back, or somebody new waits for one."""
+        """Whether a core became free, or another function waits for one."""
         self.places_changed = False
-        """Whether a worker went, may go, or somebody new waits for its place."""
+        """Whether a worker ended or may be stopped, or another function waits for a place."""
         self.bytes_changed = False
-        """Whether bytes of a host store were given back, or may be, or somebody new waits for them."""
+        """Whether bytes of a host store are or may become free, or another function waits for them."""
         self.in_hand: FunctionId | None = None
-        """The function that is looked at, as far as it is one."""
+        """The function that is being handled, if there is one."""
 
     def begin(self, now: Seconds) -> None:
-        """The next event."""
+        """Begin to handle the next event."""
         self.now, self.actions, self.in_hand = now, [], None
         self.cores_changed = self.places_changed = self.bytes_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:
-        """Mark a function whose want may have changed; `has_core`: it has the core of the start that ended, until it is
+        """Mark a function whose want may have changed; `has_core`: the core of its ended start is reserved until it is
         handled.
         """
         id_ = function.spec.id

@@ -47,11 +47,11 @@ def _refuse_removed(cycle: Cycle, worker: Worker, function: Function) -> None:
 def _lose(
     cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_starting: bool, may_be_why: bool
 ) -> None:
-    """A function has a worker less."""
+    """Remove a dead worker from a function."""
     if event.lost_blocks and function.loaded:
         release(cycle, function)
-    # Blocks that had vanished from memory are no failure, if they have not twice in a row. Who waits for a deploy or
-    # a load goes on waiting.
+    # Missing blocks do not count as a failure, unless it happens twice in a row. Callers that wait for a deploy or a
+    # load keep waiting.
     spared = event.lost_blocks and not function.lost
     function.lost = event.lost_blocks
     if worker.runs or not spared:
@@ -67,19 +67,22 @@ def _lose(
 
 
 def quarantine(cycle: Cycle, function: Function) -> None:
-    """A worker died or hung in a run or a bind of the function: the second time the function gets a separate family."""
+    """Record that a worker died or hung in a run or a bind of the function; the second time it gets a separate
+    family.
+    """
     again, function.killed_at = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:
         return
-    cycle.decide(function, "quarantine", "workers died or hung twice of it: it shares them with nobody any more")
+    cycle.decide(function, "quarantine", "it killed or hung workers twice: it no longer shares them")
     for other in list(function.workers.values()):
-        let_go(cycle, other, function, "its function has workers of its own")
+        let_go(cycle, other, function, "its function has separate workers")
     families.isolate(cycle, function)
 
 
 def _retry(cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, hopeless: bool) -> None:
-    """Requests that a worker died under get one more try or a clear error; so does all that waits, if it is `hopeless`:
-    the worker never started, and there is no other.
+    """Retry the requests of a dead worker once, or refuse them with a clear error.
+
+    With `hopeless` this includes all waiting requests: the worker never started, and there is no other.
     """
     requests = cycle.state.requests
     in_hand = tuple(id_ for run in worker.runs.values() for id_ in run.of(function))

@@ -51,7 +51,7 @@ def look_at_lines(cycle: Cycle) -> None:
 
 
 def _line(cycle: Cycle, line: Key) -> None:
-    """An overdue operation gives up its cores; a time slice is over."""
+    """Handle an overdue operation, which gives up its cores, or the end of a time slice."""
     if line == "cores":
         end_overdue(cycle)
     elif line == "places":
@@ -126,7 +126,7 @@ def _idle(cycle: Cycle, worker: Worker) -> None:
 
 
 def _must_end_at(cycle: Cycle, worker: Worker) -> float:
-    """When a worker that starts, runs or stops hangs, or may go on no longer."""
+    """Return when a worker that starts, runs or stops counts as hung, or must stop running."""
     config = cycle.config
     if worker.stopping:
         return worker.since + config.stop_timeout_s
@@ -140,7 +140,7 @@ def _must_end_at(cycle: Cycle, worker: Worker) -> float:
 
 
 def _overran(cycle: Cycle, worker: Worker) -> None:
-    """The drain timeout of a worker is over: its runs are refused, and it is killed."""
+    """The drain timeout of a worker has passed: refuse its runs, and kill it."""
     for binding in worker.bound.values():
         _refuse_runs(cycle, worker, binding.function)
     for run in list(worker.runs):
@@ -165,8 +165,8 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:
-    # The runs beside the one that hangs get their retry when the worker is gone; so does one of several functions,
-    # for who hangs is found when each runs by itself.
+    # Other runs in the worker are retried when it has ended. So is a hung run of several functions: separate runs will
+    # show which function hangs.
     alone = [each.function for each in worker.binds.values() if cycle.now >= each.hangs_at]
     hung = list(alone)
     if worker.starts_for is not None:

@@ -61,14 +61,14 @@ from overwinter.scheduler.victims import winnable_bytes
 
 
 def apply(cycle: Cycle, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915
-    """Bring the tables up to what happened."""
+    """Update the tables for an event."""
     match event:
         case Arrived():
             _arrived(cycle, event)
         case RunEnded():
             _run_ended(cycle, event)
         case Alarm():
-            # What is due is seen by due.py.
+            # due.py handles everything that is due.
             pass
         case WorkerReady(worker):
             ahead.ready(cycle, worker)
@@ -148,7 +148,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
 
 
 def _named(cycle: Cycle, event: Arrived) -> Function | None:
-    """The named function, or None after a refusal."""
+    """Return the named function; None after refusing the request."""
     versions, version = cycle.state.versions.get(event.name), event.version
     if version is None and versions is not None:
         version = versions.turn()
@@ -187,7 +187,7 @@ def _run_ended(cycle: Cycle, event: RunEnded) -> None:
     if served:
         function, spent_s = served[0], cycle.now - run.began
         counts, trunk = [len(part.requests) for part in run.parts], function.family.trunks[function.trunk]
-        # One that failed for some was done again for each: how long that took says nothing of the others.
+        # After a failure the run was repeated for each function, so its time says nothing about a shared run.
         if len(counts) == 1 or not failures:
             asked(cycle.state, function, None, function.latency.observe, worker.point, counts, spent_s, trunk)
         else:
@@ -211,7 +211,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
 
 
 def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
-    """Let the tenant's zygote warm up a program that has run, unless that would take it long."""
+    """Let the tenant's zygote compile a program that has run, unless its runs take too long."""
     spec, config = function.spec, cycle.config
     prepared = cycle.state.prepared.get(spec.tenant, {})
     if spec.program in prepared or spent_s > config.warm_up_max_s:
@@ -243,7 +243,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
         cycle.places_changed = True
     if function.wants_wake:
         functions.prove(cycle, function)
-    # The core of its start is its own still, unless it had to give that up.
+    # The core of its start is still reserved, unless the start was overdue and lost it.
     cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
     _look_after(cycle, worker, function)
     _mark_others(cycle, worker, function)
@@ -270,7 +270,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
-    """A worker that could not bind a function does not get another bind of it: a worker is forked."""
+    """Record a failed bind: the worker gets no other bind of the function, which will need a new worker."""
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
     if worker is None or binding is None:
@@ -291,12 +291,10 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _look_after(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """An operation ended in a worker; its function may no longer be in the worker's family: find the function to
-    settle.
-    """
+    """Find the function to settle after an operation: the worker may no longer belong to its family."""
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
-    if worker.is_forsaken and worker.is_idle:
+    if worker.is_orphaned and worker.is_idle:
         stop(cycle, worker)
     elif (function.removed or function.family is not worker.family) and worker.family.members:
         cycle.mark(worker.family.lead)
@@ -310,11 +308,11 @@ def _mark_others(cycle: Cycle, worker: Worker, function: Function) -> None:
 
 
 def _demoted(cycle: Cycle, id_: WorkerId) -> None:
-    """The worker's runs may end, however long they take; waiting requests go to others."""
+    """Drain a demoted worker: its runs may end, however long they take, and waiting requests go to other workers."""
     worker = cycle.state.workers.get(id_)
     if worker is None or worker.drain is not None:
         return
-    drain(cycle, worker, "it computed beyond what it was given")
+    drain(cycle, worker, "it used the CPU while nothing ran in it")
     mark_all(cycle, worker)
 
 
@@ -332,7 +330,7 @@ def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:
 def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
     function = cycle.state.functions.get(event.function)
     if function is None or function.loading != event.operation:
-        # It was removed or unloaded meanwhile, and its blocks came after they had been let go.
+        # The function was removed or unloaded meanwhile, so its blocks are not needed.
         drop_unshared(cycle, event.addresses, event.store)
         return
     end_load(function, cycle.now)
@@ -353,7 +351,7 @@ def _load_failed(cycle: Cycle, event: LoadFailed) -> None:
     may_do = is_full and missing <= winnable_bytes(cycle, function)
     function.load_again = may_do and evict(cycle, missing, function)
     if function.load_again:
-        # The tmpfs is fuller than the tables know: what was won may be enough.
+        # The tmpfs is fuller than the tables say, but the evicted bytes may suffice.
         cycle.mark(function)
         return
     refuse_queue(cycle, function, event.error, event.message, cycle.config.retry_after_min_s)

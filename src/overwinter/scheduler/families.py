@@ -16,7 +16,7 @@ from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.state import Family, Function
 
 NO_SLO_S = 2.0
-"""When a request is due whose function has no SLO."""
+"""The due time of requests without an SLO."""
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
@@ -29,7 +29,7 @@ def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
 
 
 def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
-    """A new function, in its family."""
+    """Add a new function to its family."""
     id_ = spec.family if cycle.policy.binds and spec.family else FamilyId(spec.id)
     family = cycle.state.families.get(id_)
     if family is None:
@@ -46,7 +46,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
 
 
 def leave(cycle: Cycle, function: Function) -> None:
-    """The function is none of its family's any more."""
+    """Remove the function from its family."""
     family, state = function.family, cycle.state
     del family.members[function.spec.id]
     family.trunks[function.trunk].waiting.pop(function.spec.id, None)
@@ -56,7 +56,7 @@ def leave(cycle: Cycle, function: Function) -> None:
     family.waking.pop(function.spec.id, None)
     if family.members:
         _settings_changed(cycle, family, family.lead.spec)
-        # Workers may be spare that it waited for.
+        # Workers that it waited for may be free.
         cycle.mark(family.lead)
         if family.look_at is not None:
             cycle.timers.arm(family.lead.spec.id, family.look_at)
@@ -65,7 +65,7 @@ def leave(cycle: Cycle, function: Function) -> None:
 
 
 def isolate(cycle: Cycle, function: Function) -> None:
-    """From now on the function has a separate family."""
+    """Move the function to a separate family."""
     family = function.family
     leave(cycle, function)
     spec = function.spec = msgspec.structs.replace(function.spec, family=FamilyId(""))
@@ -99,7 +99,7 @@ def note(function: Function) -> None:
 
 
 def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:
-    """The functions of the family have this new profile; `forget`: discard the observations of their runs."""
+    """Use a new profile for the functions of the family; `forget`: discard the observations of their runs."""
     before = family.latency
     if spec.settings.slo_ms != family.slo_ms:
         spec = msgspec.structs.replace(spec, settings=msgspec.structs.replace(spec.settings, slo_ms=family.slo_ms))
@@ -109,8 +109,8 @@ def remodel(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = Fal
 
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
-    """A worker of the family has a free slot, has ended, or is starting: mark the functions with waiting requests by
-    due time; mark `functions` in any case.
+    """Mark the family's functions with waiting requests by due time, because a worker may be available; and mark
+    `functions`.
     """
     if not family.waiting and not family.waking:
         for each in functions:

@@ -1,4 +1,4 @@
-"""Records of a process that was forked ahead, and of a tenant's need of such processes."""
+"""Records of a process forked in advance, and of a tenant's need of such processes."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from overwinter.core.ids import Address, FunctionId, Seconds, TenantId, WorkerId
 from overwinter.scheduler.operation import Operation
 
 AHEAD_BYTES = 4 << 20
-"""Private memory that a process forked ahead counts for. It computes nothing, so it takes what it took at first."""
+"""The private memory that a process forked in advance counts for. It computes nothing, so its memory does not grow."""
 
 
 class ForkedAhead(msgspec.Struct, eq=False):
@@ -15,22 +15,22 @@ class ForkedAhead(msgspec.Struct, eq=False):
     id: WorkerId
     tenant: TenantId
     programs: frozenset[Address]
-    """Those that its zygote held when it was asked for."""
+    """The programs that its zygote had when it was requested."""
     since: Seconds
     """When it began to start, wait or stop."""
     start: Operation | None
-    """Under way until it waits."""
+    """The start operation; None when it waits."""
     stopping: bool = False
-    """Told to stop; its exit answers."""
+    """Whether it was told to stop; its exit is awaited."""
 
 
 class Need(msgspec.Struct):
-    """What determines a tenant's need of processes forked ahead."""
+    """The figures that determine a tenant's need of processes forked in advance."""
 
     function: FunctionId = FunctionId("")
-    """The last one that was started; empty: none was."""
+    """The last function that was started; empty: none."""
     started: Seconds = Seconds(0.0)
-    """When that was."""
+    """The time of that start."""
     failures: int = 0
-    """Deaths in a row of what was forked ahead."""
+    """The consecutive deaths of processes forked in advance."""
     backoff_until: Seconds = Seconds(0.0)

@@ -15,11 +15,11 @@ from overwinter.scheduler.state import Function
 
 
 def deploy(cycle: Cycle, event: Deployed) -> None:
-    """A version exists, in the place of the one that had its id."""
+    """Add a version, replacing a previous one with its id."""
     state, spec = cycle.state, event.function
     before = state.functions.get(spec.id)
     if before is not None:
-        forget(cycle, before, "it was deployed anew")
+        forget(cycle, before, "it was deployed again")
     function = families.join(cycle, spec, event.on_trial)
     state.functions[spec.id] = function
     state.tenant(spec.tenant).functions[spec.id] = None
@@ -34,7 +34,7 @@ def deploy(cycle: Cycle, event: Deployed) -> None:
 
 
 def prove(cycle: Cycle, function: Function) -> None:
-    """A worker of the function runs: a new version answers for its name from now on."""
+    """A worker of the function runs: a new version becomes available under its name."""
     if function.on_trial:
         _publish(cycle, function)
     function.on_trial = function.announce = False
@@ -42,7 +42,7 @@ def prove(cycle: Cycle, function: Function) -> None:
 
 
 def load(cycle: Cycle, id_: FunctionId) -> None:
-    """A caller wants the function to be awake, and to be told when it is."""
+    """Wake the function for a caller, who gets an answer when it is awake."""
     function = cycle.state.functions.get(id_)
     if function is None:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
@@ -50,7 +50,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
     if function.unloaded:
         function.unloaded = False
         for worker in function.workers.values():
-            # One that is another tenant's by right goes all the same.
+            # A worker that drains for another tenant is not kept.
             if worker.drain is not None and worker.drain.why == UNLOADED and not worker.stopping:
                 keep(cycle, worker)
             if worker.bound[id_].until is not None:
@@ -70,20 +70,20 @@ def unload(cycle: Cycle, id_: FunctionId) -> None:
     """The function releases its memory and answers no requests until it is loaded."""
     function = cycle.state.functions.get(id_)
     if function is not None and not function.on_trial and not function.unloaded:
-        _put_away(cycle, function, "ConflictError", f"function {id_} was unloaded while it was loaded")
+        _put_away(cycle, function, "ConflictError", f"function {id_} was unloaded during its load")
 
 
 def remove(cycle: Cycle, id_: FunctionId) -> None:
-    """Its owner took it away."""
+    """Remove a function at its owner's request."""
     function = cycle.state.functions.get(id_)
     if function is not None:
         forget(cycle, function, "it was removed")
 
 
 def forget(cycle: Cycle, function: Function, reason: str) -> None:
-    """Remove a function from the tables; a run under way may still end."""
+    """Remove a function from the tables; a run in progress may still end."""
     id_, spec, state = function.spec.id, function.spec, cycle.state
-    message = f"function {id_} is gone: {reason}"
+    message = f"function {id_} was removed: {reason}"
     if function.wants_wake:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", message))
     refuse_queue(cycle, function, "NotFoundError", message)
@@ -108,7 +108,7 @@ def forget(cycle: Cycle, function: Function, reason: str) -> None:
 
 
 def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
-    """The function could not start or lost a worker: it is left alone for a while; a version on trial is forgotten."""
+    """Handle a failed start or a dead worker: the function backs off; a version on trial is removed."""
     if function.wants_wake:
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
         function.announce = False
@@ -123,7 +123,7 @@ def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
 
 
 def give_up(cycle: Cycle, function: Function, why: str) -> None:
-    """The function can never get what it needs: refuse its requests and loads."""
+    """Refuse the requests and loads of a function that can never get the resources it needs."""
     order.leave(cycle, function)
     function.load_again = False
     refuse_queue(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
@@ -131,7 +131,7 @@ def give_up(cycle: Cycle, function: Function, why: str) -> None:
 
 
 def contain(cycle: Cycle) -> None:
-    """Put out of service the functions on which a policy failed in this cycle."""
+    """Take the functions out of service on which a policy failed in this cycle."""
     faults = cycle.state.faults
     while faults:
         id_ = next(iter(faults))
@@ -149,7 +149,7 @@ def contain(cycle: Cycle) -> None:
 
 
 def _put_away(cycle: Cycle, function: Function, error: str, reason: str) -> None:
-    """Release all that the function holds; `reason`: for callers that wait for its load."""
+    """Release everything that the function holds; `reason` is for callers that wait for its load."""
     refuse_unloaded(cycle, function)
     if function.announce:
         function.announce = False

@@ -15,11 +15,11 @@ from overwinter.scheduler.policies.worker_eviction import RULES, Idle
 from overwinter.scheduler.state import Binding, Function, Tenant, Worker
 
 UNUSED_S = 60.0
-"""A function that has not run for so long is unbound before an idle worker is stopped."""
+"""A function unused for this long is unbound before an idle worker is stopped."""
 
 
 class Member(NamedTuple):
-    """An idle function that is bound with others, and what unbinding it frees."""
+    """An idle function that is bound with others, and the bytes that unbinding it frees."""
 
     worker: Worker
     binding: Binding
@@ -31,18 +31,18 @@ def value(cycle: Cycle, worker: Worker) -> float:
     family = worker.family
     start_s = family.latency.wake_s if family.start_s is None else family.start_s
     cost_s = start_s + family.bind_s * (len(worker.bound) - 1)
-    # Each of several is used for its part of what comes.
+    # The uses of a family are divided among its workers.
     idle = Idle(cycle.now, cycle.clock, family.uses / len(family.workers), cost_s, worker.nbytes)
     return asked(cycle.state, _any_of(worker), 0.0, RULES[cycle.policy.worker_eviction], idle)
 
 
 def least_valuable(tenant: Tenant) -> Worker | None:
-    """Of a tenant's idle workers without waiting requests the least valuable; of equals the one idle longest."""
+    """Return the least valuable idle worker of a tenant without waiting requests; of equals the one idle longest."""
     return min(tenant.spare.values(), key=attrgetter("value"), default=None)
 
 
 def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
-    """The idle workers of these, the least valuable first."""
+    """Return the idle workers of these tenants, the least valuable first."""
     idle = (worker for tenant in tenants for worker in tenant.spare.values())
     return sorted(idle, key=attrgetter("value", "since", "id"))
 
@@ -50,7 +50,7 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
 def give_room(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, because others need its memory."""
     cycle.clock = max(cycle.clock, worker.value)
-    why = f"others need room, and a worker was idle for {cycle.now - worker.since:.1f} s"
+    why = f"others need its memory or place, and it was idle for {cycle.now - worker.since:.1f} s"
     cycle.decide(_any_of(worker), "reclaim", why)
     stop(cycle, worker, kill)
 
@@ -61,18 +61,20 @@ def excess(worker: Worker) -> int:
 
 
 def _any_of(worker: Worker) -> Function:
-    """A function that the worker has."""
+    """Return any function of the worker."""
     return next(iter(worker.bound.values())).function
 
 
 def unused_members(cycle: Cycle) -> list[Member]:
-    """Functions that are bound with others and have not run for long, the least recently used first."""
+    """Yield functions that are bound with others and unused for long, the least recently used first."""
     found = [member for worker in cycle.state.workers.values() for member in _unused_in(cycle, worker)]
     return sorted(found, key=lambda each: (each.binding.function.used, each.worker.id))
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[Member]:
-    """What unbinding frees: the blocks that only this function uses, and its part of the worker's excess."""
+    """Return what unbinding frees: the blocks that only this function uses, and its part of the worker's excess
+    memory.
+    """
     if not worker.is_serving or len(worker.bound) < 2:
         return
     part = excess(worker) // len(worker.bound)

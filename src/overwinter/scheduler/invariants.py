@@ -20,7 +20,7 @@ from overwinter.scheduler.wants import wants_place
 def check(cycle: Cycle) -> None:
     """AssertionError if the tables contradict each other, or a function waits without a reason."""
     state = cycle.state
-    assert not cycle.changed, "somebody was not asked for his want"
+    assert not cycle.changed, "a changed function was not asked for its want"
     _check_requests(state)
     _check_workers(cycle)
     _check_ahead(cycle)
@@ -31,11 +31,11 @@ def check(cycle: Cycle) -> None:
     _check_places(cycle)
     _check_bytes(cycle)
     for function in state.functions.values():
-        _check_somebody_comes(cycle, function)
+        _check_progress(cycle, function)
         _check_timers(cycle, function)
 
 
-# What there is
+# Requests, workers and functions
 
 
 def _check_requests(state: State) -> None:
@@ -59,18 +59,20 @@ def _check_workers(cycle: Cycle) -> None:
         assert all(state.workers[worker] is each for worker, each in function.workers.items())
         having = {worker.id for worker in state.workers.values() if id_ in worker.bound}
         had = {each for each in having if state.workers[each].bound[id_].function is function}
-        assert had == set(function.workers), f"{id_} is bound elsewhere than it is said to be"
+        assert had == set(function.workers), f"{id_} is bound in other workers than recorded"
     for worker in state.workers.values():
         under_way = len(worker.runs) + len(worker.binds)
         assert under_way <= worker.point.concurrency, f"worker {worker.id} runs more than it can"
-        assert not worker.is_idle or worker.drain is None, f"worker {worker.id} drains and has nothing to do"
-        assert worker.stopping or worker.bound, f"worker {worker.id} has nothing and is not stopped"
-        assert worker.stopping or worker.runs or not worker.is_forsaken, f"worker {worker.id} is nobody's"
+        assert not worker.is_idle or worker.drain is None, f"worker {worker.id} drains without work"
+        assert worker.stopping or worker.bound, f"worker {worker.id} has no function and is not stopped"
+        assert worker.stopping or worker.runs or not worker.is_orphaned, f"worker {worker.id} is of no use"
         runs = Counter(each.spec.id for run in worker.runs.values() for each in run.functions)
-        assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, "runs of what is not bound"
-        assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds what it does not have"
+        assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, (
+            "a function runs that is not bound"
+        )
+        assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds a function that is not recorded"
         keeps_s = keepalive.longest_s(worker, cycle.policy)
-        assert worker.keeps_s in (None, keeps_s), f"worker {worker.id} stays for as long as others would"
+        assert worker.keeps_s in (None, keeps_s), f"worker {worker.id} has the keep-alive of other functions"
         for id_, binding in worker.bound.items():
             assert binding.function.spec.tenant == worker.tenant, f"{id_} is in a worker of another tenant"
             assert not binding.leaving or worker.stopping or worker.works_for(id_), f"{id_} should be unbound"
@@ -86,28 +88,32 @@ def _check_families(state: State) -> None:
     members: list[FunctionId] = []
     for family in state.families.values():
         members += family.members
-        assert all(each.family is family for each in family.members.values()), f"a member of {family.id} is another's"
+        assert all(each.family is family for each in family.members.values()), (
+            f"a member of {family.id} names another family"
+        )
         waiting = {id_ for id_, each in family.members.items() if each.queue}
-        assert set(family.waiting) == waiting, f"the members of {family.id} that wait are wrong"
+        assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
         wanting = {id_ for id_ in waiting if family.members[id_].line not in ("places", "bytes")}
         assert set(family.wanting) == wanting, f"the members of {family.id} that want an idle worker are wrong"
         for id_, trunk in family.trunks.items():
             own_waiting = {each for each in waiting if family.members[each].trunk == id_}
-            assert set(trunk.waiting) == own_waiting, f"the members of trunk {id_} that wait are wrong"
+            assert set(trunk.waiting) == own_waiting, f"the waiting members of trunk {id_} are wrong"
         tenants = {each.spec.tenant for each in family.members.values()}
-        assert len(tenants) == 1, f"family {family.id} is that of {tenants}"
+        assert len(tenants) == 1, f"family {family.id} has the tenants {tenants}"
         own = {worker.id for worker in state.workers.values() if worker.family is family}
         assert own == set(family.workers), f"the workers of family {family.id} are wrong"
-    assert sorted(members) == sorted(state.functions), "a function has no family, or two"
+    assert sorted(members) == sorted(state.functions), "a function has no family, or several"
 
 
 def _check_versions(state: State) -> None:
     for name, versions in state.versions.items():
         answer = sorted(each.spec.version for each in state.functions.values() if each.spec.name == name)
-        assert versions.numbers, f"no version of {name} answers, and it is told of"
+        assert versions.numbers, f"{name} is recorded without a version"
         assert versions.numbers == sorted(set(versions.numbers)), f"versions of {name} are out of order"
-        assert set(versions.numbers) <= set(answer), f"a version of {name} that is gone answers"
-        assert {share.version for share in versions.shares} <= set(versions.numbers), f"{name} is split with nobody"
+        assert set(versions.numbers) <= set(answer), f"a removed version of {name} answers"
+        assert {share.version for share in versions.shares} <= set(versions.numbers), (
+            f"{name} has a share for a removed version"
+        )
 
 
 def _check_tenants(cycle: Cycle) -> None:
@@ -117,10 +123,12 @@ def _check_tenants(cycle: Cycle) -> None:
         functions = {each.spec.id for each in state.functions.values() if each.spec.tenant == id_}
         assert functions == set(tenant.functions), f"the functions of tenant {id_} are wrong"
         own_ahead = any(each.tenant == id_ for each in state.ahead.values())
-        assert functions or own or own_ahead or cycle.resources.requests.of(id_), f"tenant {id_} has nothing"
-        assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, f"spare workers of {id_}"
+        assert functions or own or own_ahead or cycle.resources.requests.of(id_), f"tenant {id_} is not needed"
+        assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, (
+            f"the spare workers of {id_} are wrong"
+        )
         draining = {worker.id for worker in own if not worker.stopping and worker.drain and worker.drain.until is None}
-        assert set(tenant.draining) == draining, f"draining workers of tenant {id_}"
+        assert set(tenant.draining) == draining, f"the draining workers of tenant {id_} are wrong"
         serving = {worker.id for worker in own if worker.is_serving}
         assert serving <= {id_ for _, id_ in tenant.slices}, f"a worker of tenant {id_} has no time slice"
 
@@ -132,14 +140,14 @@ def _is_spare(worker: Worker) -> bool:
 def _check_ahead(cycle: Cycle) -> None:
     """Each process forked ahead belongs to a tenant, is no worker, has a timer, and their number is bounded."""
     state = cycle.state
-    assert len(state.ahead) <= (cycle.config.workers_ahead or 0), "more is forked ahead than was asked for"
+    assert len(state.ahead) <= (cycle.config.workers_ahead or 0), "too many processes are forked in advance"
     for id_, each in state.ahead.items():
         assert each.id == id_, f"process {id_} is called {each.id}"
-        assert id_ not in state.workers, f"worker {id_} is forked ahead, too"
-        assert each.tenant in state.tenants, f"process {id_} is forked ahead for nobody"
-        assert each.stopping or state.tenants[each.tenant].functions, f"process {id_} is of no use to anybody"
+        assert id_ not in state.workers, f"worker {id_} is also recorded as forked in advance"
+        assert each.tenant in state.tenants, f"process {id_} has no tenant"
+        assert each.stopping or state.tenants[each.tenant].functions, f"process {id_} has a tenant without functions"
         key = id_ if each.start is not None or each.stopping else ahead.KEY
-        assert cycle.timers.at(key) is not None, f"nobody looks at process {id_}"
+        assert cycle.timers.at(key) is not None, f"process {id_} has no timer"
 
 
 def _check_ledger(cycle: Cycle) -> None:
@@ -167,9 +175,9 @@ def _check_ledger(cycle: Cycle) -> None:
     claims |= {store_owner(name): {resources.host: store.nbytes} for name, store in state.stores.items()}
     taken = {owner: amounts for owner, claim in cycle.ledger.claims().items() if (amounts := _amounts(claim))}
     wanted = {owner: amounts for owner, claim in claims.items() if (amounts := _amounts(claim))}
-    assert taken == wanted, "the ledger has other claims than there are operations"
+    assert taken == wanted, "the claims in the ledger do not match the operations"
     stopping = sum(worker.nbytes for worker in state.workers.values() if worker.stopping) + ahead.leaving_bytes(cycle)
-    assert resources.memory.fits(0, resources.memory.taken - stopping), "workers are left to take more than there is"
+    assert resources.memory.fits(0, resources.memory.taken - stopping), "workers use more memory than allowed"
     for resource in (resources.workers, resources.requests):
         assert resource.capacity is None or resource.taken <= resource.capacity, f"too many {resource.name} are taken"
 
@@ -186,23 +194,25 @@ def _check_stores(cycle: Cycle) -> None:
     state = cycle.state
     wanted: dict[StoreName, Counter[Address]] = {}
     for function in state.functions.values():
-        assert not (function.loaded and function.loading is not None), f"the blocks of {function.spec.id} come again"
+        assert not (function.loaded and function.loading is not None), (
+            f"the blocks of {function.spec.id} are loaded twice"
+        )
         if function.loaded or function.loading is not None:
             wanted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
     for name, store in state.stores.items():
         assert +store.sharers == wanted.get(name, Counter()), f"the count of sharers of a block in {name!r} is wrong"
         assert store.nbytes == sum(store.sizes.values()), f"the bytes of store {name!r} are wrong"
-        assert set(store.sizes) == set(+store.sharers), f"store {name!r} counts a block that nobody holds"
+        assert set(store.sizes) == set(+store.sharers), f"store {name!r} counts a block without a holder"
     unused = {
         id_
         for id_, function in state.functions.items()
         if function.loaded
         and not (function.workers or function.queue or function.wants_wake or function.spec.settings.pinned)
     }
-    assert set(state.evictable) == unused, "the table of functions that nobody uses is wrong"
+    assert set(state.evictable) == unused, "the table of unused functions is wrong"
 
 
-# Who waits
+# Queues
 
 
 def _check_lines(cycle: Cycle) -> None:
@@ -210,32 +220,32 @@ def _check_lines(cycle: Cycle) -> None:
     state = cycle.state
     lines: dict[FunctionId, list[str]] = {}
     for tenant in state.tenants.values():
-        assert (tenant.waits is not None) == (tenant.id in state.waiting), f"tenant {tenant.id} waits or does not"
+        assert (tenant.waits is not None) == (tenant.id in state.waiting), f"the queue of tenant {tenant.id} is wrong"
         for id_ in tenant.first_workers:
-            assert not state.functions[id_].has_worker, f"{id_} waits for its first worker and has one"
+            assert not state.functions[id_].has_worker, f"{id_} waits for its first worker but has one"
         for id_ in tenant.more_workers:
-            assert state.functions[id_].has_worker, f"{id_} waits for one more worker and has none"
+            assert state.functions[id_].has_worker, f"{id_} waits for one more worker but has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
             lines.setdefault(id_, []).append("places")
     for id_ in state.cores.hopeful.keys() | state.cores.late.keys():
         lines.setdefault(id_, []).append("cores")
     for id_ in state.bytes:
         lines.setdefault(id_, []).append("bytes")
-    assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a line is wrong"
+    assert lines == {id_: [each.line] for id_, each in state.functions.items() if each.line}, "a queue is wrong"
     assert all(each.line == "places" for each in state.functions.values() if each.lacks_room), (
-        "room is awaited elsewhere"
+        "memory for a bind is awaited in another queue"
     )
     for id_ in lines:
         function = state.functions[id_]
-        assert function.queue or function.wants_wake, f"{id_} waits in line and wants nothing"
-        assert not function.unloaded, f"{id_} waits in line and is unloaded"
-        # One whose blocks were lost comes again, and may run meanwhile where it is bound. If another one took its slot
-        # there, it leaves the line when its turn comes.
+        assert function.queue or function.wants_wake, f"{id_} waits in a queue without a want"
+        assert not function.unloaded, f"{id_} waits in a queue but is unloaded"
+        # A function whose blocks were lost loads them again, and may run meanwhile in a worker that has it. If another
+        # function took its slot there, it leaves the queue at its turn.
         runs_on = function.line == "cores" and any(each.is_serving for each in function.workers.values())
-        assert function.loading is None or runs_on, f"{id_} waits in line while its blocks come"
-        assert id_ != state.giving_back, f"{id_} waits in line and gives its bytes back"
+        assert function.loading is None or runs_on, f"{id_} waits in a queue during its load"
+        assert id_ != state.giving_back, f"{id_} waits in a queue while it is drained for its bytes"
         assert function.line == "cores" or function.loaded == (function.line == "places"), (
-            f"{id_} waits for {function.line}"
+            f"{id_} waits in the wrong queue, {function.line}"
         )
 
 
@@ -244,13 +254,13 @@ def _check_cores(cycle: Cycle) -> None:
     state, cores = cycle.state, cycle.resources.cores
     waiting = [state.functions[id_] for id_ in (*state.cores.hopeful, *state.cores.late)]
     if waiting:
-        assert cycle.orders_cores, "somebody waits for cores that are not bounded"
-        assert not cores.fits(max(map(order.needs, waiting))), "a core is free while somebody waits for one"
+        assert cycle.orders_cores, "a function waits for unlimited cores"
+        assert not cores.fits(max(map(order.needs, waiting))), "a core is free while a function waits for one"
     if cores.capacity is not None:
         keeping = [
             worker.point.run_cores for worker in state.workers.values() for run in worker.runs if _keeps(cycle, run)
         ]
-        assert sum(keeping) <= max(cores.capacity, *keeping, 0) + 1, "more runs go on than there are cores"
+        assert sum(keeping) <= max(cores.capacity, *keeping, 0) + 1, "the runs exceed the cores"
 
 
 def _keeps(cycle: Cycle, run: int) -> bool:
@@ -265,7 +275,7 @@ def _check_places(cycle: Cycle) -> None:
     id_ = function.spec.id
     if has_place(cycle, function):
         waits = order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1)
-        assert waits, f"{id_} waits beside room enough"
+        assert waits, f"{id_} waits although there is a place"
         return
     wanted = claimed_in_line(cycle, function)
     assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
@@ -273,7 +283,7 @@ def _check_places(cycle: Cycle) -> None:
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} waits beside what is forked ahead"
         victim = victims.for_place(cycle, function, wanted)
         stale = function.has_worker and not wants_place(cycle, function)
-        assert victim.worker is None or stale, f"{id_} waits beside worker {victim.worker}"
+        assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"
 
 
 def _check_bytes(cycle: Cycle) -> None:
@@ -281,24 +291,26 @@ def _check_bytes(cycle: Cycle) -> None:
     if function is None:
         return
     id_ = function.spec.id
-    assert host.capacity is not None, f"{id_} waits for bytes that are not bounded"
-    assert not host.fits(missing_bytes(cycle, function)), f"{id_} waits beside room enough in the host store"
-    assert victims.for_bytes(cycle, function) is None, f"{id_} waits beside blocks that nobody needs"
+    assert host.capacity is not None, f"{id_} waits for unlimited bytes"
+    assert not host.fits(missing_bytes(cycle, function)), f"{id_} waits although the host store has space"
+    assert victims.for_bytes(cycle, function) is None, f"{id_} waits although unused blocks could be evicted"
 
 
-def _check_somebody_comes(cycle: Cycle, function: Function) -> None:
+def _check_progress(cycle: Cycle, function: Function) -> None:
     """Each function with work is in a queue, or an operation or timer will lead back to it."""
     id_ = function.spec.id
     if not (function.queue or function.wants_wake) or function.line is not None or function.batch_at is not None:
         return
     free = [worker.id for worker in function.slots()]
-    assert not (function.queue and free), f"requests of {id_} wait beside worker {free}"
+    assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"
     comes = function.loading is not None or any(not worker.is_idle for worker in function.usable())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.giving_back
     host = worker_to_bind_in(cycle, function)
     if host is not None and not function.on_trial and not waits:
-        assert function.is_starting or function.loading is not None, f"{id_} waits beside worker {host.id}"
-    assert comes or waits, f"{id_} wants a worker and waits for nothing"
+        assert function.is_starting or function.loading is not None, (
+            f"{id_} waits although worker {host.id} could bind it"
+        )
+    assert comes or waits, f"{id_} wants a worker but waits for no event"
 
 
 def _check_timers(cycle: Cycle, function: Function) -> None:
@@ -309,8 +321,8 @@ def _check_timers(cycle: Cycle, function: Function) -> None:
     times += [each for each in (function.batch_at, look_at) if each is not None]
     if function.backoff_until > cycle.now:
         times.append(function.backoff_until)
-    assert not times or (at is not None and at <= min(times)), f"nobody looks at {function.spec.id} in time"
+    assert not times or (at is not None and at <= min(times)), f"{function.spec.id} has no timer in time"
     for worker in function.workers.values():
         assert cycle.timers.at(worker.id) is not None or worker.is_idle or worker.stopping, (
-            f"nobody looks at worker {worker.id}"
+            f"worker {worker.id} has no timer"
         )

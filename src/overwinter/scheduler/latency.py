@@ -18,29 +18,30 @@ from overwinter.core.profile import Point, Shape, between
 from overwinter.scheduler.sharing import Sharing
 
 WORKER_BYTES = 16 << 20
-"""Private memory that a worker is taken to have before it was measured."""
+"""The private memory that is assumed for an unmeasured worker."""
 WAKE_S = 0.03
-"""What a wake takes while nothing better is known."""
+"""The assumed time of a wake before one was measured."""
 SMOOTHING = 0.2
 PACE_MAX = 8.0
 
 
 def joint_s(together: float, apart: float, own: float) -> float:
-    """Seconds of a shared run: `together` as a run of one function would take, `apart` as separate runs, and `own` the
-    part of a run that is not shared.
+    """Return the seconds of a shared run.
+
+    `together`: as a run of one function; `apart`: as separate runs; `own`: the part of a run that is not shared.
     """
     return together + own * max(0.0, apart - together)
 
 
 def own_part(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
-    """The part of a function's bytes that not all of the others have, by the size of the largest."""
+    """Return the part of a function's bytes that the others do not all have, relative to the largest function."""
     common = sum(nbytes for address, nbytes in blocks.items() if all(address in each for each in others))
     most = max(sum(each.values()) for each in (blocks, *others))
     return 1 - common / most if most else 0.0
 
 
 def sizes_of(blobs: Sequence[BlobSize]) -> dict[Address, int]:
-    """Blocks, each once."""
+    """Return the sizes of the blocks, each once."""
     return {blob.address: blob.nbytes for blob in blobs}
 
 
@@ -48,26 +49,26 @@ class Trunk(msgspec.Struct, eq=False):
     """Functions of a family that have most of their weights in common."""
 
     sizes: Mapping[Address, int]
-    """Blocks of the one with which the others have most in common."""
+    """The blocks of the function with which the others have most in common."""
     own: float = 0.0
-    """The part of a run that is each function's own: by bytes, until the times of runs of several tell."""
+    """The part of a run that is separate for each function: estimated by bytes, then from the times of shared runs."""
     _spread: float | None = None
-    """Smoothed square of what runs of several could have saved, by their time; None: there was none yet."""
+    """The smoothed square of the relative time that shared runs could have saved; None: there was none."""
     sharing: Sharing = msgspec.field(default_factory=Sharing)
-    """Whether it pays that they share runs."""
+    """Whether sharing runs reduces their time."""
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Those of which requests wait."""
+    """The functions with waiting requests."""
 
     def guess(self, own: float) -> None:
-        """Add a function, with this own part by bytes."""
+        """Account for a function with this part of separate bytes."""
         if self._spread is None:
             self.own = max(self.own, own)
 
     def observe(self, together: float, apart: float, seconds: float) -> None:
-        """A run of several functions took so long: least squares, the last runs most."""
+        """Update `own` by the time of a shared run: least squares, with the latest runs weighted most."""
         could_save = apart / together - 1
         if could_save <= 0:
-            # It tells nothing.
+            # Such a run gives no information.
             return
         spread = 1.0 if self._spread is None else self._spread
         took = self.own * spread
@@ -82,17 +83,19 @@ class LatencyModel:
     def __init__(
         self, spec: FunctionSpec, policy: Policy, memory_bytes: int | None = None, cores: int | None = None
     ) -> None:
-        """`memory_bytes`, `cores`: of all workers together; None: no bound."""
+        """Create the model. `memory_bytes`, `cores`: limits of all workers together; None: unlimited."""
         settings, profile = spec.settings, spec.profile
         self.run_s: float | None = None
-        """Smoothed seconds of a run, whatever its batch."""
+        """The smoothed seconds of a run, of any batch size."""
         self.pace = 1.0
-        """Observed by profiled latency, smoothed: a node with other work on its cores is slower than its profile."""
+        """The smoothed ratio of observed to profiled latency: other load on the cores makes a node slower than its
+        profile.
+        """
         self.wake_s = WAKE_S if profile is None or profile.wake_s is None else profile.wake_s
         self.points: tuple[Point, ...] = ()
         """The measured configurations that settings, policy and memory allow."""
         self.too_large_bytes: int | None = None
-        """What the smallest needs, where memory allows none of those that settings and policy allow."""
+        """The memory of the smallest allowed configuration if none fits in memory."""
         self._known: dict[tuple[int, int], list[tuple[int, float]]] = {}
         self._latencies: dict[tuple[int, int, int], float] = {}
         if profile is not None:
@@ -112,7 +115,7 @@ class LatencyModel:
         self.weight_bytes = sum(sizes_of(spec.blobs).values())
         self.macs = 0 if profile is None else profile.macs
         slo_s = inf if settings.slo_ms is None else settings.slo_ms / 1000
-        # What was not measured is no reason to refuse it: alone it fits.
+        # An unmeasured function must not be refused: one worker of it always fits.
         guessed_bytes = WORKER_BYTES if memory_bytes is None else min(WORKER_BYTES, memory_bytes)
         in_time = [point for point in self.points if point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)]
         self.usual = min(in_time or self.points, key=_plainness, default=None) or Point(
@@ -122,18 +125,18 @@ class LatencyModel:
             settings.concurrency,
             0.0,
         )
-        """The configuration of a worker when nothing speaks for another: the plainest that keeps the SLO."""
+        """The default configuration of a worker: the simplest that meets the SLO."""
         self.first: Shape | None = None
-        """What the scaler makes a function's only worker at a low rate; None: not asked yet."""
+        """The configuration that the scaler chooses for the only worker at a low rate; None: not asked yet."""
         self.first_rate = 0.0
-        """Up to this rate that worker is all there is to say, and the scaler need not be asked."""
+        """Up to this rate one such worker suffices, and the scaler need not be asked."""
 
     def point(self, shape: Shape) -> Point:
         """The profile of a worker of this configuration."""
         return next((point for point in self.points if point.shape == shape), self.usual)
 
     def latency_s(self, point: Point, batch: int) -> float | None:
-        """Expected seconds of a run of `batch` requests in a worker of this configuration; None: unknown."""
+        """Return the expected seconds of a run of `batch` requests in a worker of this configuration; None: unknown."""
         key = (point.cores, point.concurrency, batch)
         latency = self._latencies.get(key)
         if latency is None:
@@ -144,20 +147,20 @@ class LatencyModel:
         return latency * self.pace
 
     def joint_s(self, point: Point, counts: Sequence[int], own: float) -> float | None:
-        """The same for a shared run with so many requests of each function."""
+        """Return the expected seconds of a shared run with these numbers of requests of each function."""
         together = self.latency_s(point, sum(counts))
         if together is None or len(counts) == 1:
             return together
         return joint_s(together, self._apart_s(point, counts), own)
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
-        """Seconds of runs of each function by itself; 0 where nothing was measured."""
+        """Return the seconds of separate runs of each function; 0 if nothing was measured."""
         if (point.cores, point.concurrency) not in self._known:
             return 0.0
         return sum(self.latency_s(point, count) or 0.0 for count in counts)
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:
-        """A run with so many requests of each of one or more functions took this time."""
+        """Record the time of a run with these numbers of requests of each of one or more functions."""
         trunk.sharing.observe(point, counts, seconds)
         self.run_s = seconds if self.run_s is None else self.run_s + SMOOTHING * (seconds - self.run_s)
         if point.latency_s > 0:

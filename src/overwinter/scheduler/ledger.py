@@ -15,37 +15,37 @@ from math import inf
 from overwinter.core.ids import TenantId
 
 Owner = tuple[Hashable, ...]
-"""Its kind, and its id among those of its kind."""
+"""The kind of the owner, and its id within the kind."""
 
 
 class LedgerError(Exception):
-    """A claim that is there already, that is not there, or that is less than nothing."""
+    """A duplicate, missing or negative claim."""
 
 
 class Resource:
-    """Something scarce, in whole units: workers, bytes, cores."""
+    """A scarce resource in whole units: workers, bytes, cores."""
 
     __slots__ = ("_draining", "_shares", "alone", "capacity", "leaving", "name", "taken")
 
     def __init__(self, name: str, capacity: int | None = None, alone: bool = False) -> None:
-        """`capacity` None: no bound. `alone`: a single owner may take more than the capacity."""
+        """Create a resource. `capacity` None: unlimited. `alone`: a single owner may take more than the capacity."""
         self.name = name
         self.capacity = capacity
         self.alone = alone
         self.taken = 0
-        """The sum of all claims on it; changed by the ledger alone."""
+        """The sum of all claims on it. Only the ledger changes it."""
         self.leaving = 0
-        """Of what is taken, what is draining."""
+        """The part of `taken` that is draining."""
         self._shares: dict[TenantId, int] = {}
         self._draining: dict[TenantId, int] = {}
 
     def fits(self, amount: int, taken: int | None = None) -> bool:
-        """Whether so much more fits, in addition to what is taken or reserved."""
-        beside = self.taken if taken is None else taken
-        return self.capacity is None or beside + amount <= self.capacity or (self.alone and not beside)
+        """Whether this much more fits, in addition to what is taken or reserved."""
+        present = self.taken if taken is None else taken
+        return self.capacity is None or present + amount <= self.capacity or (self.alone and not present)
 
     def short(self, amount: int) -> int:
-        """The amount that must be freed before so much more fits."""
+        """Return the amount that must be freed before this much more fits."""
         return 0 if self.capacity is None or self.fits(amount) else self.taken + amount - self.capacity
 
     @property
@@ -75,7 +75,7 @@ class Resource:
 
 
 Claim = Mapping[Resource, int]
-"""How much of each resource."""
+"""The amount of each resource."""
 
 
 class Entry:
@@ -85,14 +85,14 @@ class Entry:
 
     def __init__(self, tenant: TenantId | None, claim: Claim) -> None:
         self.tenant = tenant
-        """In whose shares it counts; None: in nobody's."""
+        """The tenant whose share the claim counts for; None: no tenant."""
         self.claim = claim
         self.draining = False
-        """It will be given back soon."""
+        """Whether the claim will be given back soon."""
 
 
 class Ledger:
-    """The table of all claims on these resources. What raises LedgerError changes nothing."""
+    """The table of all claims on these resources. An operation that raises LedgerError changes nothing."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self.resources = tuple(resources)
@@ -104,7 +104,7 @@ class Ledger:
             raise LedgerError(f"{_named(owner)} has a claim already")
         for resource, amount in claim.items():
             if amount < 0:
-                raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
+                raise LedgerError(f"{_named(owner)} cannot claim a negative amount of {resource.name}")
         self._entries[owner] = Entry(tenant, claim)
         for resource, amount in claim.items():
             resource.taken += amount
@@ -115,7 +115,7 @@ class Ledger:
         """Set the amount of a resource that the owner claims."""
         entry = self._entry(owner)
         if amount < 0:
-            raise LedgerError(f"{_named(owner)} cannot take less than nothing of {resource.name}")
+            raise LedgerError(f"{_named(owner)} cannot claim a negative amount of {resource.name}")
         before = entry.claim.get(resource, 0)
         if amount != before:
             entry.claim = {**entry.claim, resource: amount}
@@ -134,7 +134,7 @@ class Ledger:
                 _count(resource._shares, entry.tenant, -amount)
 
     def drain(self, owner: Owner, draining: bool = True) -> None:
-        """The owner's claim will be given back soon, and so `staying` leaves it out; False: it stays after all."""
+        """Mark the owner's claim as draining, so that `staying` excludes it; False: it is no longer draining."""
         entry = self._entry(owner)
         if draining == entry.draining:
             return
@@ -147,11 +147,11 @@ class Ledger:
         return owner in self._entries
 
     def claims(self) -> dict[Owner, Claim]:
-        """All claims: a copy, for tests and for people."""
+        """Return a copy of all claims, for tests and debugging."""
         return {owner: entry.claim for owner, entry in self._entries.items()}
 
     def check(self) -> None:
-        """AssertionError unless all that is kept of each resource is the sum of the claims on it."""
+        """Raise AssertionError unless the stored sums equal the sums of the claims."""
         entries = list(self._entries.values())
         named = {resource for entry in entries for resource in entry.claim}
         assert named <= set(self.resources), "a claim is on a resource of another ledger"
@@ -164,11 +164,13 @@ class Ledger:
                     _count(shares, entry.tenant, amount)
                     _count(draining, entry.tenant, amount if entry.draining else 0)
             taken = sum(entry.claim.get(resource, 0) for entry in entries)
-            assert resource.taken == taken >= 0, f"{resource.taken} of {resource.name} are taken, and claimed {taken}"
+            assert resource.taken == taken >= 0, (
+                f"{resource.taken} of {resource.name} are recorded as taken, {taken} are claimed"
+            )
             assert resource._shares == shares, f"the tenants' shares of {resource.name} are wrong"
             leaving = sum(entry.claim.get(resource, 0) for entry in entries if entry.draining)
             assert (resource._draining, resource.leaving) == (draining, leaving), (
-                f"what drains of {resource.name} is wrong"
+                f"the draining part of {resource.name} is wrong"
             )
 
     def _entry(self, owner: Owner) -> Entry:
@@ -179,7 +181,7 @@ class Ledger:
 
 
 def _count(shares: dict[TenantId, int], tenant: TenantId, amount: int) -> None:
-    """Add to a tenant's part; one that has nothing is not in the table."""
+    """Change a tenant's part; a tenant without any is removed from the table."""
     now = shares.get(tenant, 0) + amount
     if now:
         shares[tenant] = now

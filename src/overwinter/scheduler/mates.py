@@ -27,17 +27,17 @@ from overwinter.scheduler.policies.batching import Send
 from overwinter.scheduler.state import Function, Worker
 
 FORGIVEN = 100
-"""After so many runs of a function its last death counts no more."""
+"""The runs of a function after which its last death no longer counts."""
 LOOKED_AT = 64
-"""Of the functions with which one could share a run, so many are looked at."""
+"""The most functions that are considered for sharing a run with one."""
 
 Rank = tuple[int, bool, float]
-"""The level of a request, whether it would be late, and when it is due."""
+"""The level of a request, whether it would be late, and its due time."""
 FIRST: Rank = (-1, False, 0.0)
 
 
 def is_suspect(function: Function) -> bool:
-    """Whether a worker died, or hung, of a run or a bind of it not long ago."""
+    """Whether a worker recently died or hung in a run or a bind of it."""
     return function.killed_at is not None and function.runs - function.killed_at <= FORGIVEN
 
 
@@ -65,7 +65,7 @@ def counted(cycle: Cycle, function: Function, slots: Sequence[Worker], waited_s:
             break
     left_s = slo_s - waited_s
     if count and left_s < inf and _soonest_s(cycle, function, slots, own, 0) <= left_s:
-        # Each more takes longer.
+        # The time grows with each further request, so search for the largest number that fits.
         fit, more = 0, count + 1
         while more - fit > 1:
             middle = (fit + more) // 2
@@ -88,7 +88,7 @@ def _soonest_s(cycle: Cycle, function: Function, slots: Sequence[Worker], own: i
 
 
 def changed(cycle: Cycle, function: Function) -> None:
-    """A request arrived or left: functions that wait for more of them check again."""
+    """A request arrived or left: functions that wait for more requests check again."""
     if cycle.policy.joins and len(function.family.members) > 1:
         for mate in _waiting(function):
             if mate.batch_at is not None:
@@ -110,7 +110,7 @@ def take(cycle: Cycle, function: Function, send: Send) -> tuple[Part, ...]:
 
 
 def _first(cycle: Cycle, function: Function, count: int) -> tuple[RequestId, ...]:
-    """Take the function's first requests from its queue; those past their deadline are refused."""
+    """Take the function's first requests from its queue, and refuse those past their deadline."""
     ids, expired = queueing.take(function.queue, count, cycle.state.requests, cycle.now)
     for id_ in expired:
         expire(cycle, id_)
@@ -160,12 +160,14 @@ class _Joint:
         self.left = send.count
         self.taken: dict[Function, list[RequestId]] = {function: []}
         self.run_s = containment.expected_s(cycle.state, function, self._point, send.count) or 0.0
-        """Of a run of one function."""
+        """The expected time of a run of the leading function alone."""
         self._ends_by = inf
-        """If it ends later, it makes somebody late."""
+        """If the run ended later, it would make a request late."""
 
     def protect(self) -> None:
-        """Keep the end in time for the requests that the leading function could answer in time alone."""
+        """Protect the requests that the leading function could answer in time alone: the run must end for them
+        in time.
+        """
         cycle, leads = self._cycle, self._leads
         if leads.spec.settings.slo_ms is None:
             return
@@ -185,7 +187,7 @@ class _Joint:
         return True
 
     def _ends_with(self, mate: Function) -> float:
-        """When the run would end if the places that are left then were filled by the function that leads."""
+        """Return when the run would end if the leading function then filled the remaining places."""
         counts = {each: len(ids) for each, ids in self.taken.items()}
         counts[mate] = counts.get(mate, 0) + 1
         counts[self._leads] += min(len(self._leads.queue), self.left - 1)

@@ -32,9 +32,9 @@ from overwinter.scheduler.victims import OWN_S, may_give
 MIB = 1 << 20
 SLACK = 1.5
 SLACK_BYTES = 32 << 20
-"""A worker may take so many times its need and so much more before it is far beyond it."""
+"""A worker is far beyond its need when it takes more than SLACK times its need plus these bytes."""
 MEMBER_BYTES = 1 << 20
-"""What each further function that is bound in a worker adds to its need, which is that of one function."""
+"""What each further function bound in a worker adds to the worker's need."""
 
 
 def measured(cycle: Cycle, event: MemoryMeasured) -> None:
@@ -48,7 +48,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
     if memory.capacity is None or memory.taken <= memory.capacity:
         return
     stopping = [worker for worker in workers.values() if worker.stopping]
-    # One that was asked to stop may go on to grow.
+    # A worker that was asked to stop may continue to grow.
     cycle.actions += [StopWorker(worker.id, kill=True) for worker in stopping if is_far_beyond(worker)]
     over = memory.taken - memory.capacity - sum(worker.nbytes for worker in stopping)
     over -= ahead.leaving_bytes(cycle)
@@ -60,7 +60,7 @@ def measured(cycle: Cycle, event: MemoryMeasured) -> None:
 
 
 def _stop_idle(cycle: Cycle, over: int) -> int:
-    """Stop idle workers, the least valuable first, until so many bytes are freed, or none may be stopped; returns the
+    """Stop idle workers, the least valuable first, until this many bytes are freed, or none may be stopped; returns the
     freed bytes.
     """
     won, workers = 0, cycle.state.workers.values()
@@ -73,8 +73,8 @@ def _stop_idle(cycle: Cycle, over: int) -> int:
 
 
 def give_back(cycle: Cycle, nbytes: int) -> None:
-    """The machine runs short: stop processes forked ahead, then drop unheld blocks, then stop idle workers, then
-    workers far beyond their need.
+    """Release memory because the machine is short of it: stop processes forked in advance, then drop unheld blocks,
+    then stop idle workers, then workers far beyond their need.
     """
     won = ahead.give_back(cycle, nbytes)
     won += give_back_blocks(cycle, nbytes - won)
@@ -87,8 +87,8 @@ def give_back(cycle: Cycle, nbytes: int) -> None:
 
 
 def excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
-    """The worker of another tenant that has to go at once for what a function wants: what it takes beyond its need was
-    free until somebody needs it.
+    """Return the worker of another tenant that is stopped for what a function wants, because memory beyond a need is
+    only lent.
     """
     memory, mine, workers = cycle.resources.memory, function.spec.tenant, cycle.state.workers.values()
     if memory.capacity is None or len(cycle.state.tenants) <= 1:
@@ -113,7 +113,7 @@ def is_far_beyond(worker: Worker) -> bool:
 
 
 def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
-    """The worker that is stopped next; None: none exceeds its need."""
+    """Return the worker that is stopped next; None: none exceeds its need."""
     beyond = [worker for worker in workers if not worker.stopping and idle.excess(worker) > 0]
     far = [worker for worker in beyond if is_far_beyond(worker)]
     beyond = far or beyond
@@ -154,7 +154,8 @@ def _weigh(cycle: Cycle, worker: Worker, taken: int) -> None:
     worker.taken = max(taken, worker.taken) if worker.stopping else taken
     if bound and not worker.stopping:
         family.bind_bytes = smoothed(family.bind_bytes, idle.excess(worker) / bound)
-    # What binds have added is in it, and what they replaced is not; of those under way nothing may be in it yet.
+    # The measurement includes the memory of completed binds, and excludes that of replaced functions. Of binds in
+    # progress it may include nothing yet.
     worker.coming = len(worker.binds) * int(family.bind_bytes)
     count_bytes(cycle, worker)
     if worker.nbytes < before:
@@ -166,9 +167,9 @@ def _told(worker: Worker, limit: int | None) -> str:
     """Why a worker is stopped, and what can be done."""
     most = "the machine runs short" if limit is None else "all workers together may have no more (--memory-bytes)"
     return (
-        f"a worker of function {worker.function} took {worker.taken / MIB:.1f} MiB and was stopped: it was to need "
-        f"{worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Let it take less, set memory_mib so that it hears of "
-        "its own bound first, or give the node more"
+        f"a worker of function {worker.function} took {worker.taken / MIB:.1f} MiB and was stopped: it was expected to "
+        f"need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so that "
+        "allocations fail earlier, or give the node more"
     )
 
 

@@ -1,4 +1,4 @@
-"""Records of operations under way: a run, a bind, or the start of a worker, from its begin until an event ends it."""
+"""Records of operations in progress: a run, a bind, or the start of a worker, from its begin until an event ends it."""
 
 from typing import TYPE_CHECKING
 
@@ -21,22 +21,22 @@ class Operation(msgspec.Struct, eq=False):
     """One operation."""
 
     function: "Function"
-    """For whom: the one that runs, or that leads a run of several, that is bound, or that the worker is forked for."""
+    """The function that runs, that leads a shared run, that is bound, or for which the worker is forked."""
     began: Seconds
     ends: float
-    """When it should end."""
+    """The expected end."""
     overdue_at: float
-    """When it is taken to keep its cores no more, so that nothing that hangs keeps others out."""
+    """When it no longer reserves its cores, so that a hung operation does not keep them."""
     hangs_at: float
-    """When it will not end any more."""
+    """When it counts as hung."""
     parts: tuple[Part, ...] = ()
-    """Of a run: the requests of each function in it, those of the one that leads first."""
+    """The requests of each function in a run, those of the leading function first."""
     id: OperationId | None = None
-    """Of a bind: what its answer repeats."""
+    """The id that the answer of a bind repeats."""
 
     @property
     def requests(self) -> tuple[RequestId, ...]:
-        """All that a run has."""
+        """All requests of a run."""
         if len(self.parts) == 1:
             return self.parts[0].requests
         return tuple(id_ for part in self.parts for id_ in part.requests)

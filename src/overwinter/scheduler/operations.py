@@ -20,13 +20,14 @@ from overwinter.scheduler.resources import Owner, bind_owner, run_owner, start_o
 from overwinter.scheduler.state import Binding, Drain, Function, Worker
 
 OVERDUE = 4.0
-"""Times the expected time after which a run or start is not taken to keep its cores."""
+"""The multiple of the expected time after which a run or a start no longer reserves its cores."""
 OVERDUE_LEAST_S = 0.2
 UNKNOWN_S = 1.0
-"""Of a run about which nothing is known."""
+"""The assumed time of a run without any information."""
 SLICE_WAKES = 10
-"""The time slice of a worker when others wait for its place, in wakes of its function: changing places costs a small
-part of the time."""
+"""The time slice of a worker when others wait for its place, in wakes of its function, so that changes of workers take
+a small part of the time.
+"""
 USE_SMOOTHING = 0.2
 
 UNLOADED = "its function was unloaded"
@@ -42,7 +43,7 @@ def time_slice_s(function: Function) -> float:
 
 
 def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId | None = None) -> None:
-    """Fork a worker, or use a process that was forked ahead."""
+    """Fork a worker, or use a process that was forked in advance."""
     state, now, spec = cycle.state, cycle.now, function.spec
     id_ = cycle.last_worker = WorkerId(cycle.last_worker + 1)
     wake_s, hangs_at = function.latency.wake_s, now + cycle.config.start_timeout_s
@@ -56,19 +57,19 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
         function.slice_from, cycle.bytes_changed = now, True
     cycle.timers.arm(id_, hangs_at)
     if len(function.family.members) > 1:
-        # Those of its family that wait for a worker of their own may need none.
+        # Functions of its family that wait for a new worker may not need one.
         families.mark(cycle, function.family)
     prepared = state.prepared.get(spec.tenant, {})
     if spec.program in prepared:
         del prepared[spec.program]
         prepared[spec.program] = None
-    # Zeros through a program that has run before tell nothing new; what others have run is not told.
+    # A program that has run before needs no run on zeros. Runs in workers of other tenants do not count.
     warm_up = function.on_trial and not state.proven[spec.tenant, spec.program]
     cycle.actions.append(StartWorker(id_, spec.id, warm_up, point.cores, point.concurrency, ahead))
 
 
 def end_start(cycle: Cycle, worker: Worker) -> None:
-    """The start ended: the worker is ready, stopped or dead."""
+    """End the start of a worker that is ready, stopped or dead."""
     if worker.start is not None:
         worker.start = None
         end(cycle, start_owner(worker.id))
@@ -101,7 +102,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> Seconds:
 
 
 def _hangs_s(parts: tuple[Part, ...], patience: float) -> float:
-    """For how long a run may go on. One of several is stopped early enough to try each by itself: one may hang."""
+    """Return how long a run may last. A shared run is stopped early enough to try each function separately."""
     if len(parts) == 1:
         return parts[0].function.spec.settings.timeout_s
     timeouts = [part.function.spec.settings.timeout_s for part in parts]
@@ -109,7 +110,7 @@ def _hangs_s(parts: tuple[Part, ...], patience: float) -> float:
 
 
 def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
-    """A worker answered, or its run was given up."""
+    """End a run that was answered or given up."""
     end(cycle, run_owner(run))
     operation = worker.runs.pop(run)
     for part in operation.parts:
@@ -118,7 +119,7 @@ def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
 
 
 def set_to_work(cycle: Cycle, worker: Worker) -> None:
-    """An idle worker is about to do something."""
+    """Prepare an idle worker for an operation."""
     if worker.is_idle:
         worker.since = cycle.now
         cycle.state.tenants[worker.tenant].spare.pop(worker.id, None)
@@ -126,9 +127,7 @@ def set_to_work(cycle: Cycle, worker: Worker) -> None:
 
 
 def slots_changed(cycle: Cycle, worker: Worker) -> None:
-    """Another of its family may have waited for a core for it, or for room to be bound in it, and needs more or less
-    elsewhere.
-    """
+    """Mark the functions of the family, because the worker's free slots have changed."""
     if len(worker.family.members) > 1:
         cycle.cores_changed = cycle.places_changed = True
 
@@ -152,7 +151,7 @@ def smoothed(before: float | None, seconds: float) -> float:
 
 
 def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) -> None:
-    """Give a worker no more work, and stop it when its operations have ended; `until`: at the latest then."""
+    """Give a worker no more work, and stop it when its operations have ended, or at `until`."""
     if worker.stopping:
         return
     if worker.drain is None:
@@ -173,16 +172,16 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
 
 
 def keep(cycle: Cycle, worker: Worker) -> None:
-    """A worker that drained may stay after all."""
+    """Cancel the drain of a worker."""
     worker.drain = None
     cycle.state.tenants[worker.tenant].draining.pop(worker.id, None)
     cycle.ledger.drain(worker_owner(worker.id), draining=False)
 
 
 def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
-    """End its process; its exit answers."""
+    """Stop a worker's process; its exit will be reported."""
     worker.stopping, worker.since = True, cycle.now
-    # Its function may be idle now, and give its blocks sooner.
+    # Its function may become idle, so that its blocks can be evicted sooner.
     cycle.bytes_changed = True
     end_start(cycle, worker)
     for owner in _under_way(worker):
@@ -191,7 +190,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     cycle.ledger.drain(owner)
     cycle.ledger.change(owner, cycle.resources.reserved, 0)
     _leave_tenant(cycle, worker)
-    # One that does not listen is killed.
+    # A worker that does not react is killed.
     cycle.timers.disarm(worker.id)
     cycle.timers.arm(worker.id, cycle.now + cycle.config.stop_timeout_s)
     watch_deadlines(cycle, worker)
@@ -200,7 +199,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def end_worker(cycle: Cycle, worker: Worker) -> None:
-    """The worker's process ended; its runs stay in its table until their requests are answered."""
+    """Remove a worker whose process has ended; its runs stay in its table until their requests are answered."""
     end_start(cycle, worker)
     for owner in _under_way(worker):
         end(cycle, owner)
@@ -217,14 +216,14 @@ def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
     """Set the timer of a worker to the deadlines of requests of removed functions that it runs."""
     requests = cycle.state.requests
     parts = (part for run in worker.runs.values() for part in run.parts if part.function.removed)
-    forsaken = [id_ for part in parts for id_ in part.requests]
-    deadlines = [requests[id_].deadline for id_ in forsaken if id_ in requests]
+    requested = [id_ for part in parts for id_ in part.requests]
+    deadlines = [requests[id_].deadline for id_ in requested if id_ in requests]
     if deadlines:
         cycle.timers.arm(worker.id, min(deadlines))
 
 
 def mark_all(cycle: Cycle, worker: Worker) -> None:
-    """A worker stops or ended: mark all its functions, and those that wait for it."""
+    """Mark all functions of a worker that stops or has ended, and the functions that wait for it."""
     for binding in worker.bound.values():
         if not binding.function.removed:
             cycle.mark(binding.function)
@@ -232,7 +231,7 @@ def mark_all(cycle: Cycle, worker: Worker) -> None:
 
 
 def _under_way(worker: Worker) -> list[Owner]:
-    """Its runs and binds, by their owners in the ledger."""
+    """Return its runs and binds, by their owners in the ledger."""
     binds = [bind_owner(bind.id) for bind in worker.binds.values() if bind.id is not None]
     return [*(run_owner(run) for run in worker.runs), *binds]
 
@@ -254,7 +253,7 @@ def count_bytes(cycle: Cycle, worker: Worker) -> None:
 
 
 def end_overdue(cycle: Cycle) -> None:
-    """An operation that is overdue gives up its cores."""
+    """Release the cores of overdue operations."""
     for owner, operation in list(cycle.state.holding.items()):
         if operation.overdue_at <= cycle.now:
             _free_cores(cycle, owner)
@@ -262,14 +261,14 @@ def end_overdue(cycle: Cycle) -> None:
 
 
 def watch_overdue(cycle: Cycle) -> None:
-    """A function waits for a core: one is free at the latest when the next operation is overdue."""
+    """Set a timer for the next overdue operation: a core is free then at the latest."""
     at = min((operation.overdue_at for operation in cycle.state.holding.values()), default=inf)
     if at < inf:
         cycle.timers.arm("cores", at)
 
 
 def keep_cores(cycle: Cycle, function: Function, owner: Owner, operation: Operation, cores: int) -> None:
-    """User code may wait for other things than a core, so it claims none."""
+    """Claim cores for an operation, unless it runs user code, which may wait for something other than a core."""
     keeps = cycle.orders_cores and not function.spec.sandboxed
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, keeps))
     if keeps:

@@ -1,15 +1,15 @@
-"""Who waits for what, and who of them comes next?
+"""The queues: which function waits for which resource, and which one is next.
 
-A function has one want at a time, and stands in the line of the one resource that its want lacks.
+A function has one want at a time, and waits in the queue of the one resource that its want lacks.
 
-* cores: more runs at once than there are cores make all of them SLO-missed, for the kernel shares the cores out
-  equally. Of those that can still be in time the one due first comes next, then those that are late, in the order in
-  which they came. Every LATE_EVERY-th core goes to one that is late, so that none stays unanswered; a function of
-  which some are late and others are not waits for both. One run more than there are cores may go on for a request that
-  would be late otherwise and is not at the slower pace: short ones need not wait for the end of long ones.
-* places for workers, and private memory for binds: the tenant with the least share first; of its functions those
+* Cores: if more runs were in progress than there are cores, the kernel would share the cores equally, and all of them
+  could miss their SLO. Of the requests that can still meet it, the one due first is next; then the late ones, in the
+  order of their arrival. Every LATE_EVERY-th core goes to a late request, so that each is answered eventually; a
+  function with requests of both kinds waits for both. One additional run may begin for a request that would otherwise
+  be late and is not late at the slower pace, so that short runs need not wait for long ones.
+* Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
   without a worker, then the others, the longest waiting first.
-* bytes of a host store: the longest waiting first.
+* Bytes of a host store: the longest waiting function first.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ from overwinter.scheduler.state import Function, Line, Tenant
 
 LATE_EVERY = 10
 HURRIED = 16
-"""Of those that wait for a core, about the first so many are looked at for one run more than there are cores."""
+"""The approximate number of functions waiting for a core that are checked for an additional urgent run."""
 LOOKED_AT = 32
-"""Of a function's requests, the last so many are looked at for late ones behind others: there they are put."""
+"""The number of a function's latest requests that are checked; late ones among them are moved to the end."""
 SHARED_PACE = 1.5
-"""How much longer something is taken to last while one more than the cores goes on, as with three on two cores."""
+"""The assumed slowdown while one run more than the cores is in progress, as with three runs on two cores."""
 TENANT_PART = 16
-"""Of so many workers one is kept for other tenants."""
+"""One in this many workers is kept free for other tenants."""
 
 
 def join(cycle: Cycle, function: Function, line: Line) -> None:
-    """Wait in this queue and in no other; a function that is in it already keeps its position."""
+    """Join this queue, and leave any other; a function that is already in it keeps its position."""
     if function.line is not None and function.line != line:
         leave(cycle, function)
     function.line = line
@@ -50,14 +50,14 @@ def join(cycle: Cycle, function: Function, line: Line) -> None:
 
 
 def leave(cycle: Cycle, function: Function) -> None:
-    """Wait for nothing any more."""
+    """Leave the queue."""
     if function.line is None:
         return
     id_, state = function.spec.id, cycle.state
     if function.line == "cores":
         state.cores.hopeful.pop(id_, None)
         state.cores.late.pop(id_, None)
-        # It may have needed more cores than those behind it.
+        # It may have needed more cores than the functions behind it.
         cycle.cores_changed = True
     elif function.line == "places":
         tenant = state.tenants[function.spec.tenant]
@@ -77,8 +77,9 @@ def leave(cycle: Cycle, function: Function) -> None:
 
 
 def waits_for_cores(cycle: Cycle, function: Function) -> bool:
-    """Whether the function's next operation needs a core. User code may wait for other things than a core, and a trial
-    or a load serves no request.
+    """Whether the function's next operation needs a core.
+
+    User code may wait for something other than a core, and a trial or a load serves no request.
     """
     return cycle.orders_cores and not function.spec.sandboxed and not function.wants_wake
 
@@ -107,7 +108,7 @@ def is_calm(cycle: Cycle) -> bool:
 
 
 def is_turn_of_late(count: int) -> bool:
-    """Whether, after so many cores, the next one is for late requests."""
+    """Whether, after this many cores, the next one is for late requests."""
     return (count + 1) % LATE_EVERY == 0
 
 
@@ -167,9 +168,7 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
 
 
 def _first_hopeful(cycle: Cycle) -> Function | None:
-    """Of the functions whose first request can be in time, the one due first. Those that cannot any more are late from
-    now on.
-    """
+    """Return the function whose first request is due first and can meet its SLO; mark others as late."""
     line = cycle.state.cores
     while line.due:
         entry = line.due[0]
@@ -215,8 +214,10 @@ def _needed_s(cycle: Cycle, function: Function) -> float:
 
 
 def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> float:
-    """The largest of a tenant's parts of the workers, of their memory and of their concurrent runs, with so many more
-    of them. Draining workers do not count.
+    """Return the largest of a tenant's parts of the workers, their memory and their concurrent runs, with this much
+    more.
+
+    Draining workers do not count.
     """
     resources, config = cycle.resources, cycle.config
     part = (resources.workers.staying(tenant) + workers) / cycle.workers_most
@@ -258,7 +259,7 @@ def in_line_for_places(cycle: Cycle) -> Iterator[Function]:
 
 
 def is_behind(cycle: Cycle, function: Function) -> bool:
-    """Whether others come before this function for the next place."""
+    """Whether other functions come before this one for the next place."""
     first = first_for_places(cycle)
     if first is None or first is function:
         return False
@@ -282,7 +283,7 @@ def _join_places(cycle: Cycle, function: Function) -> None:
 
 
 def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:
-    """The tenant with the smallest share first, and tenants at their maximum last."""
+    """The order of tenants: by share, those at their maximum last."""
     return cycle.resources.workers.of(tenant.id) >= workers_max(cycle), share(cycle, tenant.id)
 
 

@@ -15,9 +15,9 @@ class Request(msgspec.Struct):
     arrived: Seconds
     deadline: Seconds
     level: int
-    """Lower ones go first."""
+    """Lower levels go first."""
     due: float
-    """When it is late."""
+    """When the SLO is missed."""
     start: Start = "warm"
     failures: int = 0
-    """Times that a worker died under it, or could not start for it."""
+    """How often a worker died while it ran the request, or could not start for it."""

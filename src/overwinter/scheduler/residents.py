@@ -12,12 +12,12 @@ class Residents(msgspec.Struct):
     """The blocks that one host store holds, or will hold, for the functions kept there."""
 
     sharers: Counter[Address] = msgspec.field(default_factory=Counter)
-    """How many functions hold a block, or wait for it."""
+    """The number of functions that have or await each block."""
     sizes: dict[Address, int] = msgspec.field(default_factory=dict)
     nbytes: int = 0
 
     def missing(self, sizes: Mapping[Address, int]) -> int:
-        """Bytes of these that the store neither has nor awaits."""
+        """Return the bytes of these blocks that the store neither has nor is loading."""
         return sum(nbytes for address, nbytes in sizes.items() if address not in self.sizes)
 
     def exclusive(self, sizes: Mapping[Address, int]) -> int:
@@ -25,13 +25,13 @@ class Residents(msgspec.Struct):
         return sum(nbytes for address, nbytes in sizes.items() if self.sharers[address] == 1)
 
     def hold(self, sizes: Mapping[Address, int]) -> None:
-        """One more function is kept with these."""
+        """Add a function with these blocks."""
         self.nbytes += self.missing(sizes)
         self.sizes.update(sizes)
         self.sharers.update(sizes.keys())
 
     def release(self, sizes: Mapping[Address, int]) -> None:
-        """One function fewer holds these blocks; `unshared` returns those to drop."""
+        """Remove a function with these blocks; `unshared` returns those to drop."""
         self.sharers.subtract(sizes.keys())
 
     def unshared(self, addresses: set[Address]) -> tuple[Address, ...]:

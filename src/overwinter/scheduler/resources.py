@@ -12,28 +12,31 @@ Owner = tuple[str, int]
 
 
 class Resources:
-    """All that is scarce on one node."""
+    """The scarce resources of one node."""
 
     def __init__(self, config: SchedulerConfig, policy: Policy) -> None:
         cores = config.cores or 1
         self.requests = Resource("requests", config.requests_max)
-        """Without an answer."""
+        """Open requests."""
         self.cores = Resource("cores", cores, alone=True)
-        """Of runs and starts that keep them: what hangs does not, and code of users does not. A run that is wider than
-        the machine has it to itself."""
+        """The cores of runs and starts that reserve them; hung operations and user code do not. A run with more cores
+        than the machine runs alone.
+        """
         self.load = Resource("load")
-        """Cores of all runs and starts under way. Never scarce, but looked at."""
+        """The cores of all runs and starts in progress. It is unlimited, but decisions use it."""
         self.workers = Resource("workers", config.workers_max or WORKERS_MOST)
         self.memory = Resource("memory", config.memory_bytes)
-        """Private bytes of all workers together."""
+        """The private bytes of all workers together."""
         self.runs = Resource("runs at once", config.runs_max, alone=True)
-        """That workers may have, be they idle or not: each holds descriptors of the node and a thread."""
+        """The concurrent runs that all workers together may have, idle ones included: each needs descriptors of the
+        node and a thread.
+        """
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
-        """That workers keep even while they are idle, under the policies that reserve them."""
+        """The cores that idle workers keep, under the policies that reserve them."""
         self.host = Resource("host", config.host_bytes)
-        """Bytes of all host stores together, those on their way included."""
+        """The bytes of all host stores together, including blocks that are being loaded."""
         self.of_request: Claim = {self.requests: 1}
-        """What a request keeps until it has its answer."""
+        """The claim of an open request."""
 
     def __iter__(self) -> Iterator[Resource]:
         return (each for each in vars(self).values() if isinstance(each, Resource))
@@ -43,11 +46,11 @@ class Resources:
         return {self.workers: 1, self.memory: nbytes, self.runs: point.concurrency, self.reserved: point.cores}
 
     def of_start(self, point: Point) -> Claim:
-        """What a start of such a worker claims."""
+        """Return the claim of a start of such a worker."""
         return self.of_worker(point, point.memory_bytes)
 
     def of_bind(self, nbytes: int) -> Claim:
-        """What a bind claims beside its slot: what it adds to its worker's private memory."""
+        """Return the claim of a bind besides its slot: the private memory that it adds to its worker."""
         return {self.memory: nbytes}
 
     def of_cores(self, cores: int, keeps: bool) -> Claim:

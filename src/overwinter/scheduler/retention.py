@@ -19,7 +19,7 @@ from overwinter.scheduler.state import Binding, Family, Function, Worker
 
 
 def settle(cycle: Cycle, function: Function) -> None:
-    """The function's wants are handled: find its spare workers, and what may be evicted."""
+    """Update spare workers and evictable blocks after the function's wants are handled."""
     family = function.family
     families.note(function)
     if family.workers:
@@ -52,7 +52,7 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
 
 
 def idle_until(cycle: Cycle, worker: Worker) -> float:
-    """When an idle worker's keep-alive ends: with that of the last function that it has; inf: it has no end."""
+    """Return when an idle worker's keep-alive ends, which is that of its last function; inf: never."""
     now, policy = float(cycle.now), cycle.policy
     if policy.keep_alive == "history":
         ends = [
@@ -61,14 +61,14 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
         ]
         return max(ends, default=now)
     if worker.keeps_s is None:
-        # Kept, for a worker may have a hundred, and becomes idle after each run.
+        # Cached, because a worker may have a hundred functions, and becomes idle after each run.
         worker.keeps_s = keepalive.longest_s(worker, policy)
     return worker.since + worker.keeps_s
 
 
 def give_back_idle(cycle: Cycle, nbytes: int) -> int:
     """Unbind functions that are bound with others and unused for long, because a bind is cheap; then stop idle workers;
-    until so many bytes are freed or nothing is left. Returns the freed bytes.
+    until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
     won = 0
     for member in idle.unused_members(cycle) if nbytes > 0 else ():
@@ -82,11 +82,11 @@ def give_back_idle(cycle: Cycle, nbytes: int) -> int:
 
 
 def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
-    """Unbind an idle function, and release its blocks if nothing else uses them; False: it is the last one."""
+    """Unbind an idle function, and release its blocks if they are unused; False: it is the worker's last function."""
     if all(other.leaving for other in worker.bound.values() if other is not binding):
         return False
     function = binding.function
-    let_go(cycle, worker, function, "the machine runs short of memory")
+    let_go(cycle, worker, function, "the machine is short of memory")
     if _is_unused(function):
         evict_blocks_of(cycle, function, f"the machine ran short; it was used {cycle.now - function.used:.1f} s ago")
     return True
@@ -127,21 +127,21 @@ def _settle_blocks(cycle: Cycle, function: Function) -> None:
 
 
 def window_ends(cycle: Cycle, function: Function) -> Seconds | None:
-    """When the function is evicted from the host store for lack of use, if such a window is set."""
+    """Return when the function leaves the host store for lack of use, if `host_keep_alive_s` is set."""
     if cycle.config.host_keep_alive_s is None or not _is_unused(function):
         return None
     return Seconds(function.used + cycle.config.host_keep_alive_s)
 
 
 def end_window(cycle: Cycle, function: Function) -> None:
-    """Release the function whose window is over."""
+    """Release the function if that time has come."""
     ends = window_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
         evict_blocks_of(cycle, function, f"nobody used it for {cycle.now - function.used:.0f} s")
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
-    """Evict blocks from the host stores until so many bytes are freed; False if the evictable blocks do not suffice."""
+    """Evict blocks from the host stores until this many bytes are freed; return whether that was possible."""
     goal = host_bytes(cycle) - nbytes
     while host_bytes(cycle) > goal:
         victim = victims.for_bytes(cycle, keep)
@@ -153,7 +153,7 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
 
 
 def give_back_blocks(cycle: Cycle, nbytes: int) -> int:
-    """Evict unused blocks, until so many bytes are freed or nothing is left; returns the freed bytes."""
+    """Evict unused blocks, until this many bytes are freed or nothing is left; returns the freed bytes."""
     before = host_bytes(cycle)
     evict(cycle, nbytes, None)
     return before - host_bytes(cycle)

@@ -36,11 +36,11 @@ class Scheduler:
 
     @property
     def in_hand(self) -> FunctionId | None:
-        """The function that the event under way is about, as far as it is one."""
+        """The function that the current event concerns, if there is one."""
         return self.cycle.in_hand
 
     def handle(self, event: Event, now: Seconds) -> list[Action]:
-        """What should be done about `event`, in order."""
+        """Return the actions for `event`, in order."""
         cycle = self.cycle
         cycle.begin(now)
         facts.apply(cycle, event)

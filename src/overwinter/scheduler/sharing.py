@@ -13,40 +13,39 @@ import msgspec
 from overwinter.core.profile import Point
 
 RECENT = 5
-"""Of so many of the last times the median counts: a first run in a worker takes longer than those that follow."""
+"""The number of recent times whose median counts; the first run in a worker is slower than later ones."""
 LOOK_FIRST = 4
 LOOK_LAST = 256
-"""Runs of the kind that pays between two of the other kind."""
+"""The most runs of the better kind between two of the other kind."""
 
 
 class Sharing(msgspec.Struct, eq=False):
     """Observed times of shared and separate runs of functions."""
 
     pays: bool = True
-    """Also as long as nothing is known."""
+    """Whether shared runs are faster, assumed while unknown."""
     _costs: list[float] = msgspec.field(default_factory=list)
-    """Of the last runs of several functions, the time over that of runs of each by itself."""
+    """For recent shared runs, their time divided by that of separate runs."""
     _alone: dict[tuple[int, int], dict[int, list[float]]] = msgspec.field(default_factory=dict)
-    """Of the last runs of one function, seconds a request: by cores and runs at once, and by the power of two of its
-    requests.
+    """For recent separate runs, seconds per request: by cores and concurrency, and by the power of two of the requests.
     """
     _runs: int = 0
-    """Of the kind that pays since the last of the other kind."""
+    """The runs of the better kind since the last of the other kind."""
     _look_after: int = LOOK_FIRST
 
     @property
     def joins(self) -> bool:
-        """Whether the next run may be of several functions."""
+        """Whether the next run may be shared."""
         return self.pays != (self._runs >= self._look_after)
 
     @property
     def cost(self) -> float | None:
-        """Time of a run of several functions over that of runs of each by itself; None: not known."""
+        """The time of a shared run divided by that of separate runs; None: unknown."""
         return median_low(self._costs) if self._costs else None
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float) -> None:
-        """A run in a worker of this configuration, with so many requests of each of one or more functions, took this
-        time.
+        """Record the time of a run in a worker of this configuration, with these numbers of requests of each
+        function.
         """
         several = len(counts) > 1
         self.count(several)
@@ -57,29 +56,29 @@ class Sharing(msgspec.Struct, eq=False):
             _add(alone.setdefault(counts[0].bit_length(), []), seconds / counts[0])
 
     def count(self, several: bool) -> None:
-        """A run ended, of several functions or of one, of which nothing else may be known."""
+        """Count a run that ended, shared or not."""
         if several == self.pays:
             self._runs += 1
         else:
-            # One that had nobody to share it says nothing of how often to look.
+            # A separate run that had no function to share with does not change how often to try the other kind.
             times = 2 if self._runs >= self._look_after else 1
             self._runs, self._look_after = 0, min(times * self._look_after, LOOK_LAST)
 
     def _compare(self, apart: float, seconds: float) -> None:
         if apart <= 0:
-            # It tells nothing.
+            # Such a run gives no information.
             return
         _add(self._costs, seconds / apart)
         pays = median_low(self._costs) < 1
         if pays != self.pays:
             self._runs = 0
         if pays != self.pays or pays != (seconds < apart):
-            # It is another now, or may soon be.
+            # The better kind has changed, or may change soon.
             self._look_after = LOOK_FIRST
         self.pays = pays
 
     def _apart_s(self, point: Point, counts: Sequence[int]) -> float:
-        """Seconds of separate runs of so many requests of each function, from runs of similar size; 0: unknown."""
+        """Return the seconds of separate runs of these numbers of requests, by runs of similar size; 0: unknown."""
         alone = self._alone.get((point.cores, point.concurrency), {})
         known = {power: median_low(times) for power, times in alone.items()}
         nearest = (min(known, key=lambda power: abs(power - count.bit_length())) for count in counts if known)

@@ -20,12 +20,12 @@ from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standin
 from overwinter.scheduler.state import Family, Function, Worker
 
 BURST_S = 0.25
-"""A rate is not measured over less than this."""
+"""The least time over which a rate is measured."""
 LOW_RATE = 1e-3
 
 
 def count_arrival(cycle: Cycle, function: Function) -> None:
-    """One request more; the first after a silence begins a period."""
+    """Count a request; the first after a pause begins a period."""
     family = function.family
     family.arrivals += 1
     if family.look_at is None:
@@ -59,13 +59,13 @@ def _is_watched(cycle: Cycle, family: Family) -> bool:
 
 
 def next_to_start(cycle: Cycle, family: Family) -> Function | None:
-    """The function for which a further worker of the family is forked: of the possible ones the one used last."""
+    """Return the function for which a further worker of the family is forked: of the possible ones the last used."""
     may = [each for each in family.members.values() if each.loaded and cycle.now >= each.backoff_until]
     return max(may, key=lambda each: (bool(each.queue), each.used), default=None)
 
 
 def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
-    """Fewer workers, as a scaler said."""
+    """Drain the workers that a scaler releases."""
     for id_ in scaled.stop:
         worker = family.workers.get(id_)
         if worker is not None:
@@ -75,39 +75,39 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
 
 
 def told(cycle: Cycle, family: Family, change: str) -> str:
-    """A change of the number of workers, for people."""
+    """Format a change of the number of workers."""
     shapes = [worker.point.shape for worker in family.workers.values()]
     made = ", ".join(f"c={shape.cores} b={shape.batch} p={shape.concurrency}" for shape in shapes)
     return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {made}"
 
 
 def expected_rate(cycle: Cycle, family: Family) -> float:
-    """Requests per second of the time ahead."""
+    """Return the expected requests per second."""
     if cycle.predict is None:
         return sum(each.forecast or 0.0 for each in family.members.values())
     return cycle.predict(family.rates) if family.rates else 0.0
 
 
 def tell_effort(cycle: Cycle, function: Function, best_effort: bool) -> None:
-    """Whether any configuration keeps the SLO."""
+    """Record whether a configuration meets the SLO."""
     family, slo_ms = function.family, function.family.slo_ms
     best_effort = best_effort and slo_ms is not None
     if best_effort and not family.best_effort:
         fastest = min(point.latency_s for point in family.latency.points)
-        why = f"no configuration keeps {slo_ms:g} ms here: the fastest takes {fastest * 1000:.1f} ms"
-        cycle.decide(function, "best-effort", f"{why}; it is served as fast as it can be")
+        why = f"no configuration meets {slo_ms:g} ms on this machine: the fastest takes {fastest * 1000:.1f} ms"
+        cycle.decide(function, "best-effort", f"{why}; it is served as fast as possible")
     family.best_effort = best_effort
 
 
 def wanted_points(cycle: Cycle, function: Function) -> list[Point]:
-    """The configurations of the workers to start for what waits, at least one."""
+    """Return the configurations of the workers to start for waiting requests, at least one."""
     usual = (function.latency.usual.shape,)
     shapes = asked(cycle.state, function, usual, _wanted_shapes, cycle, function)
     return [function.latency.point(shape) for shape in shapes]
 
 
 def _wanted_shapes(cycle: Cycle, function: Function) -> Sequence[Shape]:
-    """The scaler's answer for the observed rate."""
+    """Return the scaler's answer for the observed rate."""
     latency = function.latency
     usual = (latency.usual.shape,)
     if not latency.points or function.on_trial or not function.queue:
@@ -152,7 +152,7 @@ def _first(cycle: Cycle, function: Function) -> Shape:
 
 
 def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
-    """The scaler's answer for the expected rate; None: it need not be called."""
+    """Return the scaler's answer for the expected rate; None: it need not be called."""
     family = function.family
     rate = expected_rate(cycle, family)
     if len(family.workers) == 1 and rate <= family.latency.first_rate:
@@ -165,7 +165,7 @@ def _by_rate(cycle: Cycle, function: Function) -> Scaled | None:
 
 
 def _burst(cycle: Cycle, family: Family) -> float:
-    """Requests per second in the current period so far."""
+    """Return the requests per second in the current period so far."""
     if family.look_at is None:
         return 0.0
     began = family.look_at - cycle.policy.period_s
@@ -173,7 +173,7 @@ def _burst(cycle: Cycle, family: Family) -> float:
 
 
 def _backlog(cycle: Cycle, function: Function) -> float:
-    """The rate at which what waits would have to be worked off to be in time, or within a period."""
+    """Return the rate that would serve the waiting requests within their SLO, or within a period."""
     slo_ms, family = function.family.slo_ms, function.family
     others = (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)
     waiting = len(function.queue) + sum(len(each.queue) for each in others)
@@ -193,7 +193,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
     if policy.reserves:
         free_cores = cycle.cores - resources.reserved.taken
     else:
-        # Idle workers of others take no core, and this function's own share theirs with nobody but each other.
+        # Idle workers of other functions use no cores, and this function's workers share theirs only with each other.
         free_cores = cycle.cores - sum(worker.point.cores for worker in alive)
     return Demand(
         rate=rate,
@@ -214,7 +214,7 @@ def _demand(cycle: Cycle, function: Function, rate: float) -> Demand:
 
 
 def keeps_up(cycle: Cycle, function: Function) -> bool:
-    """Whether the workers keep up with what comes even if each request runs alone."""
+    """Whether the workers keep up with the arrivals even if each request runs alone."""
     family = function.family
     need = family.rates[-1] / cycle.policy.alpha if family.rates else 0.0
     for worker in family.workers.values():
@@ -227,5 +227,5 @@ def keeps_up(cycle: Cycle, function: Function) -> bool:
 
 
 def _load(worker: Worker) -> float:
-    """Share of a worker's slots in use."""
+    """Return the share of a worker's slots in use."""
     return len(worker.runs) / worker.point.concurrency

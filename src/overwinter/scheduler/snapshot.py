@@ -16,7 +16,7 @@ from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Family, Function, State, Worker
 
 PART = 64
-"""Functions or workers of one step: some 0.3 ms."""
+"""The functions or workers that are copied in one step, which takes about 0.3 ms."""
 
 
 class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
     family: FunctionId
     state: WorkerState
     bound: tuple[FunctionId, ...]
-    """In the order in which they were bound, those that are just being bound or let go among them."""
+    """In the order of their binds, including functions that are being bound or unbound."""
 
 
 class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -36,10 +36,10 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     state: FunctionState
     on_trial: bool
     best_effort: bool
-    """No configuration keeps the SLO of its family."""
+    """Whether no configuration meets the SLO of its family."""
     family: FunctionId
     members: int
-    """Of its family."""
+    """The members of its family."""
     workers: tuple[WorkerId, ...]
     queued: int
     fault: str
@@ -56,15 +56,15 @@ class FamilySnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The node as its scheduler knows it."""
+    """The state of a node's scheduler."""
 
     functions: Sequence[FunctionSnapshot]
     workers: Sequence[FamilyWorker]
     families: int
     waiting: Mapping[str, int]
-    """How many functions wait for a core, for room for a worker, or for room in a host store."""
+    """The number of functions that wait for a core, for a place for a worker, or for a host store."""
     stores: Mapping[StoreName, int]
-    """Bytes of each host store."""
+    """The bytes of each host store."""
     cores_running: int
     cores_reserved: int
     host_bytes: int
@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None, None, Snapshot]:
-    """All that readers of the whole node want, in steps. On the loop alone."""
+    """Take a snapshot in steps, on the event loop."""
     functions: list[FunctionSnapshot] = []
     for number, function in enumerate(list(state.functions.values()), 1):
         if not function.removed:
@@ -103,12 +103,12 @@ def snapshot(state: State, resources: Resources, now: Seconds) -> Generator[None
 
 
 def family_name(family: Family) -> FunctionId:
-    """A family is named after its first member; a function without siblings is its own family."""
+    """Return the name of a family: its first member, or the function itself without siblings."""
     return next(iter(family.members), FunctionId(family.id))
 
 
 def family_worker(worker: Worker) -> FamilyWorker:
-    """What one worker has."""
+    """Describe one worker."""
     return FamilyWorker(
         worker=worker.id,
         family=family_name(worker.family),

@@ -31,10 +31,10 @@ from overwinter.scheduler.residents import Residents
 from overwinter.scheduler.trunks import Trunks
 
 BIND_S = 0.002
-"""What a bind takes while nothing better is known."""
+"""The assumed time of a bind before one was measured."""
 
 Line = Literal["cores", "places", "bytes"]
-"""For what functions wait: cores, places for workers (a slot of the node, private memory), bytes of a host store."""
+"""The queues: for cores, for places for workers (including private memory), and for bytes of a host store."""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -42,19 +42,19 @@ class Drain(msgspec.Struct, frozen=True):
 
     why: str
     until: Seconds | None = None
-    """When it is stopped even if it has not."""
+    """When the worker is stopped even if its operations have not ended; None: no limit."""
 
 
 class Binding(msgspec.Struct, eq=False):
-    """A function in a worker, from the order to bind it there, or to fork the worker for it, until it is unbound."""
+    """A function in a worker, from the order to bind it or to fork the worker for it, until it is unbound."""
 
     function: "Function"
     runs: int = 0
-    """Under way."""
+    """The runs in progress."""
     leaving: bool = False
-    """It is given no more work there, and unbound when it runs nothing."""
+    """Whether it gets no more work in this worker, and is unbound when its runs have ended."""
     until: Seconds | None = None
-    """When what it runs there is refused, if it leaves."""
+    """When its runs there are refused if it leaves; None: no limit."""
 
 
 class Worker(msgspec.Struct):
@@ -62,40 +62,40 @@ class Worker(msgspec.Struct):
 
     id: WorkerId
     function: FunctionId
-    """The one that it was forked for."""
+    """The function for which it was forked."""
     family: "Family"
-    """Whose functions it can bind."""
+    """The family whose functions it can bind."""
     tenant: TenantId
     point: Point
     """Its configuration."""
     since: Seconds
     """When it last began to start, run, bind, idle or stop."""
     bound: dict[FunctionId, Binding]
-    """Which functions it has, those that are being bound among them."""
+    """The bound functions, including those that are being bound."""
     binds: dict[FunctionId, Operation] = msgspec.field(default_factory=dict)
     refuses: set[FunctionId] = msgspec.field(default_factory=set)
-    """Functions that it could not bind."""
+    """The functions that it could not bind."""
     start: Operation | None = None
-    """Under way until it is ready."""
+    """The start operation; None when it is ready."""
     stopping: bool = False
-    """Told to stop; its exit answers."""
+    """Whether it was told to stop; its exit is awaited."""
     runs: dict[RunId, Operation] = msgspec.field(default_factory=dict)
     drain: Drain | None = None
     ready_at: Seconds = Seconds(0.0)
     taken: int = 0
-    """Bytes that it takes, as last measured."""
+    """The bytes of private memory, as last measured."""
     coming: int = 0
-    """Bytes that its binds are expected to add to that: those under way, and those since it was measured."""
+    """The bytes that binds are expected to add: those in progress, and those since the measurement."""
     value: float = 0.0
-    """What it is worth to keep it, if it is idle."""
+    """The value of keeping it while it is idle."""
     keeps_s: float | None = None
-    """The longest that one of those that it has may stay without work; None: they are others than when it was asked."""
+    """The longest keep-alive of its functions; None: they have changed since it was computed."""
     stopped_for: str = ""
-    """Why it was stopped in the middle of what it ran, for those who asked for that."""
+    """Why it was stopped during runs, for the callers of those runs."""
 
     @property
     def nbytes(self) -> int:
-        """The memory that the worker counts for: its need, or its estimated memory if that is larger."""
+        """The memory for which the worker counts: its need, or its estimated memory if that is larger."""
         return max(self.point.memory_bytes, self.expected)
 
     @property
@@ -105,12 +105,12 @@ class Worker(msgspec.Struct):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can run a request, or could if it had a slot."""
+        """Whether it can run a request as soon as it has a free slot."""
         return self.start is None and not self.stopping
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is ready and runs nothing."""
+        """Whether it is ready and has no operation in progress."""
         return not self.runs and not self.binds and self.start is None and not self.stopping
 
     @property
@@ -120,25 +120,25 @@ class Worker(msgspec.Struct):
 
     @property
     def has_slot(self) -> bool:
-        """Whether it can get one more run."""
-        # Asked of every worker of a family at every request: as `is_serving`, and `slots`.
+        """Whether it can accept one more run now."""
+        # Called for every worker of a family at every request, so it does not call `is_serving` and `slots`.
         if self.start is not None or self.stopping or self.drain is not None:
             return False
         return len(self.runs) + len(self.binds) < self.point.concurrency
 
     @property
     def slots(self) -> int:
-        """How many more runs or binds it could do at once."""
+        """The runs or binds that it could accept now."""
         return self.point.concurrency - len(self.runs) - len(self.binds)
 
     @property
-    def is_forsaken(self) -> bool:
-        """Whether every function that it has was removed."""
+    def is_orphaned(self) -> bool:
+        """Whether all its functions were removed."""
         return all(binding.function.removed for binding in self.bound.values())
 
     @property
     def starts_for(self) -> "Function | None":
-        """The function that its process is forked for, until it is ready."""
+        """The function for which its process is being forked, until it is ready."""
         return None if self.start is None else self.start.function
 
     def serves(self, id_: FunctionId) -> bool:
@@ -147,7 +147,7 @@ class Worker(msgspec.Struct):
         return binding is not None and not binding.leaving and id_ not in self.binds
 
     def works_for(self, id_: FunctionId) -> bool:
-        """Whether something of the function is under way here."""
+        """Whether an operation of the function is in progress in it."""
         return self.start is not None or self.bound[id_].runs > 0 or id_ in self.binds
 
     def requests(self) -> Iterator[RequestId]:
@@ -157,7 +157,7 @@ class Worker(msgspec.Struct):
 
 
 class Function(msgspec.Struct, eq=False):
-    """One version of a function and all that happens around it."""
+    """One version of a function, with its queue, its workers and its history."""
 
     spec: FunctionSpec
     family: "Family"
@@ -165,51 +165,52 @@ class Function(msgspec.Struct, eq=False):
     sizes: Mapping[Address, int]
     """Its blocks, each once."""
     used: Seconds
-    """When it last was given something to run."""
+    """When its last run began."""
     after: WorkerId = WorkerId(0)
-    """Workers up to this one are older than the function, and may have no room for its blocks."""
+    """Workers up to this one were forked before the function, possibly without room for its blocks."""
     removed: bool = False
     queue: deque[RequestId] = msgspec.field(default_factory=deque)
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
-    """Those that have it, or are to have it."""
+    """The workers that have it, or that bind or start for it."""
     loading: OperationId | None = None
-    """What brings its blocks, while they come."""
+    """The load of its blocks in progress."""
     loaded: bool = False
     """Whether its blocks are in the host store."""
     load_again: bool = False
-    """Its blocks did not fit, others were evicted, and it is tried once more."""
+    """Whether its blocks did not fit, others were evicted, and the load is tried once more."""
     announce: bool = False
-    """Somebody waits to hear how the next wake goes."""
+    """Whether a caller waits for the result of the next wake."""
     unloaded: bool = False
     fault: str = ""
-    """Why it is out of service, though nobody unloaded it."""
+    """Why it is out of service without being unloaded."""
     failures: int = 0
-    """Deaths in a row; the backoff grows with them."""
+    """The consecutive deaths of its workers; the backoff grows with them."""
     killed_at: int | None = None
-    """How many runs of it had begun when a worker last died, or hung, of one or of a bind."""
+    """The number of its runs when a worker last died or hung in a run or a bind of it."""
     trunk: FunctionId = FunctionId("")
-    """The member of its family whose blocks it mostly has, perhaps itself: those that name the same may share runs."""
+    """The member of its family that shares most of its blocks, or itself. Functions with the same trunk may share runs.
+    """
     backoff_until: Seconds = Seconds(0.0)
     lost: bool = False
-    """Its blocks had vanished from memory, and it was tried once more; nothing of it has run since."""
+    """Whether its blocks were missing from memory, and no run has succeeded since."""
     every_s: float = 0.0
-    """Smoothed time between two uses."""
+    """The smoothed time between two uses."""
     gaps: list[float] = msgspec.field(default_factory=list)
-    """Times between uses, newest last."""
+    """The times between uses, the latest last."""
     runs: int = 0
-    """Begun so far."""
+    """The number of runs begun."""
     batch_at: Seconds | None = None
-    """When what waits must go, full batch or not."""
+    """When waiting requests are sent even if the batch is not full."""
     line: Line | None = None
-    """In which line it stands; at most one, for it has one want at a time."""
+    """The queue in which it waits; at most one, because it has one want at a time."""
     starts: Point | None = None
-    """What it would start, if it waits for a place for a worker."""
+    """The configuration that it would start, if it waits for a place for a worker."""
     lacks_room: bool = False
-    """It waits in that line for private memory to be bound, and for no worker."""
+    """Whether it waits in that queue for private memory to be bound, and not for a worker."""
     slice_from: Seconds | None = None
-    """When a worker of it could first use the blocks that it has in the host store; None: none could yet."""
+    """When a worker could first use its blocks in the host store; None: none could yet."""
     forecast: float | None = None
-    """Requests per second, by somebody who knows."""
+    """The forecast rate in requests per second."""
 
     @property
     def latency(self) -> LatencyModel:
@@ -280,38 +281,40 @@ class Family(msgspec.Struct, eq=False):
     members: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Members of which requests wait."""
+    """The members with waiting requests."""
     wanting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Those of them that an idle worker of it could run: who waits for a place, or for bytes, can use none."""
+    """The members of these that an idle worker could run; members that wait for a place or for bytes are not among
+    them.
+    """
     waking: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Members that are to be awake, without a request."""
+    """The members that are to be woken without a request."""
     slo_ms: float | None = None
-    """The shortest of its members'."""
+    """The shortest SLO of its members."""
     max_workers: int = 0
-    """As many as its members may have together."""
+    """The most workers that its members may have together."""
     trunks: Trunks = msgspec.field(default_factory=Trunks)
     bind_s: float = BIND_S
-    """Smoothed seconds of a bind."""
+    """The smoothed seconds of a bind."""
     bind_bytes: float = 0.0
-    """Smoothed private bytes that a bind adds to what a worker takes; 0 while none was measured."""
+    """The smoothed private bytes that a bind adds to a worker; 0 until one was measured."""
     start_s: float | None = None
-    """Smoothed seconds from a fork until its worker is ready; None: none has been seen."""
+    """The smoothed seconds from a fork until the worker is ready; None: none was measured."""
     used: Seconds = Seconds(0.0)
-    """When one of its members last was given something to run."""
+    """When the last run of a member began."""
     uses: float = 0.0
-    """How often that was the case, the last times most."""
+    """The decayed count of its members' uses."""
     arrivals: int = 0
-    """Since the last look at the rate."""
+    """The arrivals since the last check of the rate."""
     rates: list[float] = msgspec.field(default_factory=list)
-    """Requests per second of the last periods, newest last."""
+    """The rates of the last periods in requests per second, the latest last."""
     look_at: Seconds | None = None
-    """When the number of its workers is looked at again."""
+    """The time of the next check of the number of its workers."""
     best_effort: bool = False
-    """No configuration keeps its SLO."""
+    """Whether no configuration meets its SLO."""
 
     @property
     def lead(self) -> Function:
-        """The member whose timer is used for the family: the one that came first."""
+        """The first member, whose timer is used for the family."""
         return next(iter(self.members.values()))
 
 
@@ -323,19 +326,19 @@ class Tenant(msgspec.Struct):
     spare: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
     """Its idle workers for which no request waits, the one spare longest first."""
     draining: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
-    """Its workers that drain without a limit of time."""
+    """Its workers that drain without a time limit."""
     slices: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
-    """A heap: when the time slices of its workers that serve end; those of workers that are gone stay for a while."""
+    """A heap of the ends of the time slices of its serving workers; entries of ended workers are removed later."""
     first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that wait for a place for their first worker, the longest waiting first."""
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Those that have one, and wait for a place for one more."""
+    """Its functions that have a worker and wait for a place for one more."""
     need: Need = msgspec.field(default_factory=Need)
-    """Of processes forked ahead."""
+    """Its need for processes forked in advance."""
 
     @property
     def waits(self) -> FunctionId | None:
-        """Its function that comes first."""
+        """The first of its functions that wait for a place."""
         return next(iter(self.first_workers or self.more_workers), None)
 
 
@@ -344,33 +347,33 @@ class State(msgspec.Struct):
 
     functions: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     versions: dict[FunctionName, Versions] = msgspec.field(default_factory=dict)
-    """Those that have proved themselves, and which of them answer for the name."""
+    """The versions that passed their trial, and the traffic among them."""
     families: dict[FamilyId, Family] = msgspec.field(default_factory=dict)
     tenants: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
-    """Those that have functions, workers or requests here."""
+    """The tenants that have functions, workers or requests."""
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
     ahead: dict[WorkerId, ForkedAhead] = msgspec.field(default_factory=dict)
-    """Processes that wait for a start to take them over, the oldest first."""
+    """The processes that wait to be used by a start, the oldest first."""
     requests: dict[RequestId, Request] = msgspec.field(default_factory=dict)
     stores: dict[StoreName, Residents] = msgspec.field(default_factory=dict)
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
-    """Functions whose blocks are in a host store and which nobody uses, the one left longest ago first."""
+    """The unused functions whose blocks are in a host store, the longest unused first."""
     prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)
-    """Programs that each tenant's zygote holds compiled, the one used longest ago first."""
+    """The programs that each tenant's zygote has compiled, the least recently used first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
-    """How many functions of each tenant's programs have passed their trial."""
+    """The number of functions with each tenant's program that passed their trial."""
     cores: CoreLine = msgspec.field(default_factory=CoreLine)
-    """Who waits for a core."""
+    """The functions that wait for a core."""
     waiting: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
-    """Tenants of which somebody waits for a place for a worker."""
+    """The tenants with a function that waits for a place for a worker."""
     bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Functions that wait for room in a host store, the longest waiting first."""
+    """The functions that wait for a host store, the longest waiting first."""
     giving_back: FunctionId | None = None
-    """The function that drains so that its blocks can be evicted for those that wait."""
+    """The function that drains so that its blocks can be evicted for waiting functions."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
-    """Functions on which a policy failed in this step, and how."""
+    """The functions on which a policy failed in this step, with the error."""
     holding: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
-    """The operations that keep cores, by their owner in the ledger."""
+    """The operations that reserve cores, by their owner in the ledger."""
 
     def tenant(self, id_: TenantId) -> Tenant:
         """The record of a tenant, which may be empty."""
@@ -380,7 +383,7 @@ class State(msgspec.Struct):
         return tenant
 
     def residents(self, function: Function) -> Residents:
-        """The store of a function's blocks."""
+        """The residents of the store with a function's blocks."""
         store = function.spec.store
         residents = self.stores.get(store)
         if residents is None:
@@ -388,7 +391,7 @@ class State(msgspec.Struct):
         return residents
 
     def open_requests(self, function: Function) -> Iterator[Request]:
-        """The function's requests that have no answer yet, waiting or running."""
+        """The open requests of the function, waiting or running."""
         for id_ in function.queue:
             yield self.requests[id_]
         for worker in function.workers.values():

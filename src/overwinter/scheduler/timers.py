@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from overwinter.core.ids import Seconds
 
 Key = str | int
-"""A function, a worker, or a line by its name."""
+"""The id of a function or worker, or the name of a queue."""
 
 
 class Timers:

@@ -7,7 +7,7 @@ from overwinter.core.ids import Address, FunctionId
 from overwinter.scheduler.latency import Trunk, own_part
 
 COMMON = 0.5
-"""Part of their bytes that functions have in common if their requests may share a run."""
+"""The part of their bytes that functions must have in common for their requests to share a run."""
 
 
 class Trunks(dict[FunctionId, Trunk]):
@@ -16,17 +16,15 @@ class Trunks(dict[FunctionId, Trunk]):
     def __init__(self) -> None:
         super().__init__()
         self._holders: dict[Address, dict[FunctionId, None]] = {}
-        """Of each block, the trunks that have it."""
+        """The trunks that have each block."""
         self._members: Counter[FunctionId] = Counter()
 
     def join(self, function: FunctionId, sizes: Mapping[Address, int]) -> FunctionId:
-        """Add a function with these blocks; returns the function with which it has half of the bytes of both in common,
-        or itself.
-        """
+        """Add a function with these blocks; return the function that shares half of the bytes of both, or itself."""
         found = self._alike(sizes)
         if found is None:
             if function in self:
-                # Another function of this name was the first of those that are there.
+                # An earlier function of this name started a trunk that other functions still have.
                 self._forget(function)
             found, self[function] = function, Trunk(sizes)
             for address in sizes:
@@ -35,7 +33,7 @@ class Trunks(dict[FunctionId, Trunk]):
         return found
 
     def leave(self, id_: FunctionId) -> None:
-        """A function of this trunk was removed."""
+        """Remove a function of this trunk."""
         self._members[id_] -= 1
         if not self._members[id_]:
             del self._members[id_]
@@ -53,7 +51,7 @@ class Trunks(dict[FunctionId, Trunk]):
             for id_ in self._holders.get(address, ()):
                 common[id_] += nbytes
         least = COMMON * sum(sizes.values())
-        # Without weights all are alike.
+        # Functions without weights are all alike.
         candidates = [id_ for id_, nbytes in common.items() if nbytes >= least] if sizes else list(self)
         for id_ in candidates:
             own = own_part(sizes, self[id_].sizes)

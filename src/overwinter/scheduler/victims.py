@@ -33,15 +33,17 @@ from overwinter.scheduler.policies.eviction import RULES, Candidate
 from overwinter.scheduler.state import Function, Tenant, Worker
 
 BYTES_SLICE_WAKES = 100
-"""How long a function may keep its blocks when others wait for room in a host store, in wakes of it."""
+"""How long a function may keep its blocks when others wait for a host store, in wakes of the function."""
 OFTEN = 4.0
-"""An idle function stays for so many times the time that usually lies between two uses, if a slice is longer."""
+"""How long an idle function keeps its blocks, as a multiple of its usual time between uses, if that is longer than its
+slice.
+"""
 CANDIDATES = 32
-"""Of the functions that nobody uses, so many are weighed against each other, those left longest ago."""
+"""The number of unused functions that are compared, the longest unused first."""
 FIRST = 8
-"""Of a tenant's workers, so many are looked at for the one whose time slice ends first."""
+"""The number of a tenant's workers that are checked for the earliest end of a time slice."""
 OWN_S = 60.0
-"""An idle worker of a tenant that has no more than its share is its own for so long."""
+"""How long an idle worker is kept for its tenant, if the tenant has no more than its share."""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""
 
@@ -57,7 +59,7 @@ class Victim(NamedTuple):
 
 
 class Coming:
-    """The claims after those that drain have ended and those ahead in the queue have started."""
+    """The claims after all draining workers have ended and the functions before this one in the queue have started."""
 
     def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
@@ -66,14 +68,12 @@ class Coming:
         self._taken_over: set[WorkerId] = set()
 
     def has_place(self, function: Function, wanted: Claim) -> bool:
-        """Whether there will be room for what a function wants. What the workers of its own tenant still do will end,
-        as far as it is concerned.
-        """
+        """Whether there will be a place for what a function wants, assuming that operations of its own tenant end."""
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
         given_back = [
             resources.of_worker(each.point, each.nbytes) for each in cycle.state.tenants[mine].draining.values()
         ]
-        if self._goes_on_in(function, wanted) is not None:
+        if self._process_for(function, wanted) is not None:
             given_back.append(ahead.claim(cycle))
         workers = resources.workers.staying(mine) - len(given_back) + self._workers[mine]
         if wanted.get(resources.workers) and workers >= workers_max(cycle):
@@ -85,28 +85,28 @@ class Coming:
         return True
 
     def add(self, function: Function, wanted: Claim) -> None:
-        """It will have its place."""
+        """Add the claim of a function that will have its place."""
         self._added.update(wanted)
         self._workers[function.spec.tenant] += wanted.get(self._cycle.resources.workers, 0)
-        process = self._goes_on_in(function, wanted)
+        process = self._process_for(function, wanted)
         if process is not None:
             self._taken_over.add(process.id)
             self._added.subtract(ahead.claim(self._cycle))
             self._workers[function.spec.tenant] -= 1
 
-    def _goes_on_in(self, function: Function, wanted: Claim) -> ForkedAhead | None:
-        """The process forked ahead that its worker will use, with its claim."""
+    def _process_for(self, function: Function, wanted: Claim) -> ForkedAhead | None:
+        """Return the process forked in advance that its worker will use, with its claim."""
         found = ahead.fitting(self._cycle, function, wanted)
         return None if found is None or found.id in self._taken_over else found
 
 
 def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """The worker that is stopped for what a function wants: a worker, or private memory alone."""
+    """Return the worker to stop for what a function wants: a worker, or private memory only."""
     victim = idle_for_place(cycle, function, wanted)
     if victim.worker is not None:
         return victim
     mine, most, next_at = function.spec.tenant, _most_workers(cycle), victim.at
-    for tenant in _givers(cycle):
+    for tenant in _by_share(cycle):
         if tenant.id == mine and function.has_worker:
             continue
         worker, at = _next_slice_end(cycle, tenant, mine == tenant.id)
@@ -118,9 +118,9 @@ def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
 
 
 def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """The same of idle workers alone."""
+    """Return the same, of idle workers only."""
     most, next_at = _most_workers(cycle), inf
-    for tenant in _givers(cycle):
+    for tenant in _by_share(cycle):
         spare = least_valuable(tenant)
         if spare is not None and _may_take(cycle, function, wanted, spare, most):
             return Victim(spare)
@@ -136,18 +136,18 @@ def may_give(cycle: Cycle, function: Function, wanted: Claim, worker: Worker) ->
     return worker.is_ready and _may_take(cycle, function, wanted, worker, _most_workers(cycle))
 
 
-def _givers(cycle: Cycle) -> list[Tenant]:
+def _by_share(cycle: Cycle) -> list[Tenant]:
     """The order in which tenants free resources: the tenant with the largest share first."""
     return sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
 
 
 def _most_workers(cycle: Cycle) -> int:
-    """Workers of the tenant that has most."""
+    """The number of workers of the tenant with the most."""
     return max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
 
 
 def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tenant) -> tuple[Worker | None, float]:
-    """Another tenant's worker that has been idle longest, and when it may be stopped independent of the shares."""
+    """Return another tenant's longest idle worker, and when it may be stopped regardless of shares."""
     longest = next(iter(tenant.spare.values()), None)
     if longest is None or _has_most(cycle, function, wanted):
         return None, inf
@@ -155,8 +155,9 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
 
 
 def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
-    """Of a tenant's workers the one whose slice ends first, and when. For another tenant it may also be one that
-    already drains for its own tenant without a time limit.
+    """Return the worker of a tenant whose time slice ends first, and when.
+
+    For another tenant it may also be one that already drains for its own tenant without a time limit.
     """
     if not own and tenant.draining:
         return next(iter(tenant.draining.values())), cycle.now
@@ -164,7 +165,7 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
     while slices and ((worker := workers.get(slices[0][1])) is None or not worker.is_serving):
         heappop(slices)
     first = [(at, worker) for at, id_ in slices[:FIRST] if (worker := workers.get(id_)) is not None]
-    # A worker of others that waits for a batch, or for a core, is left to it.
+    # A worker of another tenant that waits for a batch or a core is not taken.
     may = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs)]
     at, found = min(may, key=lambda each: each[0], default=(inf, None))
     if found is None or own:
@@ -173,13 +174,13 @@ def _next_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | N
 
 
 def _has_most(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Whether its tenant may have no more of the workers that it wants."""
+    """Whether its tenant has the most workers that it may have."""
     workers = cycle.resources.workers
     return bool(wanted.get(workers)) and workers.of(function.spec.tenant) >= workers_max(cycle)
 
 
 def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, most: int) -> bool:
-    """Whether a function may have this worker's place; `most`: workers of the tenant that has most."""
+    """Whether a function may take this worker's place; `most`: the workers of the tenant with the most."""
     mine, giver = function.spec.tenant, worker.tenant
     if giver == mine:
         return True
@@ -196,8 +197,10 @@ def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, m
 
 
 def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
-    """The unused function to evict, or None. One that shares every block frees nothing: it is evicted last, so that the
-    last of its sharers frees them.
+    """Return the unused function to evict, or None.
+
+    A function that shares every block frees nothing. It is evicted last, so that the last function that shares the
+    blocks frees them.
     """
     return _least_valuable(cycle, _unused(cycle, keep))
 
@@ -236,7 +239,9 @@ def winnable_bytes(cycle: Cycle, keep: Function | None) -> int:
 
 
 def pinned_bytes(cycle: Cycle, function: Function) -> int:
-    """What others have pinned of the host stores, the blocks that this function shares with them apart."""
+    """Return the bytes that other functions have pinned in the host stores, without blocks shared with this
+    function.
+    """
     pinned = {
         (other.spec.store, address): size
         for other in cycle.state.functions.values()
@@ -252,7 +257,9 @@ def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
 
 
 def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | None:
-    """Of these, the longest unused first, the one whose blocks go; the first where none gives anything back."""
+    """Return the least valuable of these functions, which are ordered by last use; the first if evicting none frees
+    anything.
+    """
     state, rule = cycle.state, RULES[cycle.policy.eviction]
     first: Function | None = None
     values: dict[FunctionId, float] = {}

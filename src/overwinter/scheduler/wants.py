@@ -18,32 +18,34 @@ from overwinter.scheduler.state import Function, Worker
 
 
 class LoadBlocks(msgspec.Struct, frozen=True):
-    """Its blocks in the host store."""
+    """Load the function's blocks into the host store."""
 
 
 class BindIn(msgspec.Struct, frozen=True):
-    """To be bound in a worker of its family."""
+    """Bind the function in this worker of its family."""
 
     worker: Worker
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Private memory, to be bound in a worker of its family that has a slot."""
+    """Get private memory to bind the function in a worker of its family with a free slot."""
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """One more worker, or as many as a scaler says."""
+    """Start one more worker, or as many as a scaler asks for."""
 
 
 Want = Send | Wait | LoadBlocks | BindIn | Room | Fork
-"""Send: a run of the first requests in a worker that has a slot; Wait: nothing until then."""
+"""Send: send a run of the first requests to a worker with a free slot. Wait: do nothing until then."""
 
 LOAD_BLOCKS, ROOM, FORK = LoadBlocks(), Room(), Fork()
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
-    """The best option for what waits: run it in a worker that has it and a slot, else bind it in one of its family that
-    has a slot and room, or make room for it there, else fork one; its blocks before.
+    """Return the best option for the waiting requests.
+
+    Run them in a worker that has bound the function and has a free slot; otherwise bind it in a worker of its family
+    with a free slot and memory; otherwise make memory available there; otherwise fork a worker. Load its blocks first.
     """
     if function.unloaded or not (function.queue or function.wants_wake):
         return None
@@ -58,7 +60,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
         if worker is not None:
             return BindIn(worker) if function.loaded else LOAD_BLOCKS
         if not function.workers and not function.loaded and function.has_worker:
-            # It waits for a slot, and needs them whoever gives it one.
+            # It waits for a slot, and needs its blocks in any worker.
             return LOAD_BLOCKS
     if _needs_worker_now(cycle, function):
         return FORK if function.loaded else LOAD_BLOCKS
@@ -68,7 +70,7 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
 
 
 def wants_place(cycle: Cycle, function: Function) -> bool:
-    """Whether a function that waits in the line for places still wants what it waits for."""
+    """Whether a function in the queue for places still has the same want."""
     return next_want(cycle, function) == (ROOM if function.lacks_room else FORK)
 
 
@@ -78,7 +80,7 @@ def _may_wake(cycle: Cycle, function: Function) -> bool:
 
 
 def _wants_bind(function: Function) -> bool:
-    """Whether a bind would do. On trial it may end its worker: it is tried in one of its own."""
+    """Whether a bind would suffice. A version on trial gets a new worker, because it may end the worker."""
     if len(function.family.members) == 1 or function.on_trial:
         return False
     return (bool(function.queue) or function.announce) and not function.is_starting
@@ -91,8 +93,9 @@ def _needs_worker_now(cycle: Cycle, function: Function) -> bool:
 
 
 def needs_worker(cycle: Cycle, function: Function) -> bool:
-    """For requests that wait: the first worker always; another, one at a time, when a core is free for it and those
-    that are there would keep the last request of its family waiting longer than its SLO, or than a wake takes.
+    """Whether waiting requests need a worker. The first worker always; a further one, one at a time, if a core is free
+    for it and the existing workers would keep the family's last request waiting longer than its SLO, or than a wake
+    takes.
     """
     settings, latency, family = function.spec.settings, function.latency, function.family
     workers = function.usable()
@@ -109,14 +112,14 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     for worker in ready:
         seconds = latency.latency_s(worker.point, worker.point.batch)
         if seconds is None:
-            # Nothing has run yet: what it costs to find out is a wake.
+            # Nothing has run yet: the cost of trying a worker is one wake.
             return True
         together = worker.point.batch * worker.point.concurrency
         rate += together / max(seconds, 1e-9)
         at_once += together
-    # Workers of a family may be made differently: all together work off what waits, the slow ones too.
+    # The workers of a family may differ: all together serve the waiting requests, slow ones included.
     run_s, slo_s, count = at_once / rate, 0.0 if settings.slo_ms is None else settings.slo_ms / 1000, 0
-    # Only as far as it takes to know: many may wait, and each of them asks.
+    # Stop counting as soon as the result is known: many functions may wait, and each asks.
     for each in chain([function], (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)):
         count += len(each.queue)
         wait_s = count / rate
@@ -150,7 +153,7 @@ def _next_step(cycle: Cycle, function: Function, slots: Sequence[Worker]) -> Ste
         return batching.at_once(len(function.queue) + mates.counted(cycle, function, slots, 0.0, inf), slots)
     first = requests[function.queue[0]].arrived
     if len(function.queue) > 1:
-        # One of priority may have come after those behind it.
+        # A request with a priority may have arrived after those behind it.
         next_ones = islice(function.queue, max(worker.point.batch for worker in slots))
         first = min(requests[id_].arrived for id_ in next_ones)
     waited_s, slo_s = cycle.now - first, slo_ms / 1000

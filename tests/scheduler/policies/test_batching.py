@@ -1,4 +1,4 @@
-"""When a batch goes, to whom, and what becomes of those that are too late."""
+"""When a batch is sent, to which worker, and what happens to late requests."""
 
 import msgspec
 import pytest
@@ -195,7 +195,7 @@ def test_an_urgent_request_does_not_hide_how_long_those_behind_it_wait():
 
 
 def test_who_refuses_what_is_late_answers_somebody_after_each_wake():
-    """A wake takes longer than the SLO: refusing all that waited for it, again and again, would answer nobody."""
+    """A wake takes longer than the SLO: refusing all requests that waited for it each time would answer none."""
     made = Profile(weight_bytes=30, macs=1, points=(Point(1, 5, 1, 1, 0.01),), wake_s=0.5)
     world = World(cores=2)
     world.deploy(spec(profile=made, slo_ms=100, late="refuse", keep_alive_s=1.0))

@@ -1,4 +1,4 @@
-"""How long an idle worker stays: by its settings, or by what the function's past says."""
+"""How long an idle worker stays: by its settings, or by the function's history."""
 
 from math import inf
 

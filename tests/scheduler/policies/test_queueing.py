@@ -1,4 +1,4 @@
-"""In which order requests wait."""
+"""The order in which requests wait."""
 
 from collections import deque
 

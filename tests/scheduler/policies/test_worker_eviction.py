@@ -1,4 +1,4 @@
-"""What idle workers are worth to each rule: what follows from one thing known, all else equal."""
+"""The value of idle workers under each rule, when they differ in one property."""
 
 import pytest
 from hypothesis import given

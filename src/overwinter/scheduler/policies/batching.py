@@ -12,10 +12,10 @@ from overwinter.core.policies import Batching
 from overwinter.scheduler.state import Worker
 
 SOON_S = 1e-6
-"""A wait shorter than this is none: a clock may not be able to tell its end from its beginning."""
+"""Shorter waits are not made, because a clock may not distinguish their start and end."""
 
 Latency = Callable[[Worker, int], float]
-"""Expected seconds of a run of so many requests in this worker."""
+"""The expected seconds of a run of this many requests in this worker."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -23,11 +23,11 @@ class Waiting(msgspec.Struct, frozen=True):
 
     count: int
     waited_s: float
-    """How long the one that came first has waited."""
+    """How long the first request has waited."""
     slo_s: float
     latency: Latency
     keeps_up: bool = True
-    """Whether workers keep up with what comes even if each request runs alone."""
+    """Whether workers keep up with the arrivals even if each request runs alone."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -36,11 +36,11 @@ class Send(msgspec.Struct, frozen=True):
     worker: Worker
     count: int
     late: bool = False
-    """They cannot all be in time: the newest `count` that can be are worth more than the oldest."""
+    """Whether not all requests can meet their SLO; then the newest `count` that can are preferred to the oldest."""
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Wait for more requests, at most so long."""
+    """Wait for more requests, at most this long."""
 
     seconds: float
 
@@ -50,12 +50,12 @@ Rule = Callable[[Waiting, Sequence[Worker]], Step]
 
 
 def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
-    """All waiting requests are sent at once."""
+    """Send all waiting requests at once."""
     return at_once(waiting.count, workers)
 
 
 def at_once(count: int, workers: Sequence[Worker]) -> Send:
-    """So many requests go to the least busy worker; of equals the one used last, so that others can sleep."""
+    """Send this many requests to the least busy worker; of equals to the last used one, so that others can sleep."""
     worker = workers[0]
     if len(workers) > 1:
         worker = min(workers, key=lambda worker: (len(worker.runs), -worker.since, -worker.id))
@@ -63,7 +63,7 @@ def at_once(count: int, workers: Sequence[Worker]) -> Send:
 
 
 def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
-    """Small workers first, and only when one more request would make it too late (AsyFunc, alg. 3)."""
+    """Use small workers first, and only when waiting for one more request would be too late (AsyFunc, alg. 3)."""
     ordered = sorted(workers, key=lambda worker: (worker.point.batch, worker.point.cores, worker.id))
     most = ordered[-1].point.batch
     if waiting.count >= most:
@@ -76,7 +76,7 @@ def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
         latency = waiting.latency(worker, waiting.count)
         if waiting.waited_s + latency > waiting.slo_s:
             continue
-        # (t_w + l)(1 + |Q|)/|Q| > t_slo holds from this t_w on.
+        # From this waiting time t_w on, (t_w + l)(1 + |Q|)/|Q| > t_slo holds.
         ripe = waiting.slo_s * waiting.count / (waiting.count + 1) - latency
         if ripe - waiting.waited_s < SOON_S:
             return Send(worker, waiting.count)
@@ -88,7 +88,9 @@ def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
 
 
 def timeout(waiting: Waiting, workers: Sequence[Worker]) -> Step:
-    """A full batch, or whatever waits once the SLO leaves just the time of a full run (BATCH, INFless, Tetris)."""
+    """Send a full batch, or all waiting requests once the SLO leaves only the time of a full run (BATCH, INFless,
+    Tetris).
+    """
     worker = max(workers, key=lambda worker: (worker.point.batch, -len(worker.runs), -worker.id))
     most = worker.point.batch
     left = waiting.slo_s - waiting.latency(worker, most) - waiting.waited_s
@@ -98,7 +100,9 @@ def timeout(waiting: Waiting, workers: Sequence[Worker]) -> Step:
 
 
 def overwinter(waiting: Waiting, workers: Sequence[Worker]) -> Step:
-    """At once while workers keep up with single requests: waiting buys nothing then. Else adaptive."""
+    """Send at once while workers keep up with single requests, because waiting has no benefit then; otherwise be
+    adaptive.
+    """
     if not waiting.keeps_up:
         return adaptive(waiting, workers)
     send = greedy(waiting, workers)
@@ -107,11 +111,11 @@ def overwinter(waiting: Waiting, workers: Sequence[Worker]) -> Step:
 
 
 def sound(step: Step, workers: Sequence[Worker]) -> Step:
-    """The step itself; ValueError for an impossible one, which would be requested without end."""
+    """Return the step; raise ValueError for an impossible one, which would be repeated forever."""
     if isinstance(step, Wait) and not SOON_S <= step.seconds < inf:
-        raise ValueError(f"a wait of {step.seconds} s is none")
+        raise ValueError(f"a wait of {step.seconds} s is not possible")
     if isinstance(step, Send) and (step.count < 1 or step.worker not in workers):
-        raise ValueError(f"{step.count} requests cannot go to worker {step.worker.id}")
+        raise ValueError(f"{step.count} requests cannot be sent to worker {step.worker.id}")
     return step
 
 

@@ -13,7 +13,7 @@ import msgspec
 from overwinter.core.policies import Eviction
 
 BLOCK_BYTES = 1 << 20
-"""What opening, checking and naming a block costs, in bytes copied."""
+"""The fixed cost of a block (opening, checking, naming), as bytes copied."""
 LEAST_S = 1e-3
 
 
@@ -22,11 +22,11 @@ class Candidate(msgspec.Struct, frozen=True):
 
     unused_s: float
     every_s: float
-    """Smoothed time between two uses."""
+    """The smoothed time between two uses."""
     nbytes: int
-    """What would be given back: blocks that no other function holds."""
+    """The bytes that an eviction would free: those of blocks that no other function has."""
     blocks: int
-    """All that it needs."""
+    """The number of all its blocks."""
 
 
 Rule = Callable[[Candidate], float]
@@ -45,4 +45,4 @@ def least_recently_used(candidate: Candidate) -> float:
     return -candidate.unused_s
 
 
-RULES: Mapping[Eviction, Rule] = MappingProxyType({"worth": cost_aware, "lru": least_recently_used})
+RULES: Mapping[Eviction, Rule] = MappingProxyType({"cost-aware": cost_aware, "lru": least_recently_used})

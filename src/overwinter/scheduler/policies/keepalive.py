@@ -7,21 +7,23 @@ from overwinter.core.policies import Policy
 from overwinter.scheduler.state import Function, Worker
 
 GAPS = 64
-"""Gaps that are remembered."""
+"""The most gaps between uses that are recorded."""
 GAPS_LEAST = 8
-"""With fewer, the past says nothing yet."""
+"""The fewest gaps from which a time is derived."""
 
 
 def by_history(worker: Worker, function: Function, policy: Policy) -> float:
-    """When an idle worker is stopped, by the history of its function. The history is the function's: all its workers
-    are stopped when it is no longer used, and not before the next period, in which a superfluous one is stopped.
+    """Return when an idle worker is stopped, by the history of its function.
+
+    All workers of a function are stopped together when it is no longer used, but not before the next period, which
+    stops superfluous ones.
     """
     most_s = at_most_s(function, policy)
     return max(worker.since, function.used) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))
 
 
 def at_most_s(function: Function, policy: Policy) -> float:
-    """How long a function may stay in a worker in which it is idle; inf: as long as there is memory."""
+    """Return how long a function may stay idle in a worker; inf: as long as there is memory."""
     own = function.spec.settings.keep_alive_s
     if own is not None:
         return own
@@ -34,7 +36,7 @@ def longest_s(worker: Worker, policy: Policy) -> float:
 
 
 def from_history(gaps: Sequence[float], at_most_s: float) -> float:
-    """Just longer than 99 of 100 of the gaps between uses so far (INFless), within the function's own bound."""
+    """Return slightly more than 99 of 100 gaps between uses so far (INFless), limited by the function's own setting."""
     if len(gaps) < GAPS_LEAST:
         return at_most_s
     return min(at_most_s, 1.1 * sorted(gaps)[int(0.99 * (len(gaps) - 1))])

@@ -10,30 +10,32 @@ from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 
 ORDINARY = 100
-"""The level of a request without a priority: 1 to 99 go before it, larger numbers after it."""
+"""The level of a request without a priority: levels 1 to 99 go before it, larger ones after it."""
 
 
 def level(priority: int) -> int:
-    """The place of a priority, as Triton has it: 1 is first, 0 the ordinary."""
+    """Return the level of a priority, as in Triton: 1 is first, 0 the default."""
     return priority or ORDINARY
 
 
 def why_full(function: Function, requests: Resource) -> str | None:
-    """The reason why no more requests of the function are accepted; None: one more is. A tenant may have as many open
-    requests as there are free places: alone a half, next to a tenant with as many a third. So there is always a place
-    for tenants with few requests (Choudhury and Hahne's dynamic thresholds).
+    """Return why no more requests of the function are accepted; None: one more is.
+
+    A tenant may have as many open requests as there are free places. A single tenant can thus use half of the places,
+    and two tenants a third each, so there is always a place for tenants with few requests (Choudhury and Hahne's
+    dynamic thresholds).
     """
     if len(function.queue) >= function.spec.settings.queue_limit:
         return f"function {function.spec.id} already has {len(function.queue)} requests waiting"
     tenant, most = function.spec.tenant, requests.capacity
     own = requests.of(tenant)
     if own >= requests.free:
-        return f"tenant {tenant!r} has {own} requests without an answer; all may have {most} (requests_max)"
+        return f"tenant {tenant!r} has {own} open requests; all tenants together may have {most} (requests_max)"
     return None
 
 
 def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestId, Request]) -> None:
-    """Put a request behind all of its level with earlier due times and before later levels."""
+    """Insert a request behind those of its level that arrived before, and before later levels."""
     at = len(queue)
     while at and requests[queue[at - 1]].level > request.level:
         at -= 1
@@ -41,8 +43,9 @@ def insert(queue: deque[RequestId], request: Request, requests: Mapping[RequestI
 
 
 def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
-    """Of the first level, move requests due before a time, which are late, behind the others, or before them. AsyFunc
-    refuses them then (alg. 3, lines 16-18); here they are answered when they delay no request that can be in time.
+    """Move late requests of the first level (due before `before`) behind the others, or before them.
+
+    AsyFunc refuses them (alg. 3, lines 16-18); here they are answered when they delay no request that can meet its SLO.
     """
     if not queue or len(queue) == 1:
         return
@@ -51,7 +54,7 @@ def late_last(queue: deque[RequestId], requests: Mapping[RequestId, Request], be
     late = [id_ for id_ in own if requests[id_].due < before]
     if not late or len(late) == len(own):
         return
-    # Those that were found late one after the other: the one that came first goes first.
+    # Late requests were found one after the other; sort them by arrival.
     late.sort(key=lambda id_: requests[id_].arrived)
     in_time = [id_ for id_ in own if requests[id_].due >= before]
     for _ in own:
@@ -72,14 +75,14 @@ def take(
 
 
 def retry_after_s(function: Function, least_s: float) -> float:
-    """Seconds until a full queue should have been served, from the runs seen so far."""
+    """Return the seconds until a full queue should be served, by the runs so far."""
     workers = max(1, len(function.workers))
     runs = len(function.queue) / (function.spec.settings.max_batch * workers)
     return max(least_s, runs * (function.latency.run_s or 0.0))
 
 
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
-    """Requests whose worker died go to the front of their level, in their old order."""
+    """Return requests whose worker died to the front of their level, in their old order."""
     for id_ in reversed(ids):
         at = 0
         while at < len(queue) and requests[queue[at]].level < requests[id_].level:

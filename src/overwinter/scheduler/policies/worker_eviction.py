@@ -12,7 +12,7 @@ from typing import NamedTuple
 from overwinter.core.policies import WorkerEviction
 
 MEMORY_S = 1800.0
-"""After so long a use counts for a third: what was once used much is forgotten."""
+"""The time in which the count of a use decays to a third, so that old uses are forgotten."""
 
 
 class Idle(NamedTuple):
@@ -20,13 +20,13 @@ class Idle(NamedTuple):
 
     now: float
     clock: float
-    """The value of the last one that went for room."""
+    """The value of the last idle worker that was stopped to free its place."""
     uses: float
-    """How often it was used lately (`counted`)."""
+    """The decayed count of its uses (`counted`)."""
     cost_s: float
-    """Measured time to have it again: to fork a worker, and to bind what it has."""
+    """The measured time to replace it: to fork a worker and bind its functions."""
     nbytes: int
-    """What its end gives back."""
+    """The bytes that its end frees."""
 
 
 Rule = Callable[[Idle], float]

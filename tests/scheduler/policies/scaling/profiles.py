@@ -1,4 +1,4 @@
-"""Profiles, demands, and a node that does what a scaler says."""
+"""Profiles, demands, and a node that carries out a scaler's decisions."""
 
 import math
 
@@ -35,8 +35,8 @@ def demand(rate, points, **changes):
 
 @st.composite
 def profiles(draw):
-    """What a real model's profile looks like: cores help a run up to its serial part, batches hardly or much, runs
-    that share cores slow each other, and memory grows with the requests under way.
+    """Draw a profile like a real model's: cores speed up the parallel part of a run, batches help little or much, runs
+    that share cores slow each other, and memory grows with the concurrent requests.
     """
     alone_s = draw(st.floats(0.005, 0.5))
     serial = draw(st.floats(0.05, 0.6))
@@ -63,7 +63,7 @@ def profiles(draw):
 
 @st.composite
 def demands(draw, bounded=None):
-    """A function of a real profile, with any workers, on a node with little room or with much."""
+    """Draw a function with such a profile, with any workers, on a node with little or much memory."""
     points = draw(profiles())
     standing = draw(st.lists(st.sampled_from(points), max_size=6))
     workers = tuple(worker(number, each, draw(st.floats(0, 1)), number) for number, each in enumerate(standing))
@@ -84,7 +84,7 @@ def demands(draw, bounded=None):
 
 
 def done(asked: Demand, said: Scaled) -> Demand:
-    """The demand once the node has done what was said."""
+    """Return the demand after the node has carried out a decision."""
     by_shape = {each.shape: each for each in asked.points}
     stopped = [each for each in asked.workers if each.worker in said.stop]
     number = 1 + max((each.worker for each in asked.workers), default=0)

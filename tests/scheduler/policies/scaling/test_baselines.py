@@ -23,7 +23,7 @@ class TestMls:
         assert [mls(asked).start[0].cores for asked in (heavy, light)] == [4, 1]
 
     def test_a_batch_counts_only_where_it_fills_in_time(self):
-        """At 5/s the eighth request comes after 1.4 s, so that the worker of one core gains nothing by its batch."""
+        """At 5/s the eighth request comes after 1.4 s, so the worker of one core gains nothing by its batch."""
         points = [
             point(cores=1, batch=1, latency_s=0.1),
             point(cores=1, batch=8, latency_s=0.2),

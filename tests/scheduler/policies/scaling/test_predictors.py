@@ -1,4 +1,4 @@
-"""What rate does each predictor expect?"""
+"""The rates that each predictor expects."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,6 @@
-"""What holds for every scaler: it serves or says so, keeps to the room, comes to rest, and always ends."""
+"""Properties of every scaler: it serves the rate or reports that it cannot, stays within its resources, reaches a
+stable state, and always terminates.
+"""
 
 import math
 
@@ -17,12 +19,12 @@ NEARLY = 1 - 1e-6
 
 
 def in_time(name, each, slo_s):
-    """Tetris (2) and (3), or AsyFunc (1)."""
+    """The condition of Tetris (2) and (3), or of AsyFunc (1)."""
     return each.latency_s <= (slo_s / 2 if name in WAITS_FOR_BATCH and each.batch > 1 else slo_s)
 
 
 def capacity(name, asked, best_effort):
-    """What the workers serve within the SLO, with their own batch or a smaller one."""
+    """Return the rate that the workers serve within the SLO, with their own batch or a smaller one."""
     slo_s = math.inf if asked.slo_s is None or best_effort else asked.slo_s
     total = 0.0
     for each in asked.workers:
@@ -73,7 +75,7 @@ def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
 @settings(max_examples=25, deadline=None)
 @given(asked=demands())
 def test_the_same_demand_comes_to_rest(name, asked):
-    """Nothing is started twice, and nothing that was started is stopped."""
+    """No worker is started twice, and no started worker is stopped."""
     old = {each.worker for each in asked.workers}
     said = [SCALERS[name](asked)]
     while (said[-1].start or said[-1].stop) and len(said) < ROUNDS:

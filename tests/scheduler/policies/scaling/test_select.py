@@ -1,4 +1,4 @@
-"""How far from the integer program are the greedy choices, at most?"""
+"""The largest gap between the greedy choices and the integer program."""
 
 import math
 from importlib import import_module
@@ -27,7 +27,9 @@ cases = {
 
 
 def sized(points, size, slack):
-    """A rate of so many of the largest workers, and an SLO of so many times the fastest run."""
+    """Return a demand whose rate is a multiple of the largest worker's, and whose SLO is a multiple of the
+    fastest run.
+    """
     return size * max(each.throughput for each in points), slack * min(each.latency_s for each in points)
 
 

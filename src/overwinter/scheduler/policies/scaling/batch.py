@@ -11,8 +11,8 @@ import math
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
 from overwinter.scheduler.policies.scaling.hysteresis import (
+    Algorithm,
     Points,
-    Way,
     expected,
     least_loaded_first,
     one_at_a_time,
@@ -22,12 +22,12 @@ from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_tim
 
 
 def batch(demand: Demand) -> Scaled:
-    """More and fewer workers of one configuration."""
+    """Add and release workers of one configuration."""
     return scale(_BATCH, demand)
 
 
 def cost_of_a_request(point: Point, rate: float, slo_s: float) -> float:
-    """Core-seconds, at this rate into one buffer."""
+    """Return the core-seconds per request at this rate into one buffer."""
     return point.cores * point.latency_s / min(point.batch, 1 + rate * max(slo_s - point.latency_s, 0.0))
 
 
@@ -42,4 +42,4 @@ def _choose(demand: Demand, rate: float) -> Points:
     return take(sorted(demand.points, key=key), rate, room_of(demand)).chosen
 
 
-_BATCH = Way(runs_in_time, one_at_a_time, _choose, least_loaded_first)
+_BATCH = Algorithm(runs_in_time, one_at_a_time, _choose, least_loaded_first)

@@ -1,18 +1,19 @@
-"""How does a function get its rate served for the fewest bytes that are not there yet? The default of this project.
+"""The default scaler of this project: serves a function's rate with the fewest missing bytes.
 
-It joins the two papers over missing bytes. When to act is MLS's: alpha, beta. What to start is DTS's, for the bytes
-that a worker adds (its private memory, its own weights where none are shared, and gamma for each core), mended in three
-places:
+It combines the algorithms of the two papers over missing bytes. MLS determines when to act (alpha, beta). DTS
+determines what to start, with the bytes that a worker adds as its cost: its private memory, its own weights where they
+are not shared, and gamma for each core. DTS is changed in three places:
 
-* the last worker. DTS pays a whole worker of the best ratio for the last request a second. Here each number of such
-  workers is tried with the cheapest single worker that serves the rest, then the next best ratio likewise. Never dearer
-  than DTS and, where there is room, than the best there is and one worker of it, which is never twice the best: let k
-  be the best ratio that the best choice uses. Before this algorithm closes with a k, all that it has taken is of no
-  worse ratio and serves less than the rate, so it costs less than the best choice; and one k is a worker of that.
-* cores. Where they run out before the rate is served, rate for a core decides.
-* what is there. Workers that came one by one as the rate rose cost more than a set for the whole rate. When such a set,
-  costs at most REPLACE_AT of the workers that are there and those to be added, what it lacks is started, and the others
-  go when that has come. It is made for a load in the middle between alpha and beta.
+* The last worker. DTS pays a whole worker of the best ratio for the last request per second. Here each number of such
+  workers is tried with the cheapest single worker that serves the rest, then the same with the next best ratio. The
+  result never costs more than DTS and, within the limits, never more than the optimum plus one of its workers, which is
+  at most twice the optimum: let k be the best ratio that the optimum uses. Before this algorithm ends with a k, all
+  chosen workers have no worse a ratio and serve less than the rate, so they cost less than the optimum; and k is one of
+  its workers.
+* Cores. If they run out before the rate is served, the rate per core decides.
+* Existing workers. Workers that were added one by one as the rate rose cost more than a set for the whole rate. If such
+  a set costs at most REPLACE_AT of the existing and added workers, its missing workers are started, and the others are
+  stopped when those are ready. The set is chosen for a load in the middle between alpha and beta.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
 from overwinter.scheduler.policies.scaling.dts import weighed
-from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, any_of, expected, scale, shapes
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, expected, scale, shapes
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     EPSILON,
@@ -39,33 +40,37 @@ from overwinter.scheduler.policies.scaling.selection import (
 )
 
 REPLACE_AT = 0.85
-"""Below 1, so that a rate that wanders does not exchange workers for ever."""
+"""The relative cost below which new workers replace existing ones; below 1, so that a varying rate does not cause
+endless replacements.
+"""
 FEWER = 8
-"""How many of the best workers it gives up, at most, for one that serves more."""
+"""The most workers of the best configuration that a choice replaces by one that serves more."""
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Workers that serve a rate, each within the SLO, at a low cost; returns the part that does not fit, too."""
+    """Return workers that serve a rate, each within the SLO, at a low cost, and the part of the rate that does
+    not fit.
+    """
     return cheapest([point for point in points if usable(point) and queues_in_time(point, slo_s)], rate, cost, room)
 
 
-def frugal(demand: Demand) -> Scaled:
-    """DTS's choice mended, at MLS's moments, over missing bytes."""
-    return scale(_FRUGAL, demand)
+def overwinter(demand: Demand) -> Scaled:
+    """Scale by DTS's changed choice, at MLS's moments, over missing bytes."""
+    return scale(_DEFAULT, demand)
 
 
 def cheapest(points: Sequence[Point], rate: float, cost: Cost, room: Room) -> Selection:
     """As `select`, for configurations that meet the SLO."""
     if not rate > 0:
         return Selection()
-    selection = _mended(points, rate, cost, cost, room)
+    selection = _improved(points, rate, cost, cost, room)
     if not selection.unserved:
         return selection
-    by_cores = _mended(points, rate, lambda point: point.cores, cost, room)
+    by_cores = _improved(points, rate, lambda point: point.cores, cost, room)
     return min(selection, by_cores, key=lambda each: (each.unserved, _total(each.chosen, cost)))
 
 
-def _mended(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, room: Room) -> Selection:
+def _improved(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, room: Room) -> Selection:
     ordered = by_ratio(points, weight)
     plain = take(ordered, rate, room)
     closed = ((_total(chosen, cost), place, chosen) for place, chosen in enumerate(_closed(ordered, rate, cost, room)))
@@ -76,7 +81,7 @@ def _mended(points: Sequence[Point], rate: float, weight: Cost, cost: Cost, room
 
 
 def _closed(ordered: Sequence[Point], rate: float, cost: Cost, room: Room) -> Iterator[Points]:
-    """Choices that serve the whole rate: workers in this order, and the cheapest single one for the rest."""
+    """Yield choices that serve the whole rate: workers in this order, and the cheapest single one for the rest."""
     closing = sorted(ordered, key=cost)
     largest = max((point.throughput for point in ordered), default=0.0)
     taken: Points = ()
@@ -109,9 +114,7 @@ def _choose(demand: Demand, rate: float) -> Points:
 
 
 def _replace(demand: Demand) -> Scaled:
-    """A fresh set in place of workers that cost much more: the missing ones are started first, then the others are
-    stopped.
-    """
+    """Replace workers that cost much more than a new set: start the missing ones first, then stop the others."""
     fresh, cost = _fresh(demand), weighed(demand)
     most = REPLACE_AT * _total((worker.point for worker in demand.workers), cost)
     started = _lacking(fresh.chosen, demand)
@@ -124,7 +127,9 @@ def _replace(demand: Demand) -> Scaled:
 
 
 def _order(demand: Demand) -> list[Standing]:
-    """Workers that a fresh set would not have go first, least rate for their cost in front; then the least loaded."""
+    """Return the order of release: workers that a new set would not have, the least rate per cost first; then the least
+    loaded.
+    """
     cost = weighed(demand)
     wanted = Counter(_fresh(demand).chosen)
     ranks = {}
@@ -137,8 +142,8 @@ def _order(demand: Demand) -> list[Standing]:
 
 
 def _fresh(demand: Demand) -> Selection:
-    """Workers for the whole rate at a load between alpha and beta, within the bounds with the existing workers and
-    without.
+    """Return workers for the whole rate at a load between alpha and beta, within the limits with and without the
+    existing workers.
     """
     room = room_of(demand)
     for worker in demand.workers:
@@ -164,4 +169,4 @@ def _total(points: Iterable[Point], cost: Cost) -> float:
     return sum(cost(point) for point in points)
 
 
-_FRUGAL = Way(queues_in_time, any_of, _choose, _order, _replace)
+_DEFAULT = Algorithm(queues_in_time, any_of, _choose, _order, _replace)

@@ -13,53 +13,53 @@ class Standing(msgspec.Struct, frozen=True):
 
     worker: WorkerId
     point: Point
-    """Its configuration as it was measured."""
+    """Its configuration with the measured figures."""
     load: float
-    """Share of its concurrent runs under way, 0 to 1."""
+    """The share of its concurrent runs in use, 0 to 1."""
     since: Seconds
-    """When it last became what it is."""
+    """When its state last changed."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a scaler may know. Rates are requests per second."""
+    """The input of a scaler. Rates are requests per second."""
 
     rate: float
-    """What is expected for the time ahead."""
+    """The expected rate."""
     slo_s: float | None
     points: tuple[Point, ...]
     """The configurations that the function's settings allow."""
     workers: tuple[Standing, ...] = ()
     free_cores: float
     free_workers: int
-    """How many more workers the node and the function's settings allow."""
+    """The further workers that the node and the function's settings allow."""
     free_bytes: float
-    """Memory for more workers; infinite without a bound."""
+    """The memory for further workers; infinite without a limit."""
     weight_bytes: int
     missing_bytes: int
-    """Of the function's blocks, what the host store lacks."""
+    """The bytes of the function's blocks that the host store lacks."""
     macs: int
-    """Of one request."""
+    """The multiply-adds of one request."""
     shared: bool = True
-    """Whether workers share their weights; if not, each has its own copy of `weight_bytes`."""
+    """Whether workers share their weights; otherwise each has its own copy of `weight_bytes`."""
     alpha: float = 0.8
     beta: float = 0.6
     gamma: float = 0.0
-    """Bytes that one core weighs as much as, in m + alpha*c of Tetris."""
+    """The bytes that cost as much as one core, in m + alpha*c of Tetris."""
 
     def memory(self, point: Point) -> float:
-        """Bytes that one more worker so made adds, the blocks that must be brought first apart."""
+        """The bytes that one more worker of this configuration adds, without blocks that must be loaded."""
         return point.memory_bytes + (0 if self.shared else self.weight_bytes)
 
 
 class Scaled(msgspec.Struct, frozen=True):
-    """What should change, in order."""
+    """The changes that a scaler asks for, in order."""
 
     start: tuple[Shape, ...] = ()
     stop: tuple[WorkerId, ...] = ()
     unserved: float = 0.0
-    """Rate for which there was no room."""
+    """The rate that the available resources cannot serve."""
     best_effort: bool = False
-    """No configuration keeps the SLO; the function is served as fast as it can be."""
+    """Whether no configuration meets the SLO, so that the function is served as fast as possible."""
 
 
 Scaler = Callable[[Demand], Scaled]

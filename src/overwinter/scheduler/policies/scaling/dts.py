@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
-from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, least_loaded_first, scale
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     Cost,
@@ -25,18 +25,18 @@ from overwinter.scheduler.policies.scaling.selection import (
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Workers that serve a rate, each within the SLO, and the unserved rest, which is all of it when none fits."""
+    """Return workers that serve a rate, each within the SLO, and the unserved rest, which is all of it if none fits."""
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
     return take(by_ratio(kept, cost), rate, room)
 
 
 def by_memory(demand: Demand) -> Scaled:
-    """Alg. 1 over the rate that is left: least memory."""
+    """Scale by algorithm 1 over the remaining rate, with the least memory."""
     return scale(_BY_MEMORY, demand)
 
 
 def by_memory_and_cores(demand: Demand) -> Scaled:
-    """Alg. 1 with m + alpha·c for m."""
+    """Scale by algorithm 1 with m + alpha·c for m."""
     return scale(_BY_MEMORY_AND_CORES, demand)
 
 
@@ -45,12 +45,12 @@ def weighed(demand: Demand) -> Cost:
     return lambda point: demand.memory(point) + demand.gamma * point.cores
 
 
-def _way(cost: Callable[[Demand], Cost]) -> Way:
+def _algorithm(cost: Callable[[Demand], Cost]) -> Algorithm:
     def choose(demand: Demand, rate: float) -> Points:
         return take(by_ratio(demand.points, cost(demand)), rate, room_of(demand)).chosen
 
-    return Way(queues_in_time, any_of, choose, least_loaded_first)
+    return Algorithm(queues_in_time, any_of, choose, least_loaded_first)
 
 
-_BY_MEMORY = _way(lambda demand: demand.memory)
-_BY_MEMORY_AND_CORES = _way(weighed)
+_BY_MEMORY = _algorithm(lambda demand: demand.memory)
+_BY_MEMORY_AND_CORES = _algorithm(weighed)

@@ -12,7 +12,7 @@ from types import ModuleType
 from overwinter.core.errors import MachineError
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
-from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, least_loaded_first, scale
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
     Cost,
@@ -25,24 +25,24 @@ from overwinter.scheduler.policies.scaling.selection import (
 )
 
 TIGHTER = 1e-6
-"""By how much of the rate a program is made harder whose answer, which the solver finds to 1e-7, was short of it."""
+"""The relative increase of the rate in a second attempt, if the solver's answer, exact to 1e-7, fell short of it."""
 
 
 def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, room: Room = BOUNDLESS) -> Selection:
-    """Workers that serve a rate, each within the SLO, at the least cost; if the bounds do not allow that, those that
-    serve the most. Raises MachineError without scipy.
+    """Return workers that serve a rate, each within the SLO, at the least cost; if the limits do not allow that, those
+    that serve the most. Raises MachineError without scipy.
     """
     kept = [point for point in points if usable(point) and queues_in_time(point, slo_s)]
     return solve(kept, rate, cost, room)
 
 
 def exact(demand: Demand) -> Scaled:
-    """The integer program over the rate that is left."""
+    """Scale by the integer program over the remaining rate."""
     return scale(_EXACT, demand)
 
 
 def require() -> None:
-    """MachineError without scipy: better at the start than under traffic."""
+    """Raise MachineError without scipy, at the start rather than under load."""
     _optimize()
 
 
@@ -64,7 +64,7 @@ def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, roo
     """Equations (1) and (4); None: infeasible."""
     if goal == math.inf:
         return None
-    # More than the whole rate counts as the whole: the same answers, and numbers of one size for the solver.
+    # Cap each throughput at the whole rate: the solution is the same, and the solver's numbers have similar magnitudes.
     rates = [min(point.throughput / goal, 1.0) for point in points]
     return _solved([cost(point) for point in points], points, room, [(rates, 1.0, math.inf)])
 
@@ -113,4 +113,4 @@ def _choose(demand: Demand, rate: float) -> Points:
     return solve(demand.points, rate, demand.memory, room_of(demand)).chosen
 
 
-_EXACT = Way(queues_in_time, any_of, _choose, least_loaded_first)
+_EXACT = Algorithm(queues_in_time, any_of, _choose, least_loaded_first)

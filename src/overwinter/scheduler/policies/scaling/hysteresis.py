@@ -27,23 +27,23 @@ Points = tuple[Point, ...]
 
 
 def nothing(demand: Demand) -> Scaled:
-    """What serves the rate stays as it is."""
+    """Change nothing."""
     return Scaled()
 
 
-class Way(msgspec.Struct, frozen=True):
+class Algorithm(msgspec.Struct, frozen=True):
     """One algorithm. `choose` and `order` get a demand with only the configurations that the algorithm may choose."""
 
     in_time: Callable[[Point, float], bool]
-    """Whether a configuration meets an SLO of so many seconds."""
+    """Whether a configuration meets an SLO in seconds."""
     among: Callable[[Points], Points]
-    """Which of the configurations that meet the SLO the algorithm can use."""
+    """The configurations that the algorithm can use, of those that meet the SLO."""
     choose: Callable[[Demand, float], Points]
-    """Workers to start for so much more rate, within the room of the demand."""
+    """The workers to start for a further rate, within the resources of the demand."""
     order: Callable[[Demand], Sequence[Standing]]
     """The workers, those to release first in front."""
     replace: Callable[[Demand], Scaled] = nothing
-    """What takes the place of the workers that are there, though they serve the rate."""
+    """What replaces the existing workers although they serve the rate."""
 
 
 def any_of(points: Points) -> Points:
@@ -57,7 +57,7 @@ def one_at_a_time(points: Points) -> Points:
 
 
 def least_loaded_first(demand: Demand) -> list[Standing]:
-    """The order of release: the least loaded; of those the lowest rate per byte; then the newest."""
+    """Return the order of release: the least loaded first; of those the lowest rate per byte; then the newest."""
     return sorted(
         demand.workers,
         key=lambda worker: (
@@ -70,42 +70,44 @@ def least_loaded_first(demand: Demand) -> list[Standing]:
 
 
 def expected(demand: Demand) -> float:
-    """The rate, never below 0."""
+    """Return the rate, never below 0."""
     return demand.rate if demand.rate > 0 else 0.0
 
 
 def shapes(points: Points) -> tuple[Shape, ...]:
-    """The shapes of workers to start."""
+    """Return the configurations of the workers to start."""
     return tuple(point.shape for point in points)
 
 
-def scale(way: Way, demand: Demand) -> Scaled:
-    """What should change, by one algorithm. When no configuration that it can use meets the SLO, the fastest of
-    all is used as if there were no SLO, and the answer says so: Tetris's algorithm would never end there.
+def scale(algorithm: Algorithm, demand: Demand) -> Scaled:
+    """Return the changes by one algorithm.
+
+    If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the answer says
+    so: Tetris's algorithm would never end then.
     """
     if not demand.workers and expected(demand) == 0:
         return Scaled()
     points = tuple(point for point in demand.points if usable(point))
     slo_s = math.inf if demand.slo_s is None else demand.slo_s
-    kept = way.among(tuple(point for point in points if way.in_time(point, slo_s)))
+    kept = algorithm.among(tuple(point for point in points if algorithm.in_time(point, slo_s)))
     if kept or not points:
-        return _settled(way, _narrowed(demand, kept), _capacities(way, demand, points, slo_s))
+        return _settled(algorithm, _narrowed(demand, kept), _capacities(algorithm, demand, points, slo_s))
     fastest = min(points, key=lambda point: (point.latency_s, point.memory_bytes, *size(point)))
-    plain = msgspec.structs.replace(way, choose=_first)
-    scaled = _settled(plain, _narrowed(demand, (fastest,)), _capacities(way, demand, points, math.inf))
+    plain = msgspec.structs.replace(algorithm, choose=_first)
+    scaled = _settled(plain, _narrowed(demand, (fastest,)), _capacities(algorithm, demand, points, math.inf))
     return msgspec.structs.replace(scaled, best_effort=True)
 
 
-def _settled(way: Way, demand: Demand, capacities: dict[WorkerId, float]) -> Scaled:
+def _settled(algorithm: Algorithm, demand: Demand, capacities: dict[WorkerId, float]) -> Scaled:
     rate, capacity = expected(demand), math.fsum(capacities.values())
     if rate > demand.alpha * capacity * (1 + EPSILON):
-        chosen = way.choose(demand, rate / demand.alpha - capacity)
+        chosen = algorithm.choose(demand, rate / demand.alpha - capacity)
         left = rate - capacity - math.fsum(point.throughput for point in chosen)
         return Scaled(shapes(chosen), unserved=left if left > rate * EPSILON or rate == math.inf else 0.0)
-    instead = way.replace(demand)
+    instead = algorithm.replace(demand)
     if instead.stop or (rate >= demand.beta * capacity and all(capacities.values())):
         return instead
-    stop = _superfluous(way.order(demand), capacities, rate, demand.beta) if len(capacities) > 1 else ()
+    stop = _superfluous(algorithm.order(demand), capacities, rate, demand.beta) if len(capacities) > 1 else ()
     if stop or rate == 0 or rate >= demand.beta * capacity:
         return Scaled(stop=stop)
     return instead
@@ -114,7 +116,9 @@ def _settled(way: Way, demand: Demand, capacities: dict[WorkerId, float]) -> Sca
 def _superfluous(
     order: Sequence[Standing], capacities: dict[WorkerId, float], rate: float, beta: float
 ) -> tuple[WorkerId, ...]:
-    """The workers that can go, in this order; the paper's printed loop would stop at the first, its text does not."""
+    """Return the workers that can be released, in this order. The paper's printed loop would stop at the first; its
+    text does not.
+    """
     stop = []
     left = dict(capacities)
     for worker in order:
@@ -126,8 +130,8 @@ def _superfluous(
     return tuple(stop)
 
 
-def _capacities(way: Way, demand: Demand, points: Points, slo_s: float) -> dict[WorkerId, float]:
-    """By worker: the most that it can serve within the SLO, also by smaller batches than it is made for."""
+def _capacities(algorithm: Algorithm, demand: Demand, points: Points, slo_s: float) -> dict[WorkerId, float]:
+    """Return by worker the most that it can serve within the SLO, also with smaller batches."""
 
     def capacity(own: Point) -> float:
         smaller = (
@@ -135,7 +139,7 @@ def _capacities(way: Way, demand: Demand, points: Points, slo_s: float) -> dict[
             for point in points
             if (point.cores, point.concurrency) == (own.cores, own.concurrency) and point.batch <= own.batch
         )
-        return max((p.throughput for p in (own, *smaller) if usable(p) and way.in_time(p, slo_s)), default=0.0)
+        return max((p.throughput for p in (own, *smaller) if usable(p) and algorithm.in_time(p, slo_s)), default=0.0)
 
     known = {worker.point: 0.0 for worker in demand.workers}
     known = {point: capacity(point) for point in known}

@@ -9,7 +9,7 @@ import math
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
-from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, least_loaded_first, one_at_a_time, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, least_loaded_first, one_at_a_time, scale
 from overwinter.scheduler.policies.scaling.selection import (
     queues_in_time,
     ratio,
@@ -21,7 +21,7 @@ from overwinter.scheduler.policies.scaling.selection import (
 
 
 def infless(demand: Demand) -> Scaled:
-    """Batching only, most rate for a core."""
+    """Scale by batching only, with the best rate per core."""
     return scale(_INFLESS, demand)
 
 
@@ -36,7 +36,7 @@ def _choose(demand: Demand, rate: float) -> Points:
             chosen += [point] * count
             left -= count * point.throughput
             room = room.less(point, count)
-    # What fills no batch in time is served all the same.
+    # Serve the rest of the rate too, although it fills no batch in time.
     rest = take(ordered, max(left, 0.0), room)
     return without_excess((*chosen, *rest.chosen), rate)
 
@@ -49,4 +49,4 @@ def _filling(demand: Demand, point: Point) -> float:
     return point.batch / spare_s if spare_s > 0 else math.inf
 
 
-_INFLESS = Way(queues_in_time, one_at_a_time, _choose, least_loaded_first)
+_INFLESS = Algorithm(queues_in_time, one_at_a_time, _choose, least_loaded_first)

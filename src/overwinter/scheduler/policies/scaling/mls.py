@@ -1,40 +1,40 @@
-"""How many cores should the next worker have? AsyFunc's model-level scaling, MLS (4.2, algorithm 1).
+"""AsyFunc's model-level scaling, MLS (4.2, algorithm 1): chooses the number of cores of the next worker.
 
 For each number of cores the largest batch that fills and runs in time, (b - 1)/R + l <= slo, gives the efficiency
 
     eta = b/(c·l) + b/(rho·m·l)        rho = MACs / weight bytes, m = the bytes of one worker with its weights
 
-and workers of the best are started. The formula adds cores to rho·m, which is a number of MACs whatever bytes are
-counted in. In single MACs it is 10^9 for a real model and memory would never matter; in 10^9 MACs it is of the size
-of a number of cores (4 for ResNet-50), fewer and larger workers win where the rate allows, as the paper reports, and
-so they are counted here. What is started is a worker of those cores for the batch with the greatest rate within the
-SLO, which is what R_max counts; the batch of a moment is chosen when the requests are there (alg. 3).
+and workers with the highest efficiency are started. The formula adds a number of cores and rho·m, a number of MACs,
+without saying in which unit. In single MACs rho·m is 10^9 for a real model, and memory would never matter. In 10^9 MACs
+it is similar to a number of cores (4 for ResNet-50), and fewer and larger workers are preferred where the rate allows,
+as the paper reports; so this unit is used. A started worker has these cores and the batch with the highest rate within
+the SLO, which R_max counts; the batch of each run is chosen when the requests are present (alg. 3).
 """
 
 from collections.abc import Iterable
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled, Standing
-from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, expected, one_at_a_time, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, expected, one_at_a_time, scale
 from overwinter.scheduler.policies.scaling.selection import ratio, room_of, runs_in_time, take
 
 MACS_UNIT = 1e9
 
 
 def mls(demand: Demand) -> Scaled:
-    """Alg. 1: alpha and beta bound the load, the least efficient are released first."""
+    """Scale by algorithm 1: alpha and beta bound the load, and the least efficient workers are released first."""
     return scale(_MLS, demand)
 
 
 def efficiency(demand: Demand, point: Point) -> float:
-    """Eta: the greatest rate for a core, and for a unit of rho·m."""
+    """Return eta at the highest rate per core, and per unit of rho·m."""
     nbytes = point.memory_bytes + demand.weight_bytes
     weight = demand.macs * nbytes / (max(demand.weight_bytes, 1) * MACS_UNIT)
     return ratio(point, point.cores) + (ratio(point, weight) if weight > 0 else 0.0)
 
 
 def _choose(demand: Demand, rate: float) -> Points:
-    """The configuration of each number of cores, the most efficient first."""
+    """Return the configuration of each number of cores, the most efficient first."""
     made = []
     for cores in sorted({point.cores for point in demand.points}):
         same = [point for point in demand.points if point.cores == cores]
@@ -44,14 +44,14 @@ def _choose(demand: Demand, rate: float) -> Points:
 
 
 def _filled(demand: Demand, points: Iterable[Point]) -> Point:
-    """The largest batch that fills and runs in time, else the smallest."""
+    """Return the largest batch that fills and runs in time, otherwise the smallest."""
     rising = sorted(points, key=lambda point: point.batch)
     in_time = [point for point in rising if demand.slo_s is None or _longest_s(demand, point) <= demand.slo_s]
     return in_time[-1] if in_time else rising[0]
 
 
 def _longest_s(demand: Demand, point: Point) -> float:
-    """The longest latency in a batch: that of its first request, which waits for all others."""
+    """Return the longest latency in a batch: that of its first request, which waits for all others."""
     waits_s = (point.batch - 1) / expected(demand) if point.batch > 1 else 0.0
     return waits_s + point.latency_s
 
@@ -62,4 +62,4 @@ def _order(demand: Demand) -> list[Standing]:
     )
 
 
-_MLS = Way(runs_in_time, one_at_a_time, _choose, _order)
+_MLS = Algorithm(runs_in_time, one_at_a_time, _choose, _order)

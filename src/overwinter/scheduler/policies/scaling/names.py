@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from overwinter.scheduler.policies.scaling import dts
 from overwinter.scheduler.policies.scaling.batch import batch
-from overwinter.scheduler.policies.scaling.default import frugal
+from overwinter.scheduler.policies.scaling.default import overwinter
 from overwinter.scheduler.policies.scaling.demand import Scaler
 from overwinter.scheduler.policies.scaling.exact import exact
 from overwinter.scheduler.policies.scaling.infless import infless
@@ -14,7 +14,7 @@ from overwinter.scheduler.policies.scaling.photons import photons
 
 SCALERS: Mapping[str, Scaler] = MappingProxyType(
     {
-        "overwinter": frugal,
+        "overwinter": overwinter,
         "dts": dts.by_memory,
         "dts-cores": dts.by_memory_and_cores,
         "tetris-ro": dts.by_memory,
@@ -25,4 +25,4 @@ SCALERS: Mapping[str, Scaler] = MappingProxyType(
         "batch": batch,
     }
 )
-"""Tetris-RO is DTS where workers share no weights, which is the demand's to say."""
+"""The scalers by name. Tetris-RO is DTS with workers that share no weights, which the demand says."""

@@ -6,17 +6,17 @@ as many as in the measurements with the fewest runs. At least one.
 """
 
 from overwinter.scheduler.policies.scaling.demand import Demand, Scaled
-from overwinter.scheduler.policies.scaling.hysteresis import Points, Way, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, least_loaded_first, scale
 from overwinter.scheduler.policies.scaling.selection import room_of, runs_in_time, take
 
 
 def photons(demand: Demand) -> Scaled:
-    """Concurrency only, as much as the SLO and the bounds allow."""
+    """Scale by concurrency only, as much as the SLO and the limits allow."""
     return scale(_PHOTONS, demand)
 
 
 def _the_same_cores_each(points: Points) -> Points:
-    """One configuration for each concurrency."""
+    """Return one configuration for each concurrency."""
     own = [point for point in points if point.batch == 1 and point.cores >= point.concurrency]
     if not own:
         return ()
@@ -28,4 +28,4 @@ def _choose(demand: Demand, rate: float) -> Points:
     return take(sorted(demand.points, key=lambda point: -point.concurrency), rate, room_of(demand)).chosen
 
 
-_PHOTONS = Way(runs_in_time, _the_same_cores_each, _choose, least_loaded_first)
+_PHOTONS = Algorithm(runs_in_time, _the_same_cores_each, _choose, least_loaded_first)

@@ -12,31 +12,31 @@ from types import MappingProxyType
 Predictor = Callable[[Sequence[float]], float]
 
 RECENT = 0.5
-"""What the newest rate counts in the mean, the one before it half of the rest, and so on."""
+"""The weight of the latest rate in the mean; each earlier rate has half of the remaining weight."""
 
 
 def last_value(rates: Sequence[float]) -> float:
-    """As it was."""
+    """Expect the last rate."""
     return rates[-1] if rates else 0.0
 
 
 def times_last_value(rates: Sequence[float], k: float) -> float:
-    """Some times as much as it was: workers in reserve for a burst, and for nothing without one."""
+    """Expect a multiple of the last rate, to have workers in reserve for a burst."""
     return k * last_value(rates)
 
 
-def usual(rates: Sequence[float]) -> float:
-    """The level of most periods: a burst is met when it has come."""
+def median(rates: Sequence[float]) -> float:
+    """Expect the median of the rates, which reacts to a burst only after it has come."""
     return statistics.median(rates) if rates else 0.0
 
 
 def peak(rates: Sequence[float]) -> float:
-    """The most of the periods known."""
+    """Expect the highest known rate."""
     return max(rates, default=0.0)
 
 
 def window(rates: Sequence[float]) -> float:
-    """The last rate, or the fading mean where it is more: up at once, down slowly."""
+    """Expect the last rate, or the decaying mean if it is higher: follow rises at once and falls slowly."""
     if not rates:
         return 0.0
     mean = rates[0]
@@ -49,7 +49,7 @@ PREDICTORS: Mapping[str, Predictor] = MappingProxyType(
     {
         "last-value": last_value,
         "k-last-value": partial(times_last_value, k=1.5),
-        "on-demand": usual,
+        "on-demand": median,
         "peak": peak,
         "window": window,
     }

@@ -15,17 +15,17 @@ from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.demand import Demand
 
 MOST_THROUGHPUT = 1e300
-"""Requests per second of one worker, so that those of all together are a number."""
+"""The largest throughput of one worker, so that sums stay finite."""
 EPSILON = 1e-9
-"""Rates that differ by a smaller share are the same rate: sums of floats must not start a worker."""
+"""Rates that differ by a smaller share are equal: rounding errors must not start a worker."""
 MOST_WORKERS = int(BOUNDS["max_workers"].most)
 
 Cost = Callable[[Point], float]
-"""What one worker of a configuration costs; bytes, where nothing else is said."""
+"""The cost of one worker of a configuration; bytes unless stated otherwise."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Configurations to start, one entry a worker."""
+    """The configurations to start, one entry per worker."""
 
     chosen: tuple[Point, ...] = ()
     unserved: float = 0.0
@@ -39,16 +39,16 @@ class Room(msgspec.Struct, frozen=True):
     workers: int = MOST_WORKERS
     nbytes: float = math.inf
     copy_bytes: int = 0
-    """The weights, where each worker has its own copy."""
+    """The bytes of the weights if each worker has its own copy."""
 
     def copies(self, point: Point) -> int:
-        """How many workers so made fit."""
+        """Return how many workers of this configuration fit."""
         by_cores = _whole(self.cores, point.cores)
         by_bytes = _whole(self.nbytes, point.memory_bytes + self.copy_bytes)
         return max(0, min(self.workers, by_cores, by_bytes))
 
     def less(self, point: Point, count: int) -> "Room":
-        """The remaining bounds after so many workers."""
+        """Return the remaining limits after this many workers."""
         nbytes = self.nbytes - count * (point.memory_bytes + self.copy_bytes)
         return Room(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes)
 
@@ -63,7 +63,7 @@ def room_of(demand: Demand) -> Room:
 
 
 def usable(point: Point) -> bool:
-    """Whether it says anything: a latency of nothing, or without end, is no measurement."""
+    """Whether the point is a valid measurement: its latency is positive and finite."""
     return 0 < point.latency_s < math.inf and point.throughput < MOST_THROUGHPUT
 
 
@@ -78,7 +78,7 @@ def runs_in_time(point: Point, slo_s: float) -> bool:
 
 
 def size(point: Point) -> tuple[int, int, int]:
-    """What decides between configurations that are equal otherwise: the smaller."""
+    """Order otherwise equal configurations by size."""
     return point.cores, point.batch, point.concurrency
 
 
@@ -95,13 +95,13 @@ def by_ratio(points: Iterable[Point], cost: Cost) -> list[Point]:
 
 
 def workers_for(rate: float, point: Point) -> int:
-    """The fewest workers so made that serve a rate above 0."""
+    """Return the fewest workers of this configuration that serve a rate above 0."""
     return max(1, math.ceil(min(rate / point.throughput * (1 - EPSILON), MOST_WORKERS)))
 
 
 def take(ordered: Iterable[Point], rate: float, room: Room) -> Selection:
-    """As many of the first configuration as the rate needs, then of the next when the bounds allow no more of the
-    first.
+    """Take as many workers of the first configuration as the rate needs, then of the next when the limits allow no
+    more.
     """
     chosen: list[Point] = []
     left = rate
