@@ -9,7 +9,7 @@ VERSIONS = st.sampled_from([None, 1])
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Pipeline:
-    """Pipelines in which each stage takes an input or outputs of earlier ones, told in any order."""
+    """Draw pipelines in which each stage takes an input or outputs of earlier stages, declared in any order."""
     count = draw(st.integers(1, 12))
     stages = {}
     for number in range(count):

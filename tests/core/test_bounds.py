@@ -1,4 +1,4 @@
-"""Every number that somebody chooses has a floor and a ceiling, and says which and why."""
+"""Every number that a user may set has a minimum and a maximum; the error names both, and the reason."""
 
 from math import inf, nan
 from typing import get_args

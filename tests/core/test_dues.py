@@ -1,4 +1,4 @@
-"""Each stage of a pipeline is due so early that those behind it have the time that they may take."""
+"""The due time of each stage of a pipeline leaves the following stages the time that they may take."""
 
 from hypothesis import given
 from hypothesis import strategies as st

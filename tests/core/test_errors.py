@@ -1,4 +1,4 @@
-"""Errors are found by their names, and each says its status."""
+"""Errors are found by their names, and each has a status."""
 
 from overwinter.core import errors
 

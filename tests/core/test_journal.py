@@ -1,4 +1,4 @@
-"""What is recorded can be read again, and the ring is bounded."""
+"""Recorded steps can be read again, and the ring is bounded."""
 
 import io
 
@@ -39,7 +39,7 @@ def test_the_ring_keeps_the_last_steps():
     "config", [b'{"policy":"overwinter","bodies_max":64,"rehearsal_max_s":0.5}', b"", b"[1]", b"\xff"]
 )
 def test_a_journal_of_another_version_is_refused(config):
-    with pytest.raises(CallerError, match="no journal of this version"):
+    with pytest.raises(CallerError, match="not a journal of this version"):
         read_journal(io.BytesIO(config + b"\n"))
 
 
@@ -49,5 +49,5 @@ def test_a_step_of_another_version_is_refused():
     file.write(b'[0.0,{"type":"BodyExited","worker":1,"error":"","reason":""},[]]\n')
     file.seek(0)
     _, entries = read_journal(file)
-    with pytest.raises(CallerError, match="no journal of this version.*BodyExited"):
+    with pytest.raises(CallerError, match="not a journal of this version.*BodyExited"):
         list(entries)

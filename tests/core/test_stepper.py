@@ -1,4 +1,4 @@
-"""The stepper of pipelines: any order of ends, failures and callers who go away, each request over exactly once."""
+"""The stepper of pipelines with any order of results, failures and cancellations: each request ends exactly once."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ def asks(*names: str) -> list[Order]:
 
 
 class Watched:
-    """A request whose every order is held to what may be ordered."""
+    """A request whose orders are checked."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.stages = pipeline.stages
@@ -49,7 +49,9 @@ class Watched:
         self.ends: list[Order | Dropped] = []
 
     def tell(self, event: Event, now: float) -> None:
-        """Hand an event over. One of a stage that is not under way, or of a request that is over, changes nothing."""
+        """Pass an event on. An event of a stage that is not in progress, or of a request that has ended, changes
+        nothing.
+        """
         ends_stage = isinstance(event, Answered | Failed)
         known = event.stage in self.running if ends_stage else not self.ends
         if ends_stage and known:
@@ -95,7 +97,7 @@ class Watched:
 
 
 def anything(stages: list[str], chance: Random) -> Event:
-    """Anything that may be told, true or not."""
+    """Return any event, possible or not."""
     stage = chance.choice(stages)
     return chance.choice((Answered(stage), Failed(stage, "OverloadedError", "full", 7.0), Dropped(), Started()))
 

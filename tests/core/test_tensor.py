@@ -1,4 +1,4 @@
-"""Bytes and shapes that do not fit are the caller's error; what fits survives the wire."""
+"""Bytes and shapes that do not match are the caller's error; valid tensors are unchanged by encoding and decoding."""
 
 import msgspec
 import pytest

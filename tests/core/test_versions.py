@@ -1,4 +1,4 @@
-"""Requests that name no version are divided exactly, by turns that follow from the turns before."""
+"""Requests without a version are divided exactly, and each choice follows from the earlier choices."""
 
 from collections import Counter
 from itertools import pairwise
@@ -14,7 +14,7 @@ CUTS = st.lists(st.integers(1, WHOLE - 1), max_size=5, unique=True).map(sorted)
 
 
 def shares_of(cuts: list[int]) -> tuple[Share, ...]:
-    """Shares of a whole that is cut there."""
+    """Return the shares of a whole that is divided at these points."""
     ends = [0, *cuts, WHOLE]
     return tuple(Share(number, end - ends[number - 1]) for number, end in enumerate(ends[1:], 1))
 

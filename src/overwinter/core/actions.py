@@ -7,7 +7,9 @@ import msgspec
 from overwinter.core.ids import SHARED, Address, FunctionId, OperationId, RequestId, RunId, Seconds, StoreName, WorkerId
 
 Start = Literal["warm", "bound", "host", "disk"]
-"""What a request's function needed: nothing, a bind in a worker of its family, or a worker, with blocks from disk."""
+"""What a request's function needed: nothing (warm), a bind in a worker of its family (bound), or a new worker with its
+blocks in the host store (host) or on disk (disk).
+"""
 
 Decision = Literal[
     "scale-out",
@@ -23,7 +25,7 @@ Decision = Literal[
     "reclaim",
     "ahead",
 ]
-"""Kinds of decisions that are explained."""
+"""The kinds of decisions that are explained."""
 
 
 class _Action(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -35,11 +37,11 @@ class LoadBlocks(_Action, frozen=True):
 
     function: FunctionId
     operation: OperationId
-    """Which the answer repeats: the function may have been let go, and loaded anew, meanwhile."""
+    """Repeated by the answer, because the function may have been unloaded and loaded again meanwhile."""
 
 
 class Drop(_Action, frozen=True):
-    """Remove these blocks from a host store: no function that stays there needs them."""
+    """Remove these blocks from a host store: no remaining function needs them."""
 
     addresses: tuple[Address, ...]
     store: StoreName = SHARED
@@ -54,21 +56,21 @@ class Evict(_Action, frozen=True):
 
 
 class StartWorker(_Action, frozen=True):
-    """Fork a worker; answered by WorkerReady or WorkerExited. On trial it runs once by itself before it is ready."""
+    """Fork a worker; answered by WorkerReady or WorkerExited. On trial, it runs its program before it is ready."""
 
     worker: WorkerId
     function: FunctionId
     on_trial: bool = False
     cores: int = 1
     concurrency: int = 1
-    """Runs that it may be handed at once."""
+    """The most concurrent runs of the worker."""
     ahead: WorkerId | None = None
-    """The process forked ahead in which it goes on, if that still lives; else one is forked."""
+    """The process forked in advance that becomes the worker if it still lives; otherwise a new one is forked."""
 
 
 class ForkAhead(_Action, frozen=True):
-    """Fork a worker ahead from the zygote of this function's tenant; it waits until a start uses it or it is stopped.
-    Answered by WorkerReady or WorkerExited.
+    """Fork a process in advance from the zygote of this function's tenant; it waits until a start uses it or it is
+    stopped. Answered by WorkerReady or WorkerExited.
     """
 
     worker: WorkerId
@@ -80,7 +82,7 @@ class Prepare(_Action, frozen=True):
 
     function: FunctionId
     forget: Address | None = None
-    """A program that it should hold no longer."""
+    """A program that the zygote should drop."""
 
 
 class Run(_Action, frozen=True):
@@ -90,9 +92,9 @@ class Run(_Action, frozen=True):
     run: RunId
     requests: tuple[RequestId, ...]
     function: FunctionId | None = None
-    """Whose requests they are; None: of the function that the worker was started for."""
+    """The function of the requests; None: the function for which the worker was started."""
     functions: tuple[FunctionId, ...] = ()
-    """Of each request, whose it is, where they are several functions'; that of the first request leads."""
+    """The function of each request, if there are several functions; the function of the first request leads."""
 
 
 class Bind(_Action, frozen=True):
@@ -101,11 +103,11 @@ class Bind(_Action, frozen=True):
     worker: WorkerId
     function: FunctionId
     operation: OperationId
-    """Which the answer repeats."""
+    """Repeated by the answer."""
 
 
 class Unbind(_Action, frozen=True):
-    """Unbind a function in a worker; the worker has no run of it under way."""
+    """Unbind a function in a worker that has no runs of it."""
 
     worker: WorkerId
     function: FunctionId
@@ -134,7 +136,7 @@ class Refuse(_Action, frozen=True):
     message: str
     retry_after_s: float | None = None
     function: FunctionId | None = None
-    """Whose it was; None: of none that is here."""
+    """The function of the request; None: no deployed function."""
 
 
 class LoadFinished(_Action, frozen=True):
@@ -146,7 +148,7 @@ class LoadFinished(_Action, frozen=True):
 
 
 class Explanation(_Action, frozen=True):
-    """No effect: the reason of a decision about a function, for `explain`."""
+    """The reason of a decision about a function, for `explain`; it has no effect."""
 
     function: FunctionId
     what: Decision
@@ -154,7 +156,7 @@ class Explanation(_Action, frozen=True):
 
 
 class SetAlarm(_Action, frozen=True):
-    """Post Alarm at this time; replaces the alarm set before."""
+    """Post Alarm at this time; replaces the previous alarm."""
 
     at: Seconds
 

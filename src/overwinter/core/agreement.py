@@ -7,30 +7,30 @@ class Closeness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The difference between one output and its reference, over all runs."""
 
     exact: bool
-    """Equal bit for bit in every run."""
+    """Whether the outputs are equal bit for bit in every run."""
     difference: float
-    """Largest difference of an element, relative to the output's largest magnitude."""
+    """The largest difference of an element, relative to the output's largest magnitude."""
 
 
 class Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether requests may share a run: only where each then gets the answer that it gets alone."""
 
     obstacle: str
-    """Why they may not; empty if they may."""
+    """Why requests may not share runs; empty if they may."""
     rows: tuple[tuple[int, ...], ...] = ()
-    """The rows of each request of each run that was shared to find out."""
+    """The rows of each request of each shared run that was compared."""
     outputs: dict[str, Closeness] = {}
-    """Each output of a shared run against a run alone."""
+    """How each output of a shared run compares with separate runs."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A comparison of a program with its model on random inputs."""
 
     sizes: tuple[dict[str, int], ...]
-    """The dynamic sizes of each run in which both answered."""
+    """The dynamic sizes of each compared run."""
     bound: float
-    """Largest relative difference that passes."""
+    """The largest relative difference that is accepted."""
     outputs: dict[str, Closeness]
     batching: Batching
     notes: tuple[str, ...] = ()
-    """What the comparison changed or had to leave aside."""
+    """What the comparison changed or could not compare."""

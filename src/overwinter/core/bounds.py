@@ -17,9 +17,9 @@ class Bound(msgspec.Struct, frozen=True):
     most: float
     unit: str
     why: str
-    """Why not less, and why not more."""
+    """The reason for both bounds, for the error message."""
     whole: bool = True
-    """Whether it is a count, and so an int."""
+    """Whether the value is a count, and so an int."""
 
     def fault(self, name: str, value: object) -> str | None:
         """The error in the value of `name`, or None."""
@@ -30,13 +30,13 @@ class Bound(msgspec.Struct, frozen=True):
         return f"{name} must be from {self.least:,} to {self.most:,} {self.unit}, got {value}: {self.why}"
 
     def nearest(self, value: float) -> float:
-        """The number of the bound that is nearest; the most for NaN."""
+        """Return the closest allowed value; the maximum for NaN."""
         kept = min(max(value, self.least), self.most) if value == value else self.most
         return int(kept) if self.whole else kept
 
 
 def seconds(least: float, most: float, why: str) -> Bound:
-    """A bound of a time."""
+    """Create a bound for a time in seconds."""
     return Bound(least, most, "seconds", why, whole=False)
 
 
@@ -44,7 +44,7 @@ Bounds = Mapping[str, Bound]
 
 
 def check_bounds(holder: object, bounds: Bounds) -> None:
-    """ValueError unless each of these numbers of the holder lies within its bound; None is allowed."""
+    """Raise ValueError unless these numbers of the holder are within their bounds; None is allowed."""
     for name, bound in bounds.items():
         value = getattr(holder, name)
         fault = None if value is None else bound.fault(name, value)

@@ -14,8 +14,9 @@ from overwinter.core.pipeline import Stage, needs
 def dues(
     stages: Mapping[str, Stage], slo_ms: float | None, slos: Mapping[str, float | None], begun: Seconds
 ) -> dict[str, Seconds]:
-    """The due time of each stage of a request that has begun; empty without an SLO of the pipeline. `slos`: of each
-    stage's function, in ms.
+    """Return the due time of each stage of a request that began at `begun`; empty if the pipeline has no SLO.
+
+    `slos` contains the SLO of each stage's function, in ms.
     """
     if slo_ms is None:
         return {}

@@ -77,13 +77,13 @@ class TooLargeError(CallerError):
 
 
 class MediaError(CallerError):
-    """The body comes in a form that the node does not read."""
+    """The body has a format that the node does not read."""
 
     status = 415
 
 
 class RateError(CallerError):
-    """The tenant sends more requests than its quota: try again after `retry_after_s`."""
+    """The tenant exceeds its quota of requests: try again after `retry_after_s`."""
 
     status = 429
 
@@ -139,7 +139,7 @@ class WorkerError(MachineError):
 
 
 def error_named(name: str) -> type[OverwinterError]:
-    """The class of this tree with that name; WorkerError for a name that is none of ours."""
+    """Return the error class of this name; WorkerError for an unknown name."""
     tree: list[type[OverwinterError]] = [OverwinterError]
     for kind in tree:
         if kind.__name__ == name:

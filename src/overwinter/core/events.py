@@ -30,9 +30,11 @@ class Deployed(_Event, frozen=True):
     function: FunctionSpec
     on_trial: bool = False
     resident: bool = False
-    """Whether the host store holds all its blocks already."""
+    """Whether the host store already has all its blocks."""
     quarantined: str = ""
-    """Why it is not to be served until it is loaded: how the scheduler failed on it before the node started."""
+    """Why the function stays out of service until it is loaded: the failure of the scheduler on it before the node
+    started.
+    """
 
 
 class Removed(_Event, frozen=True):
@@ -42,7 +44,7 @@ class Removed(_Event, frozen=True):
 
 
 class TrafficSet(_Event, frozen=True):
-    """From now on these versions get the requests that name none; if empty, the newest version."""
+    """From now on these versions get the requests without a version; if empty, the newest version does."""
 
     name: FunctionName
     shares: Shares
@@ -67,11 +69,11 @@ class Arrived(_Event, frozen=True):
     name: FunctionName
     version: int | None
     deadline: Seconds | None
-    """None: the function's own timeout counts."""
+    """When the request expires; None: after the timeout of its function."""
     priority: int = 0
-    """1 is served first, larger numbers later; 0 is the ordinary, 100."""
+    """The priority: 1 is served first, larger numbers later; 0 is the default, 100."""
     due: Seconds | None = None
-    """When it is late; None: when the SLO of its function says."""
+    """When the SLO is missed; None: given by the SLO of its function."""
 
 
 class Cancelled(_Event, frozen=True):
@@ -85,10 +87,10 @@ class BlocksLoaded(_Event, frozen=True):
 
     function: FunctionId
     operation: OperationId
-    """Of the LoadBlocks that this answers."""
+    """The operation of the LoadBlocks that this answers."""
     added: int
     addresses: tuple[Address, ...] = ()
-    """What was loaded, so that it can be let go if nobody wants it any more; only told when bytes were added."""
+    """The loaded blocks, so that they can be released if they are no longer needed; empty if no bytes were added."""
     store: StoreName = SHARED
 
 
@@ -97,7 +99,7 @@ class LoadFailed(_Event, frozen=True):
 
     function: FunctionId
     operation: OperationId
-    """Of the LoadBlocks that this answers."""
+    """The operation of the LoadBlocks that this answers."""
     error: str
     message: str
     addresses: tuple[Address, ...] = ()
@@ -111,29 +113,29 @@ class WorkerReady(_Event, frozen=True):
 
 
 class Bound(_Event, frozen=True):
-    """A worker has bound a further function."""
+    """A worker has bound another function."""
 
     worker: WorkerId
     function: FunctionId
     operation: OperationId
-    """Of the Bind that this answers."""
+    """The operation of the Bind that this answers."""
 
 
 class BindFailed(_Event, frozen=True):
-    """A worker could not bind a further function, and has released what it had of it."""
+    """A worker could not bind another function, and has released its resources."""
 
     worker: WorkerId
     function: FunctionId
     operation: OperationId
-    """Of the Bind that this answers."""
+    """The operation of the Bind that this answers."""
     error: str
     message: str
     lost_blocks: bool = False
-    """The host store no longer held what it should: stage anew."""
+    """Whether blocks were missing from the host store, so that they must be loaded again."""
 
 
 class RunFailure(msgspec.Struct, frozen=True):
-    """A request of a run that failed, and the reason."""
+    """A failed request of a run, with the reason."""
 
     request: RequestId
     error: str
@@ -155,7 +157,7 @@ class WorkerExited(_Event, frozen=True):
     error: str
     reason: str
     lost_blocks: bool = False
-    """The host store no longer held what it should: stage anew."""
+    """Whether blocks were missing from the host store, so that they must be loaded again."""
 
 
 class Demoted(_Event, frozen=True):
@@ -168,7 +170,7 @@ class ZygoteLost(_Event, frozen=True):
     """A zygote died or was stopped for another; the programs that it had prepared are lost."""
 
     tenant: TenantId | None = None
-    """Whose it was; None: everybody's is gone."""
+    """The tenant whose zygote it was; None: the base zygote, and with it all others."""
 
 
 class Profiled(_Event, frozen=True):
@@ -183,30 +185,30 @@ class RateForecast(_Event, frozen=True):
 
     function: FunctionId
     rate: float
-    """Requests per second."""
+    """The rate in requests per second."""
 
 
 class MemoryPressure(_Event, frozen=True):
-    """The machine runs short of memory: so many bytes should be released."""
+    """The machine is short of memory: this many bytes should be released."""
 
     nbytes: int
 
 
 class MemoryMeasured(_Event, frozen=True):
-    """The memory of these workers. That of the others is unchanged, or nearly so."""
+    """The measured memory of these workers. That of the others has not changed much."""
 
     taken: tuple[tuple[WorkerId, int], ...]
-    """Bytes of each."""
+    """The private bytes of each worker."""
 
 
 class HostCapacityMeasured(_Event, frozen=True):
-    """The size of the tmpfs changed: from now on all host stores together may hold so many bytes."""
+    """The size of the tmpfs has changed: from now on all host stores together may hold this many bytes."""
 
     nbytes: int
 
 
 class Alarm(_Event, frozen=True):
-    """The time of the last SetAlarm has come."""
+    """The time of the last SetAlarm has been reached."""
 
 
 Event = (

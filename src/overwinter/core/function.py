@@ -9,21 +9,21 @@ from overwinter.core.ids import SHARED, Address, FamilyId, FunctionId, FunctionN
 from overwinter.core.profile import Profile
 
 TIMES = {
-    "slo_ms": Bound(0.1, 86_400_000, "ms", "no worker answers sooner, and a day is no low latency", whole=False),
-    "timeout_s": seconds(0.001, 86_400, "a shorter one expires before a worker hears of it, a longer one is no wait"),
+    "slo_ms": Bound(0.1, 86_400_000, "ms", "no worker answers faster, and a longer SLO is pointless", whole=False),
+    "timeout_s": seconds(0.001, 86_400, "a shorter one expires before a worker can answer, and a day is the maximum"),
 }
-"""Of a function and of a pipeline."""
+"""The bounds of times of a function and of a pipeline."""
 
 BOUNDS = TIMES | {
-    "max_batch": Bound(1, 65_536, "requests", "a run has at least one, and its tensors must fit into memory"),
-    "max_workers": Bound(1, 4096, "workers", "each is a process"),
-    "queue_limit": Bound(1, 1_000_000, "requests", "each is kept in memory while it waits"),
-    "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is for ever"),
-    "threads": Bound(1, 256, "cores", "a worker needs one, and one run gains nothing from more"),
-    "concurrency": Bound(1, 32, "runs", "each holds two descriptors of the node and a thread of the worker"),
-    "memory_mib": Bound(1, 1 << 20, "MiB", "1 TiB is more than one worker can have"),
+    "max_batch": Bound(1, 65_536, "requests", "a run has at least one, and its tensors must fit in memory"),
+    "max_workers": Bound(1, 4096, "workers", "each one is a process"),
+    "queue_limit": Bound(1, 1_000_000, "requests", "each one is kept in memory while it waits"),
+    "keep_alive_s": seconds(0, 31_536_000, "0 stops an idle worker at once, and a year is the maximum"),
+    "threads": Bound(1, 256, "cores", "a worker needs one, and more do not make a run faster"),
+    "concurrency": Bound(1, 32, "runs", "each one needs two descriptors of the node and a thread"),
+    "memory_mib": Bound(1, 1 << 20, "MiB", "no worker has more than 1 TiB"),
 }
-"""Of every number in a function's settings."""
+"""The bounds of every number in a function's settings."""
 
 
 Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
@@ -36,28 +36,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slo_ms: float | None = None
     timeout_s: float = 60.0
     max_batch: int = 1
-    """Most requests in one run, for models whose requests were found to get from a shared run what they get alone. 1
-    keeps every answer bit-equal to a run of its own."""
+    """The most requests in one run. More than 1 is allowed for models whose requests get the same results in a shared
+    run as alone; with 1, answers are equal bit for bit to those of a separate run.
+    """
     max_workers: int = 8
-    """Most workers at once; the node starts a second one only when the first cannot do what is waiting."""
+    """The most workers. The node starts a further one only when the others cannot serve the waiting requests."""
     queue_limit: int = 512
     keep_alive_s: float | None = None
-    """Longest that a worker of it stays idle; None: as long as there is room, or as the node's policy says."""
+    """The most seconds that a worker of the function stays idle; None: until its memory is needed, or as the node's
+    policy decides.
+    """
     threads: int = 1
-    """Most cores of one worker. How many sum up a number in parts may change its last bits."""
+    """The most cores of one worker. The number of threads that sum in parallel may change the last bits of results."""
     concurrency: int = 1
-    """Most runs at once in one worker."""
+    """The most concurrent runs of one worker."""
     late: Literal["serve", "refuse"] = "serve"
-    """What becomes of a request that can no longer be answered within the SLO: as soon as it can be, until its
-    timeout, or refused at once so that those behind it are in time."""
+    """What happens to a request that can no longer meet the SLO: `serve` answers it as soon as possible, `refuse`
+    refuses it at once, so that later requests can meet theirs.
+    """
     pinned: bool = False
-    """Never leaves the host store while it is deployed and loaded."""
+    """Whether its blocks stay in the host store while it is deployed and loaded."""
     dedicated: bool = False
-    """Keeps its blocks in its tenant's own host store, shared with that tenant's functions alone."""
+    """Whether its blocks are in the tenant's own host store, shared with functions of that tenant only."""
     memory_mib: int = 4096
-    """Most private memory of one worker: its own heap, not the shared weights."""
+    """The most private memory of one worker: its heap, without the shared weights."""
     isolation: Literal["family", "function"] = "family"
-    """Whether its workers may run its tenant's other functions of the same program and handler, too, or nobody else."""
+    """Whether its workers are shared with the tenant's other functions of the same program and handler (`family`), or
+    with none (`function`).
+    """
 
     def __post_init__(self) -> None:
         check_bounds(self, BOUNDS)
@@ -80,13 +86,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     program: Address
     sandboxed: bool
-    """Whether the function brings its own code."""
+    """Whether the function has its own code."""
     blobs: tuple[BlobSize, ...]
-    """All that must lie in the host store before a worker can run."""
+    """All blocks that must be in the host store before a worker can run."""
     profile: Profile | None = None
-    """What is known of its speed on this machine."""
+    """The measured latencies and memory on this machine."""
     family: FamilyId = FamilyId("")
-    """Whose workers can bind it; empty: it shares with nobody."""
+    """The family whose workers can bind it; empty: it shares workers with no function."""
 
     @property
     def store(self) -> StoreName:

@@ -3,28 +3,28 @@
 from typing import NewType
 
 NAME_MAX = 128
-# \A and \Z: a `$` would let a trailing newline through.
+# A `$` instead of \Z would accept a trailing newline.
 NAME_PATTERN = rf"\A[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}\Z"
-"""What a function, a pipeline, a stage of one or a tenant may be called."""
+"""The names of functions, pipelines, stages and tenants."""
 
 Seconds = NewType("Seconds", float)
 Address = NewType("Address", str)
-"""BLAKE3 of a block's content and layout: 64 hexadecimal digits."""
+"""The BLAKE3 hash of a block's content and layout: 64 hexadecimal digits."""
 FunctionName = NewType("FunctionName", str)
 FunctionId = NewType("FunctionId", str)
 """One version of a function: `name@version`."""
 FamilyId = NewType("FamilyId", str)
-"""Functions that may share workers; a function that shares with nobody has its own id for one."""
+"""Functions that may share workers. A function that shares with none has its own id as its family."""
 TenantId = NewType("TenantId", str)
 StoreName = NewType("StoreName", str)
-"""A host store of one trust domain: the shared one, or a tenant's own."""
+"""The host store of one trust domain: the shared one, or a tenant's own."""
 SHARED = StoreName("")
-"""The host store of all functions that did not ask for one of their own."""
+"""The host store of all functions without a dedicated one."""
 RequestId = NewType("RequestId", int)
 WorkerId = NewType("WorkerId", int)
 RunId = NewType("RunId", int)
 OperationId = NewType("OperationId", int)
-"""One loading, or one bind; never used again among its kind."""
+"""Identifies one load or one bind; never reused within its kind."""
 
 
 def function_id(name: FunctionName, version: int) -> FunctionId:

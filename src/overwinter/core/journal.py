@@ -1,7 +1,7 @@
-"""The recorded steps of a scheduler: `(now, event, actions)`, in a bounded ring and, when asked, in a file.
+"""The recorded steps of a scheduler: `(now, event, actions)`, in a bounded ring and, optionally, in a file.
 
-A journal file is JSON, one value a line: first the scheduler's configuration, then one Entry a step. Whoever
-feeds the events through a fresh scheduler of that configuration must get the same actions.
+A journal file has one JSON value per line: first the scheduler's configuration, then one Entry per step. A new
+scheduler of that configuration must return the same actions for these events.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Journal:
-    """Keeps the last `ring` steps; appends every step to `file`, its owner's to close, if there is one."""
+    """Keeps the last `ring` steps, and appends every step to `file`, if there is one. The caller closes the file."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Journal:
         file: IO[bytes] | None = None,
         lost: Callable[[OSError], None] | None = None,
     ) -> None:
-        """`lost` is called once if the file cannot be written any more; the ring continues."""
+        """Create a journal. `lost` is called once if the file cannot be written any more; the ring continues."""
         self.recent: deque[Entry] = deque(maxlen=ring)
         self._file = file
         self._lost = lost
@@ -63,7 +63,9 @@ class Journal:
 
 
 def read_journal(file: IO[bytes]) -> tuple[SchedulerConfig, Iterator[Entry]]:
-    """The configuration and the steps of a journal file; CallerError if it is none, or of another version."""
+    """Read the configuration and the steps of a journal file; raise CallerError if it is not one, or is from another
+    version.
+    """
     [config] = _decoded([file.readline()], SchedulerConfig)
     return config, _decoded(file, Entry)
 
@@ -74,5 +76,5 @@ def _decoded(lines: Iterable[bytes], kind: type[Read]) -> Iterator[Read]:
         for line in lines:
             yield decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        way = "read it with the Overwinter that wrote it"
-        raise CallerError(f"this is no journal of this version of Overwinter: {error}; {way}") from error
+        remedy = "read it with the version that wrote it"
+        raise CallerError(f"this is not a journal of this version of Overwinter: {error}; {remedy}") from error

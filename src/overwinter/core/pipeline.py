@@ -19,10 +19,10 @@ from overwinter.core.ids import NAME_PATTERN, FunctionName
 from overwinter.core.tensor import NAME_MAX, PRINTABLE, Buffer, TensorSpec
 
 INPUT = "input"
-"""Stands for the pipeline itself in a source; no stage may be called so."""
+"""Stands for the pipeline itself in a source, so no stage may have this name."""
 STAGES_MAX = 64
 SOURCES_MAX = 1024
-"""Tensors that the stages of a pipeline take, and that it gives."""
+"""The most tensors that the stages of a pipeline take and the pipeline returns."""
 
 Name = Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
 TensorName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX, pattern=PRINTABLE)]
@@ -34,13 +34,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     function: Name
     version: Annotated[int, Meta(ge=1)] | None = None
-    """None: whichever version answers for the name when the stage starts."""
+    """The version; None: the default version when the stage starts."""
     inputs: Annotated[dict[TensorName, Source], Meta(max_length=SOURCES_MAX)] = {}
-    """For each input of the function, its source."""
+    """The source of each input of the function."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Functions called as one, with one deadline for the whole."""
+    """Functions called as one, with one deadline."""
 
     name: Name
     inputs: Annotated[tuple[TensorName, ...], Meta(max_length=SOURCES_MAX)]
@@ -48,7 +48,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         dict[Annotated[str, Meta(pattern=NAME_PATTERN)], Stage], Meta(min_length=1, max_length=STAGES_MAX)
     ]
     outputs: Annotated[dict[TensorName, Source], Meta(min_length=1, max_length=SOURCES_MAX)]
-    """For each output of the pipeline, its source: an output of a stage."""
+    """The source of each output of the pipeline: an output of a stage."""
     slo_ms: float | None = None
     timeout_s: float = 60.0
 
@@ -78,7 +78,7 @@ class Signature(NamedTuple):
 
 
 Find = Callable[[FunctionName, int | None], Typed]
-"""A version of a function, or with None the one that answers for its name; NotFoundError."""
+"""Returns a version of a function, or with None its default version; raises NotFoundError."""
 
 
 def decode_pipeline(data: Buffer) -> Pipeline:
@@ -106,7 +106,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
     where = f"pipeline {pipeline.name!r}"
     _check_count(pipeline)
     if INPUT in pipeline.stages:
-        raise CallerError(f"no stage of {where} may be called {INPUT!r}: that is the pipeline itself in a source")
+        raise CallerError(f"no stage of {where} may be called {INPUT!r}: in sources this means the pipeline itself")
     if len(set(pipeline.inputs)) < len(pipeline.inputs):
         raise CallerError(f"{where} names an input twice: {', '.join(pipeline.inputs)}")
     used = set()
@@ -123,14 +123,14 @@ def check_pipeline(pipeline: Pipeline) -> None:
     try:
         TopologicalSorter({name: needs(stage) for name, stage in pipeline.stages.items()}).prepare()
     except CycleError as error:
-        # graphlib tells who is waited for first.
+        # graphlib lists the awaited stage first.
         raise CallerError(f"stages of {where} wait for each other: {' <- '.join(error.args[1])}") from None
 
 
 def _check_count(pipeline: Pipeline) -> None:
     sources = len(pipeline.outputs) + sum(len(stage.inputs) for stage in pipeline.stages.values())
     if sources > SOURCES_MAX:
-        raise CallerError(f"pipeline {pipeline.name!r} says where {sources} tensors come from; at most {SOURCES_MAX}")
+        raise CallerError(f"pipeline {pipeline.name!r} has {sources} sources of tensors; {SOURCES_MAX} are allowed")
 
 
 def needs(stage: Stage) -> set[str]:
@@ -156,7 +156,7 @@ def signature(pipeline: Pipeline, find: Find) -> Signature:
         for tensor, spec in wanted.items():
             source = stage.inputs.get(tensor)
             if source is None:
-                raise CallerError(f"{told} does not say where input {tensor!r} of {stage.function!r} comes from")
+                raise CallerError(f"{told} has no source for input {tensor!r} of {stage.function!r}")
             if source.startswith(f"{INPUT}:"):
                 given.setdefault(source, spec)
             given[source] = _joined(_existing(given, source, told), spec, f"{told}: {source!r}")
@@ -172,7 +172,7 @@ def _checked(source: str, user: str, pipeline: Pipeline) -> str:
     origin, mark, name = source.partition(":")
     told = f"{user} of pipeline {pipeline.name!r} comes from {source!r}"
     if not (origin and mark and name):
-        raise CallerError(f'{told}, which is no source: write "{INPUT}:NAME" or "STAGE:OUTPUT"')
+        raise CallerError(f'{told}, which is not a source: write "{INPUT}:NAME" or "STAGE:OUTPUT"')
     if origin == INPUT:
         if name not in pipeline.inputs:
             raise CallerError(f"{told}; the pipeline's inputs are {', '.join(pipeline.inputs) or 'none'}")
@@ -183,7 +183,7 @@ def _checked(source: str, user: str, pipeline: Pipeline) -> str:
 
 
 def _found(pipeline: Pipeline, name: str, find: Find) -> Signature:
-    """The function of a stage, its varying sizes called after the stage."""
+    """Return the function of a stage, with its dynamic sizes named after the stage."""
     stage = pipeline.stages[name]
     try:
         function = find(stage.function, stage.version)
@@ -208,7 +208,7 @@ def _existing(given: Mapping[str, TensorSpec], source: str, told: str) -> Tensor
     if spec is None:
         stage, _, output = source.partition(":")
         known = ", ".join(repr(other.partition(":")[2]) for other in given if other.startswith(f"{stage}:"))
-        raise CallerError(f"{told} takes {source!r}, and stage {stage!r} gives no {output!r}; it gives {known}")
+        raise CallerError(f"{told} takes {source!r}, and stage {stage!r} has no output {output!r}; it has {known}")
     return spec
 
 

@@ -10,9 +10,9 @@ import msgspec
 from overwinter.core.bounds import Bound, seconds
 
 POINTS_MAX = 16_384
-"""Of a profile; more than every measurement of a function gives."""
-LATENCY = seconds(1e-7, 86_400, "no clock measures less, and nobody measures for longer than a day")
-LAYER = seconds(0, 86_400, "a layer without work takes nothing, and nobody measures for longer than a day")
+"""The most points of a profile; no measurement of a function has more."""
+LATENCY = seconds(1e-7, 86_400, "no clock measures less, and no measurement takes longer than a day")
+LAYER = seconds(0, 86_400, "an empty layer takes no time, and no measurement takes longer than a day")
 BYTES = Bound(0, 1 << 53, "bytes", "no machine has so many")
 MACS = Bound(0, 1 << 62, "multiply-adds", "no program has so many")
 POINT = {
@@ -22,7 +22,7 @@ POINT = {
     "concurrency": Bound(1, 4096, "runs", "no function's settings allow more"),
     "latency_s": LATENCY,
 }
-"""Of each number of a measured configuration, in order."""
+"""The bounds of each number of a point, in order."""
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -38,11 +38,11 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
     cores: int
     memory_bytes: int
-    """Private memory of one worker so made; its weights, which are shared, do not count."""
+    """The private memory of one worker with this configuration, without its shared weights."""
     batch: int
     concurrency: int
     latency_s: float
-    """Of one run of `batch` requests while `concurrency` of them run at once."""
+    """The latency of one run of `batch` requests while `concurrency` runs are in progress."""
 
     @property
     def shape(self) -> Shape:
@@ -51,7 +51,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def run_cores(self) -> int:
-        """Cores of each of the runs that go on at once."""
+        """The cores of each of the concurrent runs."""
         return max(1, self.cores // self.concurrency)
 
     @property
@@ -65,12 +65,12 @@ class LayerPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     macs: int
-    """Of one request."""
+    """The multiply-adds of one request."""
     weight_bytes: int
     output_bytes: int
-    """Of one request."""
+    """The output bytes of one request."""
     latency_s: dict[int, float]
-    """By batch."""
+    """The latency by batch size."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +78,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     weight_bytes: int
     macs: int
-    """Of one request; AsyFunc's rho is macs / weight_bytes."""
+    """The multiply-adds of one request; AsyFunc's rho is macs / weight_bytes."""
     points: tuple[Point, ...] = ()
     layers: tuple[LayerPoint, ...] = ()
     wake_s: float | None = None
-    """From the fork until a worker is ready, its blocks being in the host store."""
+    """The time from the fork until a worker is ready, with its blocks in the host store."""
 
     def fault(self) -> str | None:
         """Why the profile must not be used, or None: a damaged disk must not determine decisions."""
@@ -103,7 +103,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             yield from ((f"a latency of layer {layer.path!r}", LAYER, value) for value in layer.latency_s.values())
 
     def point(self, shape: Shape) -> Point | None:
-        """The measured configuration, if it was measured."""
+        """Return the point of this configuration, or None."""
         return next((point for point in self.points if point.shape == shape), None)
 
     def worker_bytes(self, cores: int, concurrency: int) -> dict[int, int]:
@@ -112,7 +112,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return {point.batch: point.memory_bytes for point in sorted(alike, key=lambda point: point.batch)}
 
     def latency_s(self, cores: int, batch: int, concurrency: int) -> float | None:
-        """Seconds of a run of `batch` requests, linear between the batches measured and beyond them; None: unknown."""
+        """Return the seconds of a run of `batch` requests, linear between and beyond the measured batches; None:
+        unknown.
+        """
         known = sorted(
             (point.batch, point.latency_s)
             for point in self.points
@@ -122,8 +124,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def between(known: list[tuple[int, float]], at: int) -> float:
-    """The value at `at` of a line through ascending (place, value), one at least; a single value is kept below its
-    place and grows in proportion beyond it.
+    """Interpolate linearly in ascending (position, value) pairs.
+
+    A single value is constant below its position and grows in proportion above it.
     """
     if at <= known[0][0]:
         return known[0][1]

@@ -9,7 +9,7 @@ from overwinter.core.function import BOUNDS, Settings
 from overwinter.core.profile import Point, Profile, Shape
 
 SHAPES_MAX = 1024
-"""Most configurations of one measurement."""
+"""The most configurations of one measurement."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,20 +20,20 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     concurrency: tuple[int, ...] | None = None
     layers: bool = True
     again: bool = False
-    """Measure also what is known."""
+    """Whether to measure again what is already known."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a measurement is."""
+    """The progress of a measurement."""
 
     done: int
     total: int
     what: str
-    """What was done last, or is being done."""
+    """The step that is in progress or just completed."""
     pid: int | None = None
     """The process that measured; each configuration has its own."""
     point: Point | None = None
-    """What came out, when a configuration is done."""
+    """The result when a configuration is complete."""
 
 
 Tell = Callable[[Progress], None]
@@ -47,7 +47,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile: Profile | None = None
     error: str | None = None
     status: int | None = None
-    """Of HTTP, that says whose fault the error is."""
+    """The HTTP status of an error, which says whose fault it is."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def steps(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... below `most`, and `most`."""
+    """Return 1, 2, 4, ... below `most`, and `most`."""
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
@@ -68,9 +68,9 @@ def wanted_batches(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[
 
 
 def wanted_shapes(wanted: Wanted, settings: Settings, limits: Limits) -> tuple[Shape, ...]:
-    """The configurations to measure: for each number of cores and of runs at once, batches in ascending order.
+    """Return the configurations to measure: for each number of cores and each concurrency, batches in ascending order.
 
-    CallerError for what this machine or the program cannot do, or for too many.
+    Raise CallerError for impossible configurations, or too many.
     """
     cores = _chosen("cores", wanted.cores, min(settings.threads, limits.cores), limits.cores)
     batches = wanted_batches(wanted, settings, limits)

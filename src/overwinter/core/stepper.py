@@ -26,11 +26,11 @@ class _Data(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Started(_Data, frozen=True):
-    """The request is here with its inputs."""
+    """The request and its inputs have arrived."""
 
 
 class Answered(_Data, frozen=True):
-    """A stage gave its outputs."""
+    """A stage returned its outputs."""
 
     stage: str
 
@@ -40,13 +40,13 @@ class Failed(_Data, frozen=True):
 
     stage: str
     error: str
-    """The name of its class in core/errors.py."""
+    """The name of the error's class in core/errors.py."""
     message: str = ""
     retry_after_s: float | None = None
 
 
 class Dropped(_Data, frozen=True):
-    """The caller went away."""
+    """The caller has disconnected."""
 
 
 Event = Started | Answered | Failed | Dropped
@@ -62,7 +62,7 @@ class Ask(_Data, frozen=True):
     stage: Stage
     deadline: Seconds
     due: Seconds | None = None
-    """When it must be answered for the whole to be in time; None: nobody knows."""
+    """When the stage must be answered so that the pipeline meets its SLO; None: unknown."""
 
 
 class Cancel(_Data, frozen=True):
@@ -88,7 +88,7 @@ Order = Ask | Cancel | Succeed | Fail
 
 
 class PipelineRequest:
-    """One request to a pipeline, as far as it has come; `step` alone changes it."""
+    """One request to a pipeline. Only `step` changes it."""
 
     __slots__ = ("answered", "asked", "deadline", "dues", "stages", "waiting")
 
@@ -98,14 +98,14 @@ class PipelineRequest:
         deadline: Seconds,
         dues: Mapping[str, Seconds] = MappingProxyType({}),
     ) -> None:
-        """`dues`: of the stages, where the whole has an SLO (core/dues.py)."""
+        """Create the request. `dues`: the due times of the stages, if the pipeline has an SLO (core/dues.py)."""
         self.stages = stages
         self.deadline = deadline
         self.dues = dues
         self.waiting = {name: needs(stage) for name, stage in stages.items()}
-        """Stages that were not asked, each with those whose answers it still waits for."""
+        """The stages that were not started, each with the stages that it still waits for."""
         self.asked: dict[str, None] = {}
-        """Stages that were asked and have not ended, in this order."""
+        """The stages in progress, in the order in which they were started."""
         self.answered: set[str] = set()
 
     @property
@@ -115,7 +115,7 @@ class PipelineRequest:
 
 
 def step(request: PipelineRequest, event: Event, now: Seconds) -> list[Order]:
-    """The orders for an event, in order. Events of a stage that does not run are ignored: no orders."""
+    """Return the orders for an event. Events of a stage that does not run have no effect."""
     match event:
         case Started():
             return _ask(request, now)
@@ -145,7 +145,7 @@ def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
     ready = [name for name, waits_for in request.waiting.items() if not waits_for]
     if ready and now >= request.deadline:
         past = ", ".join(map(repr, sorted(request.answered))) or "no stage"
-        message = f"the whole pipeline's time was up before this stage began, after {past}"
+        message = f"the pipeline timed out before this stage began, after {past}"
         return [*_give_up(request), Fail(ready[0], DeadlineError.__name__, message)]
     for name in ready:
         del request.waiting[name]
@@ -154,7 +154,7 @@ def _ask(request: PipelineRequest, now: Seconds) -> list[Order]:
 
 
 def _give_up(request: PipelineRequest) -> list[Order]:
-    """Start no more stages, and cancel those that run."""
+    """Start no more stages, and cancel the running ones."""
     orders: list[Order] = [Cancel(name) for name in request.asked]
     request.waiting.clear()
     request.asked.clear()

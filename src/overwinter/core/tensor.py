@@ -14,21 +14,21 @@ from overwinter.core.errors import CallerError, TooLargeError
 Buffer = bytes | bytearray | memoryview
 
 BYTES = "BYTES"
-"""The datatype whose elements are each a 4-byte little-endian length and that many bytes."""
+"""The datatype whose elements each consist of a 4-byte little-endian length and that many bytes."""
 
 RANK_MAX = 64
-"""Sizes in a shape: as many as PyTorch's operators take."""
+"""The most dimensions of a shape, as in PyTorch's operators."""
 TENSORS_MAX = 1024
-"""Inputs of a function or a pipeline, and its outputs."""
+"""The most inputs, and the most outputs, of a function or a pipeline."""
 NAME_MAX = 256
-"""Characters in the name of a tensor, or of a size that varies."""
+"""The most characters in the name of a tensor or of a dynamic size."""
 ELEMENTS_MAX = 65_536
-"""Elements of a BYTES tensor that a function gives."""
+"""The most elements of a BYTES tensor that a function returns."""
 ANSWER_BYTES_MAX = 64 << 20
-"""Bytes of all that a function gives for one request."""
+"""The most bytes of all that a function returns for one request."""
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
-"""Of a name: no control characters, which a terminal would obey."""
+"""Names contain no control characters, which could control a terminal."""
 
 TensorName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
 SizeName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
@@ -80,10 +80,10 @@ def unpack_bytes(data: Buffer, count: int) -> list[bytes]:
 
 
 def _stops(view: memoryview, count: int) -> list[int]:
-    """Where each element of a BYTES tensor ends; CallerError when they do not fill it exactly."""
+    """Yield the end of each element of a BYTES tensor; raise CallerError unless they fill it exactly."""
     stops: list[int] = []
     at = 0
-    # Each element takes at least the bytes of its length, so that a lie costs nothing.
+    # Each element takes at least the bytes of its length, so a false count costs nothing.
     for _ in range(count if 4 * count <= len(view) else 0):
         if at + 4 > len(view):
             break
@@ -124,7 +124,7 @@ def check_elements(name: str, count: int, elements_max: int) -> None:
     """TooLargeError when a BYTES tensor has too many elements."""
     if count > elements_max:
         raise TooLargeError(
-            f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are taken: send fewer in one "
+            f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are accepted: send fewer in one "
             "request, one element that holds them all, or start the node with more --elements-max"
         )
 

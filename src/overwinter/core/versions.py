@@ -1,9 +1,9 @@
-"""Chooses which version of a function answers a request that names none.
+"""Chooses the version that answers a request without a version.
 
-By default this is the newest version. A promotion gives one version all such requests, a split gives several versions a
-share each. From then on a new version gets none until it is promoted. Under a split, smooth weighted round robin
-chooses the version from the choices before, without randomness: a journal replays, and any hundred consecutive requests
-are divided exactly.
+By default this is the newest version. A promotion gives one version all such requests, and a split gives several
+versions a share each; new versions then get none until they are promoted. Under a split, smooth weighted round robin
+chooses the version from the previous choices, without randomness: a journal replays, and any hundred consecutive
+requests are divided exactly.
 """
 
 from collections.abc import Sequence
@@ -15,35 +15,35 @@ from msgspec import Meta
 from overwinter.core.errors import CallerError
 
 WHOLE = 100
-"""Per cent of the requests."""
+"""All requests, in per cent."""
 SHARES_MAX = 8
-"""Versions of one split."""
+"""The most versions in one split."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one version gets of the requests that name none."""
+    """The share of one version in the requests without a version."""
 
     version: Annotated[int, Meta(ge=1)]
     percent: Annotated[int, Meta(ge=1, le=WHOLE)]
 
 
 Shares = tuple[Share, ...]
-"""Empty: the newest version has all."""
+"""The shares of a split; empty: the newest version gets all requests."""
 
 
 def check_shares(shares: Shares) -> None:
-    """CallerError unless each version is named once and the shares make a whole."""
+    """Raise CallerError unless each version is named once and the shares add up to 100 per cent."""
     versions = [share.version for share in shares]
     for version in versions:
         if versions.count(version) > 1:
-            raise CallerError(f"version {version} is given two shares: give it one")
+            raise CallerError(f"version {version} has two shares: give it only one")
     total = sum(share.percent for share in shares)
     if shares and total != WHOLE:
         raise CallerError(f"the shares are {total} per cent together: they must be {WHOLE}")
 
 
 def default_of(versions: Sequence[int], shares: Shares) -> int:
-    """The version with the largest share, among equals the newest; `versions` are those that answer, ascending."""
+    """Return the version with the largest share, the newest among equals; `versions` is ascending."""
     return max(shares, key=lambda each: (each.percent, each.version)).version if shares else versions[-1]
 
 
@@ -51,10 +51,10 @@ class Versions(msgspec.Struct):
     """The versions of one name that answer requests."""
 
     numbers: list[int] = []
-    """Those that have proved themselves, ascending."""
+    """The versions that passed their trial, ascending."""
     shares: Shares = ()
     _credits: dict[int, int] = {}
-    """Of each version that has a share: how far its turn is behind."""
+    """How far each version with a share is behind its turn."""
 
     @property
     def default(self) -> int:
@@ -62,13 +62,13 @@ class Versions(msgspec.Struct):
         return default_of(self.numbers, self.shares)
 
     def percent(self, version: int) -> int:
-        """The share of a version in the requests that name none."""
+        """Return the share of a version in the requests without a version."""
         if not self.shares:
             return WHOLE if self.numbers[-1:] == [version] else 0
         return next((share.percent for share in self.shares if share.version == version), 0)
 
     def turn(self) -> int:
-        """The version that gets the next request that names none."""
+        """Return the version for the next request without a version."""
         if not self.shares:
             return self.numbers[-1]
         for share in self.shares:
@@ -78,12 +78,14 @@ class Versions(msgspec.Struct):
         return first
 
     def split(self, shares: Shares) -> None:
-        """From now on these get the requests that name none. Where one of them is not here, the newest gets all."""
+        """From now on these versions get the requests without a version. If one of them does not exist, the newest gets
+        all.
+        """
         self.shares = shares if all(share.version in self.numbers for share in shares) else ()
         self._credits = {share.version: 0 for share in self.shares}
 
     def add(self, version: int) -> None:
-        """A version has proved itself."""
+        """Add a version that has passed its trial."""
         self.numbers.append(version)
         self.numbers.sort()
 

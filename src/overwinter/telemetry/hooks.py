@@ -18,10 +18,10 @@ class Hooks(Generic[T]):
     """The methods that a tracker calls while it reads (tracking.py)."""
 
     def _answered(self, tally: T, action: Reply, seconds: float, now: Seconds) -> None:
-        """A request got its answer."""
+        """A request was answered."""
 
     def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
-        """A request got none."""
+        """A request was refused."""
 
     def _run_began(self, worker: LivingWorker[T], run: OpenRun[T], action: Run, now: Seconds) -> None:
         """A worker has one run more."""
@@ -48,10 +48,10 @@ class Hooks(Generic[T]):
         """A function's last version was removed; workers of it may still end later."""
 
     def _keeps(self, spec: FunctionSpec, now: Seconds) -> None:
-        """All blocks of the version are in its host store and held for it."""
+        """The host store holds all blocks of the version."""
 
     def _releases(self, spec: FunctionSpec, now: Seconds) -> None:
-        """The blocks are no longer held for it."""
+        """The host store no longer holds the blocks for the version."""
 
     def _decided(self, tally: T, what: Decision, why: str, now: Seconds) -> None:
         """Why something was decided."""
@@ -60,4 +60,4 @@ class Hooks(Generic[T]):
         """A function was measured."""
 
     def _heard(self, event: Event, now: Seconds) -> None:
-        """Something happened that no tally counts."""
+        """An event occurred that no tally counts."""

@@ -7,31 +7,31 @@ from overwinter.core.ids import FunctionName, TenantId
 
 
 class Tally:
-    """Counts of one function, all its versions together. Seconds and bytes are of what has ended."""
+    """The counts of one function, over all its versions. Seconds and bytes count when an operation has ended."""
 
     def __init__(self, name: FunctionName) -> None:
         self.name = name
         self.tenant: TenantId | None = None
         self.slo_s: float | None = None
-        """Of the version that answers."""
+        """The SLO of the default version."""
         self.requests = self.answered = self.cancelled = 0
         self.within = 0
-        """Answered within the SLO."""
+        """The requests answered within the SLO."""
         self.refused: Counter[str] = Counter()
-        """By the error's name."""
+        """The refused requests, by the name of the error."""
         self.started: Counter[Start] = Counter()
         """Answered, by from where the function had to be woken."""
         self.crashes = self.evictions = 0
         self.wakes: Counter[Start] = Counter()
-        """Workers started, by where the blocks were."""
+        """The started workers, by the place of the blocks."""
         self.woken: Counter[Start] = Counter()
-        """Of these, those that became ready."""
+        """The started workers that became ready."""
         self.wake_s: dict[Start, float] = {"host": 0.0, "disk": 0.0}
-        """Seconds until they did."""
+        """The seconds of all starts until the worker was ready."""
         self.binds = 0
-        """In workers of its family, that ended, those that failed among them."""
+        """The ended binds in workers of its family, failed ones included."""
         self.bind_s = 0.0
-        """Their time."""
+        """The seconds of these binds."""
         self.loaded_bytes = 0
         self.core_s = 0.0
         """Of runs: their time on each of their cores, of which functions that share a run pay by their requests."""
@@ -40,18 +40,18 @@ class Tally:
         self.worker_core_s = 0.0
         """Cores of workers that were alive."""
         self.idle_core_s = 0.0
-        """Cores of workers that were alive and ran nothing."""
+        """The core seconds of idle workers."""
         self.private_byte_s = 0.0
-        """Private memory of workers over their time."""
+        """The private memory of workers over time."""
         self.workers = 0
-        """Alive now."""
+        """The current workers."""
 
     @property
     def ended(self) -> int:
-        """Requests that were answered or refused."""
+        """The requests that were answered or refused."""
         return self.answered + self.refused.total()
 
     @property
     def attainment(self) -> float | None:
-        """Share of the requests that ended that were answered within the SLO; None: no SLO, or no request."""
+        """The share of the ended requests that were answered within the SLO; None: no SLO, or no request."""
         return self.within / self.ended if self.slo_s is not None and self.ended else None

@@ -41,6 +41,7 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.function import FunctionSpec
+from overwinter.core.hooks import TrackerHooks
 from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.versions import Versions
 from overwinter.telemetry.hooks import Hooks
@@ -57,9 +58,9 @@ class Tracker(Hooks[T]):
         self._make = tally
         self.tallies: dict[FunctionName, T] = {}
         self.nobody = tally(FunctionName(""))
-        """Of requests for names that are not deployed here: callers may invent as many as they like."""
+        """The tally of requests for unknown names. Callers can invent any number of names, so they share one tally."""
         self.own = tally(FunctionName(""))
-        """Of the node itself: what workers cost that tried a version and have served nobody since."""
+        """The tally of the node itself: the cost of workers that only tried a version and have served no request."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.workers: dict[WorkerId, LivingWorker[T]] = {}
         self._versions: dict[FunctionName, dict[int, FunctionSpec]] = {}
@@ -67,9 +68,9 @@ class Tracker(Hooks[T]):
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
         self._coming: dict[FunctionId, tuple[OperationId, Seconds]] = {}
-        """Functions whose blocks are on their way, by which load, and since when."""
+        """The functions whose blocks are being loaded, with the operation and its start."""
         self._from_disk: dict[FunctionId, Seconds] = {}
-        """Functions whose next worker waited for the disk, and since when."""
+        """The functions whose next worker had to wait for the disk, and since when."""
         self._kept: set[FunctionId] = set()
         self._hears: dict[type[Event], Callable[[Any, Seconds], None]] = {
             Arrived: self._arrived,
@@ -103,7 +104,7 @@ class Tracker(Hooks[T]):
 
     @property
     def open_requests(self) -> int:
-        """Requests that came and have no answer yet."""
+        """The requests that are not answered yet."""
         return len(self._requests)
 
     def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
@@ -260,7 +261,7 @@ class Tracker(Hooks[T]):
 
     def _blocks_loaded(self, event: BlocksLoaded, now: Seconds) -> None:
         if not self._answers(event):
-            # Let go while it came: the scheduler drops it in this very step.
+            # The function was unloaded meanwhile; the scheduler drops its blocks in this step.
             return
         _, began = self._coming.pop(event.function)
         spec = self.specs[event.function]
@@ -270,7 +271,7 @@ class Tracker(Hooks[T]):
         self._keep(spec, now)
 
     def _answers(self, event: BlocksLoaded | LoadFailed) -> bool:
-        """Whether the event answers the current load, and not an abandoned one."""
+        """Whether the event answers the current load rather than an abandoned one."""
         operation, _ = self._coming.get(event.function, (None, None))
         return operation == event.operation
 
@@ -287,7 +288,7 @@ class Tracker(Hooks[T]):
             self._decided(tally, "evict", action.why, now)
 
     def _let_go(self, function: FunctionId, now: Seconds) -> None:
-        """The function's blocks are no longer held for it, or will not be."""
+        """The blocks of the function are no longer held, or their load was abandoned."""
         self._coming.pop(function, None)
         self._from_disk.pop(function, None)
         if function in self._kept:
@@ -302,7 +303,7 @@ class Tracker(Hooks[T]):
         if spec.name not in self.tallies:
             tally = self._make(spec.name)
             tally.tenant = spec.tenant
-            # Other threads look at the tallies: they find them whole.
+            # Other threads read the tallies, so complete the tally before publishing it.
             self.tallies[spec.name] = tally
             self._versions[spec.name], self._proven[spec.name] = {}, Versions()
         self._versions[spec.name][spec.version] = spec
@@ -316,7 +317,7 @@ class Tracker(Hooks[T]):
             self._keep(spec, now)
 
     def _appoint(self, name: FunctionName) -> None:
-        """The version that stands for the name says who pays, and its SLO."""
+        """Take tenant and SLO from the default version of the name."""
         tally, proven = self.tallies[name], self._proven[name]
         if proven.numbers:
             spec = self._versions[name][proven.default]
