@@ -1,4 +1,4 @@
-"""Applications in a scenario: each stage after its needs, nothing lost, one SLO for the whole."""
+"""Applications in a scenario: each stage after its inputs, no lost request, one SLO for the whole."""
 
 import io
 from itertools import count
@@ -168,8 +168,8 @@ def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
             {"applications": [application(stages={"s": {"function": "a", "version": 2, "inputs": {"x": "input:x"}}})]},
             "a@2",
         ),
-        ({"applications": [application("a")]}, "name of its own"),
-        ({"applications": []}, "nobody calls a, b, c"),
+        ({"applications": [application("a")]}, "names must be unique"),
+        ({"applications": []}, "nothing calls a, b, c"),
         ({"applications": [application(stages={})]}, "length >= 1"),
         ({"applications": [application(stages={"s": {"function": "a", "inputs": {"x": "s:y"}}})]}, "each other"),
         ({"applications": [application(stages={"s": {"function": "a", "inputs": {"x": "t:y"}}})]}, "t:y"),

@@ -1,4 +1,4 @@
-"""Does a journal of a modelled machine give that machine back? What a benchmark measures live is read the same way."""
+"""The journal of a simulated machine gives that machine back; a benchmark's measurements are read the same way."""
 
 import io
 

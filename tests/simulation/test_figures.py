@@ -24,7 +24,7 @@ def test_figures_are_png_files(tmp_path, rate):
 
 
 def attained(report, *shares):
-    """The same with these attainments."""
+    """Return the report with these attainments."""
     each = next(iter(report.functions.values()))
     functions = {f"f{number}": msgspec.structs.replace(each, attainment=share) for number, share in enumerate(shares)}
     return msgspec.structs.replace(report, functions=functions)

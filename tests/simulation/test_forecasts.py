@@ -1,4 +1,4 @@
-"""An oracle tells the true counts, again and again, and the scheduler of a scenario with one knows what will come."""
+"""An oracle reports the true future counts, and the scheduler of a scenario with one uses them."""
 
 import io
 from itertools import islice, pairwise
@@ -63,7 +63,7 @@ def test_only_an_oracle_is_told_anything_and_nobody_gets_other_requests():
 
 
 def test_an_oracle_scales_out_before_the_burst_comes():
-    """A rate that doubles each period: what was last is never enough, what will be is."""
+    """The rate doubles in each period: the last rate never suffices, the future one does."""
     doubling = {"kind": "periodic", "low": 1.0, "high": 60.0, "period_s": 120.0}
     costly = function(
         latency_ms={"1": 200}, serial=0.05, settings={"slo_ms": 400, "threads": 4, "max_workers": 32}, workload=doubling

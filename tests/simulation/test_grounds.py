@@ -1,6 +1,7 @@
-"""On the papers' own ground, with their workers, each of one function: Overwinter's rules need no more memory than
-Tetris's DTS where memory is all that counts, and miss no more SLOs than AsyFunc's MLS while they use what they
-keep at least as well.
+"""On the papers' own workloads, with their workers of one function each.
+
+Overwinter's rules need no more memory than Tetris's DTS where only memory counts, and miss no more SLOs than AsyFunc's
+MLS at the same or a better use of resources.
 """
 
 from pathlib import Path
@@ -24,7 +25,7 @@ def run(scenario: Scenario, policy: str | Policy) -> Report:
 
 
 def settled_bytes(report: Report, scenario: Scenario) -> float:
-    """Mean memory once the load has risen."""
+    """Return the mean memory once the load has risen."""
     samples = [each for each in report.samples if scenario.settle_s <= each.at_s <= scenario.duration_s]
     return sum(each.blocks_bytes + each.workers_bytes for each in samples) / len(samples)
 
@@ -68,7 +69,7 @@ def test_more_slos_are_kept_than_where_a_kernel_shares_the_cores(rate):
 
 
 def function(name: str, rate: float, run_s: float, slo_ms: float) -> dict:
-    """Four siblings, which wake for most of their requests."""
+    """Return four siblings, which wake for most of their requests."""
     return {
         "name": name,
         "variants": 4,

@@ -1,4 +1,4 @@
-"""Profiles from a law: each measured effect where it is said, and in every shape."""
+"""Profiles from a law: each measured effect, in every configuration."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Cores, queues and blocks of the modelled node."""
+"""Cores, queues and blocks of the simulated node."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from tests.scheduler.world import spec
 
 
 class Shop:
-    """Some cores and what was done on them, when."""
+    """Some cores, and a record of what was done on them, and when."""
 
     def __init__(self, count: int) -> None:
         self.timeline = Timeline()
@@ -69,7 +69,7 @@ def test_cancelled_jobs_give_their_cores_back_once():
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=12),
 )
 def test_all_work_is_done_and_cores_are_idle_only_when_nobody_asks(count, jobs):
-    """Against a clock that goes on in small steps."""
+    """Compared with a clock that moves in small steps."""
     shop = Shop(count)
     for number, (at, cores, seconds) in enumerate(jobs):
         shop.timeline.at(at, partial(shop.submit, str(number), cores, seconds))

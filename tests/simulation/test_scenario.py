@@ -1,4 +1,4 @@
-"""Scenarios are read strictly, siblings share what they say they share, and errors name the key."""
+"""Scenarios are parsed strictly, siblings share the declared parts, and errors name the key."""
 
 from pathlib import Path
 
@@ -78,10 +78,10 @@ def test_the_slos_of_asyfunc_are_runs_of_the_largest_workers():
         (GOOD + "[node]\ncores = 0\n", r"cores must be above 0.*node"),
         (GOOD + "[node]\ngpus = 1\n", "gpus"),
         (GOOD + "[faults]\nrun_crash_share = -1\n", "run_crash_share"),
-        (GOOD + GOOD.split("10")[1], "name of its own"),
+        (GOOD + GOOD.split("10")[1], "names must be unique"),
         (GOOD.replace('"f"', '"f@1"'), "without @"),
         (GOOD + "settings = { slo = 5 }\n", r"`slo`.*settings"),
-        ("duration_s = ", "no TOML"),
+        ("duration_s = ", "not valid TOML"),
     ],
 )
 def test_errors_name_the_file_and_the_key(tmp_path, wrong, said):

@@ -1,4 +1,4 @@
-"""A made day has the statistics of the measured one, each within a fifth."""
+"""A generated day has the statistics of the measured one, each within a fifth."""
 
 import statistics
 from itertools import islice, pairwise

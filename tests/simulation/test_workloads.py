@@ -1,4 +1,4 @@
-"""Streams ascend, keep their rates, come from the seed alone, and are read lazily from traces."""
+"""Streams ascend, keep their rates, depend on the seed only, and are read lazily from traces."""
 
 import struct
 from itertools import islice, pairwise, takewhile
@@ -130,7 +130,7 @@ def test_files_that_are_no_trace_are_named(tmp_path, content, said):
 @pytest.mark.parametrize(
     ("fill", "said"),
     [
-        (lambda path: path.write_bytes(b"PK"), "no .npy"),
+        (lambda path: path.write_bytes(b"PK"), "not a .npy"),
         (lambda path: npy(path, [[1, 2]], kind="<f8"), "64-bit integers"),
         (lambda path: npy(path, [[1, -2]]), "negative"),
         (lambda path: npy(path, [[0, 0]]), "no request"),

@@ -1,4 +1,4 @@
-"""The scheduler in the modelled world: nothing is lost, the same seed gives the same journal, times are as told."""
+"""The scheduler in the simulation: no lost request, equal journals for equal seeds, and the given times."""
 
 import io
 from collections import Counter
@@ -109,7 +109,7 @@ def test_a_small_machine_is_slower_and_says_so():
 
 
 def test_what_siblings_have_for_themselves_makes_their_runs_longer():
-    """Half of their bytes, here: half of a run is done together, half function by function."""
+    """Half of their bytes differ: half of a run is shared, half runs per function."""
     times = {1: 0.05, 2: 0.06, 3: 0.07, 4: 0.08}
     half = function(
         rate=8.0,
@@ -179,7 +179,7 @@ def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answ
     st.sampled_from([None, 32.0, 1000.0]),
     st.integers(1, 3),
 )
-# A worker starts for a function that shares workers with nobody any more.
+# A worker starts for a function that no longer shares workers.
 @example(503, 0.9, 0.0, 2.0, None, None, 2)
 def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, workers_max):
     scenario = scene(

@@ -1,4 +1,4 @@
-"""The reader of the steps counts what happened, whoever made the steps."""
+"""The reader of the steps counts what happened, for steps of any source."""
 
 import io
 

@@ -30,7 +30,7 @@ class ApplicationOutcomes(Outcomes):
 
 
 class Passage:
-    """One request of an application under way."""
+    """One open request of an application."""
 
     def __init__(self, tally: ApplicationOutcomes, arrived: Seconds, counts: bool) -> None:
         self.tally = tally
@@ -40,10 +40,10 @@ class Passage:
         deadline = Seconds(arrived + application.timeout_s)
         self.request = PipelineRequest(application.stages, deadline, tally.dues(arrived))
         self.ids: dict[str, RequestId] = {}
-        """Of the stages that were asked."""
+        """The requests of the stages that were started."""
 
     def succeeded(self, now: Seconds) -> None:
-        """All stages were answered."""
+        """Handle the success of the request: all stages were answered."""
         if self.counts:
             seconds, slo_s = now - self.arrived, self.tally.slo_s
             self.tally.answered += 1
@@ -51,14 +51,14 @@ class Passage:
             self.tally.within += slo_s is not None and seconds <= slo_s
 
     def failed(self, error: str) -> None:
-        """A stage was refused, and the whole with it."""
+        """Handle a refused stage, which ends the request."""
         if self.counts:
             self.tally.refused[error] += 1
 
 
 class Applications:
-    """All applications of a scenario. `ids` numbers requests; what comes before `settle_s` is not counted; `slos`: of
-    the functions.
+    """All applications of a scenario. `ids` numbers requests; requests before `settle_s` are not counted; `slos`: the
+    SLOs of the functions.
     """
 
     def __init__(
@@ -78,22 +78,26 @@ class Applications:
 
     @property
     def open_stages(self) -> int:
-        """Stages that have begun, or are about to, and have no answer."""
+        """The stages that have begun, or are about to, and are not answered."""
         return len(self._open)
 
     def arrived(self, name: str, now: Seconds) -> list[Arrived | Cancelled]:
-        """A request of an application arrived: the requests of its first stages."""
+        """Start a request of an application: return the requests of its first stages."""
         passage = Passage(self._tallies[name], now, now >= self._settle_s)
         passage.tally.requests += passage.counts
         return self._step(passage, Started(), now)
 
     def answered(self, request: RequestId, now: Seconds) -> list[Arrived | Cancelled]:
-        """A request was answered: the consequences for other stages. None for requests outside applications."""
+        """Handle the answer of a stage: return what follows for other stages; None for requests outside of
+        applications.
+        """
         passage, stage = self._open.pop(request, (None, ""))
         return [] if passage is None else self._step(passage, Answered(stage), now)
 
     def refused(self, request: RequestId, error: str, now: Seconds) -> list[Arrived | Cancelled]:
-        """A request was refused: the consequences for other stages. None for requests outside applications."""
+        """Handle the refusal of a stage: return what follows for other stages; None for requests outside of
+        applications.
+        """
         passage, stage = self._open.pop(request, (None, ""))
         return [] if passage is None else self._step(passage, Failed(stage, error), now)
 

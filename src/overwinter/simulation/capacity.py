@@ -14,7 +14,7 @@ COPIES_MAX = 1 << 14
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """One number of copies and what came of it."""
+    """A number of copies, and its result."""
 
     copies: int
     functions: int
@@ -23,26 +23,26 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The answer, and how it was found."""
+    """The capacity, and how it was found."""
 
     target: float
     copies: int
-    """The most that fit; 0 if not even one does."""
+    """The most copies that fit; 0 if not even one fits."""
     functions: int
     report: Report | None
-    """Of the most that fit."""
+    """The report with the most copies that fit."""
     tried: tuple[Tried, ...]
 
 
 def capacity(
     scenario: Scenario, target: float, base: Path = Path(), told: Callable[[Tried], None] | None = None
 ) -> Capacity:
-    """Double until the attainment is missed, then bisect: attainment is taken to fall as copies are added.
+    """Double the copies until the attainment is missed, then bisect, assuming that attainment falls with copies.
 
-    CallerError if no function has an SLO to keep, or if the node carries more than anyone would ask.
+    Raises CallerError if no function has an SLO, or if the machine fits more copies than the search allows.
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
-        raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to look for")
+        raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to reach")
     tried: list[Tried] = []
     best: Report | None = None
 
@@ -51,7 +51,7 @@ def capacity(
         report = World(scenario.times(copies), base).run()
         attained = report.total.attainment
         if attained is None:
-            raise CallerError("no request comes within duration_s, so there is no attainment to look for")
+            raise CallerError("no request comes within duration_s, so there is no attainment to reach")
         good = attained >= target and report.total.lost == 0
         tried.append(Tried(copies, len(report.functions), attained, good))
         if told is not None:

@@ -18,8 +18,9 @@ class Durations:
         self._own: dict[str, float] = {}
 
     def run_s(self, worker: ModelledWorker, batch: int, functions: Sequence[FunctionId]) -> float:
-        """Seconds of a run with so many requests, next to the worker's other runs. `functions`: the function of each
-        request in a shared run.
+        """Return the seconds of a run with this many requests, next to the worker's other runs.
+
+        `functions`: the function of each request in a shared run.
         """
         together = self._one_s(worker, batch)
         if not functions:
@@ -30,7 +31,7 @@ class Durations:
         return joint_s(together, sum(self._one_s(worker, count) for count in counts.values()), self._own[model])
 
     def _one_s(self, worker: ModelledWorker, batch: int) -> float:
-        """Of a run of one function."""
+        """Return the seconds of a run of one function."""
         name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
         seconds = self._run_s.get((name, cores, runs, batch))
         if seconds is None:

@@ -6,7 +6,7 @@ from overwinter.simulation.scenario import Faults
 
 
 class Chance:
-    """Draws the faults of a scenario. What never happens draws nothing."""
+    """Draws the faults of a scenario. A fault with rate 0 draws no random number."""
 
     def __init__(self, faults: Faults, rng: Random) -> None:
         self._faults = faults

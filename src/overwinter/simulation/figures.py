@@ -12,15 +12,17 @@ from overwinter.telemetry.report import Report
 
 MIB = 1 << 20
 BARS = 40
-"""Functions drawn by name; beyond that the worst are drawn."""
+"""The most functions that are drawn by name; of more, the worst are drawn."""
 SLOS = 6
-"""Different SLOs marked one by one; of more, the span between the shortest and the longest is marked."""
+"""The most SLOs that are marked one by one; of more, the range is marked."""
 STEP = 0.05
 """The axis of attainment begins at a multiple of this, below the lowest bar and the target."""
 
 
 def draw(report: Report, directory: Path, target: float) -> list[Path]:
-    """Write all figures of a report into a directory that exists; their paths. `target`: the attainment to mark."""
+    """Write all figures of a report into an existing directory, and return their paths. `target`: the attainment to
+    mark.
+    """
     paths = []
     for name, figure in figures_of(report, target).items():
         path = directory / f"{name}.png"
@@ -30,7 +32,7 @@ def draw(report: Report, directory: Path, target: float) -> list[Path]:
 
 
 def figures_of(report: Report, target: float) -> dict[str, Figure]:
-    """All figures of a report by name; `target`: the attainment to mark."""
+    """Return all figures of a report by name; `target`: the attainment to mark."""
     figures = {name: Figure(figsize=(8, 4.5), layout="constrained") for name in ("latency", "memory", "attainment")}
     for figure in figures.values():
         FigureCanvasAgg(figure)
@@ -85,7 +87,7 @@ def _attainment(report: Report, figure: Figure, target: float) -> None:
     ]
     worst = sorted(with_slo)[:BARS]
     lowest = min([target, *(share for share, _ in worst)])
-    # A bar as low as the axis begins would not be seen.
+    # A bar at the start of the axis would be invisible.
     least = max(0.0, (floor(lowest / STEP) - 1) * STEP)
     axes.bar([name for _, name in worst], [share - least for share, _ in worst], bottom=least, label="attainment")
     axes.axhline(target, color="tab:red", linewidth=1, linestyle="--", label=f"target, {target:.4g}")
@@ -98,5 +100,5 @@ def _attainment(report: Report, figure: Figure, target: float) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    """Below the axes, where it covers no data."""
+    """Put the legend below the axes, where it covers no data."""
     figure.legend(loc="outside lower center", ncols=4, frameon=False)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from math import inf
 
 TELLINGS = 10
-"""How often in each period it speaks: nobody has told it when the scheduler asks."""
+"""How often it sends a forecast in each period, because it does not know when the scheduler decides."""
 
 
 def rates_ahead(times: Iterator[float], period_s: float) -> Iterator[tuple[float, float]]:
-    """At 0 and every tenth of a period after it, without end: (time, arrivals per second in the period that follows).
+    """Yield (time, arrivals per second in the period that follows) at 0 and every tenth of a period, without end.
 
     `times` are seconds in ascending order; those at the end of a period belong to the next.
     """

@@ -1,12 +1,12 @@
 """Computes the latency and memory of every configuration from a measurement of one.
 
-For models whose profile is computed from few facts: the time of one request on one core, and three measured effects.
+It is for models whose profile follows from few facts: the time of one request on one core, and three measured effects.
 """
 
 import msgspec
 
 Row = tuple[int, int, int, float, float]
-"""Cores, batch, concurrency, latency in ms, private MiB of a worker so made."""
+"""The cores, batch, concurrency, latency in ms, and private MiB of a worker with this configuration."""
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,17 +18,17 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     alone_ms: float
-    """One request alone on one core."""
+    """The latency of a single request on one core."""
     serial: float
     """The share of a run that more cores do not shorten."""
     batching: float = 0.0
-    """What each further request of a batch saves, as a share of one alone."""
+    """The time that each further request of a batch saves, as a share of a single request."""
     crowding: float = 0.05
-    """What each further run at once adds to a run that has cores of its own."""
+    """The time that each further concurrent run adds to a run with its own cores, as a share of it."""
     runtime_mib: float
-    """Private memory of a worker that runs nothing."""
+    """The private memory of an idle worker."""
     request_mib: float
-    """More for each request under way."""
+    """The private memory of each request in progress."""
     cores: tuple[int, ...] = (1, 2, 4, 8)
     batches: tuple[int, ...] = (1,)
     concurrencies: tuple[int, ...] = (1, 2, 4)
@@ -51,7 +51,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
     def latency_ms(self, cores: int, batch: int, concurrency: int) -> float:
-        """Of one run of `batch` requests while `concurrency` of them run at once."""
+        """Return the latency of a run of `batch` requests while `concurrency` runs are in progress."""
         share = cores / concurrency
         speed = self.serial + (1 - self.serial) / share if share >= 1 else 1 / share
         work = 1 + (batch - 1) * (1 - self.batching)

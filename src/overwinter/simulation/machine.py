@@ -13,11 +13,11 @@ from overwinter.simulation.scenario import Simulated
 from overwinter.simulation.timeline import Timeline
 
 SAME_S = 1e-6
-"""Times that differ by less are the same: sums of floats must not keep a job from ending."""
+"""Times that differ by less are equal: rounding errors must not keep a job from ending."""
 
 
 class Job:
-    """Work that keeps some cores for some seconds, if it has them to itself, and what follows it."""
+    """Work that keeps some cores busy for some seconds, if it does not share them, and what follows it."""
 
     __slots__ = ("cores", "done", "ends", "gone", "seconds")
 
@@ -56,7 +56,7 @@ class Cores:
             self._timeline.after(job.seconds, partial(self._look, job))
 
     def cancel(self, job: Job) -> None:
-        """The process of a job died: free its cores, and drop its result."""
+        """Cancel a job whose process died: free its cores, and drop its result."""
         if not job.gone:
             self._turn()
             job.gone = True
@@ -69,7 +69,7 @@ class Cores:
         self._turned = now
 
     def _ask(self, cores: int) -> None:
-        """Add so many cores to the demand. The speed changes with every job, so only the next end is scheduled."""
+        """Add this many cores to the demand. The speed changes with every job, so only the next end is scheduled."""
         self.asked += cores
         while self._jobs and self._jobs[0][2].gone:
             heappop(self._jobs)
@@ -83,7 +83,7 @@ class Cores:
                     self._timeline.after(max(0.0, ends - self._work), partial(self._look, job))
 
     def _look(self, job: Job) -> None:
-        """End a job, unless it was slower than it seemed."""
+        """End a job, unless it was slower than expected."""
         if job.gone:
             return
         self._turn()
@@ -104,7 +104,7 @@ class ModelledWorker:
         self.cores = action.cores
         self.concurrency = action.concurrency
         self.jobs: dict[Job, None] = {}
-        """Those under way, in the order of their begin."""
+        """The actions in progress, in the order of their starts."""
 
 
 class Queue:
@@ -114,12 +114,12 @@ class Queue:
         self._free_at = 0.0
 
     def take(self, now: float, seconds: float) -> float:
-        """The time at which a job of so many seconds, submitted now, ends."""
+        """Return the time at which a job of this many seconds, submitted now, ends."""
         self._free_at = max(self._free_at, now) + seconds
         return self._free_at
 
     def closed_until(self, time: float) -> None:
-        """No job is served before `time`; waiting jobs are dropped."""
+        """Serve no job before `time`, and drop waiting jobs."""
         self._free_at = time
 
 
@@ -130,9 +130,9 @@ class HostBlocks:
         self._budget = budget_bytes
         self._sizes: dict[StoreName, dict[Address, int]] = {}
         self._coming: dict[StoreName, dict[Address, float]] = {}
-        """When those that were on their way at the last look will be there."""
+        """When the blocks that were being loaded at the last check will be present."""
         self._whole: dict[FunctionId, int] = {}
-        """Functions whose blocks were all there after so many drops."""
+        """The functions whose blocks were all present, with the number of drops at that time."""
         self._drops = 0
         self.nbytes = 0
 
@@ -146,13 +146,13 @@ class HostBlocks:
         return self._budget is None or self.nbytes + sum(blocks.values()) <= self._budget
 
     def add(self, blocks: dict[Address, int], store: StoreName, ready_at: float) -> None:
-        """These are on their way and will be there at `ready_at`."""
+        """Add blocks that are being loaded until `ready_at`."""
         self._sizes.setdefault(store, {}).update(blocks)
         self._coming.setdefault(store, {}).update(dict.fromkeys(blocks, ready_at))
         self.nbytes += sum(blocks.values())
 
     def ready_at(self, spec: FunctionSpec, now: float) -> float:
-        """When the last of a function's blocks that are coming will be there; the past when none is."""
+        """Return when the last of a function's blocks is loaded; a past time if none is being loaded."""
         coming = self._coming.get(spec.store)
         if not coming:
             return now
@@ -161,7 +161,7 @@ class HostBlocks:
         return max((coming[blob.address] for blob in spec.blobs if blob.address in coming), default=now)
 
     def holds(self, spec: FunctionSpec, now: float) -> bool:
-        """Whether all blocks of a function are there."""
+        """Whether all blocks of a function are loaded."""
         if self._whole.get(spec.id) == self._drops:
             return True
         whole = not self.missing(spec) and self.ready_at(spec, now) <= now
@@ -170,7 +170,7 @@ class HostBlocks:
         return whole
 
     def drop(self, addresses: Iterable[Address], store: StoreName) -> None:
-        """Forget these, there or on their way."""
+        """Remove these blocks, loaded or not."""
         self._drops += 1
         sizes, coming = self._sizes.setdefault(store, {}), self._coming.get(store, {})
         for address in addresses:

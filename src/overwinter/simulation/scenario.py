@@ -27,10 +27,10 @@ MIB = 1 << 20
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all that a scenario is made of."""
+    """The base of all parts of a scenario."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
-        """ValueError unless these numbers are above 0, or not below `least`, and finite."""
+        """Raise ValueError unless these numbers are finite and above 0, or at least `least`."""
         for name in names:
             value = getattr(self, name)
             if value is not None and not ((value > 0 if least is None else value >= least) and value < inf):
@@ -42,17 +42,17 @@ class Machine(_Part, frozen=True, kw_only=True):
 
     cores: int = 16
     host_mib: float | None = None
-    """The host store's size; None: no bound."""
+    """The size of the host store; None: unlimited."""
     disk_mib_per_s: float = 1000.0
     fork_s: float = 0.005
-    """Time of the zygote for each fork: forks wait for each other."""
+    """The time of the zygote for each fork; forks wait for each other."""
     contain_s: float = 0.002
-    """Of the start of a worker: what one that was forked ahead has done before."""
+    """The part of a worker's start that a process forked in advance has already completed."""
     stop_s: float = 0.002
-    """From the wish that a worker ends until it is gone."""
+    """The time from the decision to stop a worker until it has ended."""
     zygote_start_s: float = 3.0
     load_mib_per_s: float = 600.0
-    """Speed at which a worker that shares nothing reads its own copy of the weights from the page cache."""
+    """The speed at which a worker with its own copy of the weights reads it from the page cache."""
 
     def __post_init__(self) -> None:
         self.check_above("cores", "host_mib", "disk_mib_per_s", "load_mib_per_s")
@@ -60,53 +60,56 @@ class Machine(_Part, frozen=True, kw_only=True):
 
 
 class Blocks(_Part, frozen=True, kw_only=True):
-    """Some blocks of a function, all of one size."""
+    """Some blocks of a function, all of the same size."""
 
     mib: float
     count: int = 1
     shared: str | None = None
-    """A word: whoever says the same word here has the same blocks. None: each sibling has its own."""
+    """A key: functions with the same key have the same blocks. None: each copy has its own blocks."""
 
     def __post_init__(self) -> None:
         self.check_above("mib", "count")
 
 
 class FunctionModel(_Part, frozen=True, kw_only=True):
-    """A function as the simulator knows it, and how many siblings of it there are."""
+    """A modelled function, and the number of its copies."""
 
     name: str
     variants: int = 1
     blocks: tuple[Blocks, ...]
     latency_ms: dict[int, float] = {}
-    """Of one run, by its batch; between the batches given it is linear, and beyond them."""
+    """The latency of one run by batch size; linear between and beyond the given sizes."""
     profile: tuple[Row, ...] = ()
-    """In place of it: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker so made."""
+    """Replaces it: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
+    configuration.
+    """
     law: Law | None = None
-    """In place of both: by which these rows are reckoned."""
+    """Replaces both: the law from which these rows are computed."""
     serial: float | None = None
-    """With it latency_ms is of one core, and a worker may have any number of cores up to its threads and be made for
-    any batch: this share of a run is not shortened by more cores, by Amdahl's law."""
+    """The share of a run that more cores do not shorten (Amdahl's law). With it, latency_ms is for one core, and
+    workers may have any configuration up to the function's threads.
+    """
     gmacs: float = 1.0
     """Billions of multiply-adds of one request."""
     jitter: float = 0.0
-    """Standard deviation of a run's time, as a share of it."""
+    """The standard deviation of a run's time, as a share of it."""
     start_s: float = 0.02
-    """From the fork until the worker is ready, on a core, when the zygote has prepared the program."""
+    """The time from the fork until the worker is ready, on one core, for a program that the zygote has compiled."""
     prepare_s: float = 0.03
-    """What the first start of a program takes longer, and what it takes the zygote to prepare it."""
+    """The further time of the first start of a program, and the time that the zygote takes to compile it."""
     bind_s: float = 0.002
-    """What binding a sibling in a worker that has another takes, on a core."""
+    """The time to bind another function of the family in a worker, on one core."""
     worker_mib: float = 20.0
-    """Private memory of one worker."""
+    """The private memory of one worker."""
     sandboxed: bool = False
     tenant: TenantId = TenantId("simulated")
-    """Whose it is: with `dedicated` in its settings its blocks are shared with that tenant's functions alone."""
+    """The owner. With `dedicated` in the settings, blocks are shared only with functions of this tenant."""
     settings: Settings = Settings()
     workload: Workload | None = None
-    """None: its requests come from applications."""
+    """The requests; None: they come from applications."""
 
     def names(self) -> tuple[FunctionName, ...]:
-        """What its siblings are called."""
+        """Return the names of its copies."""
         if self.variants == 1:
             return (FunctionName(self.name),)
         return tuple(FunctionName(f"{self.name}-{index:04}") for index in range(self.variants))
@@ -146,7 +149,7 @@ class FunctionModel(_Part, frozen=True, kw_only=True):
             raise ValueError("every number of a row of profile must be above 0")
         fault = self.measured().fault()
         if fault is not None:
-            raise ValueError(f"what it says of its speed cannot be measured: {fault}")
+            raise ValueError(f"its latencies and memory are not possible: {fault}")
         if not self.name or "@" in self.name:
             raise ValueError(f"name must be a word without @, got {self.name!r}")
 
@@ -156,9 +159,9 @@ class Application(_Part, frozen=True, kw_only=True):
 
     name: str
     stages: Annotated[dict[str, Stage], msgspec.Meta(min_length=1)]
-    """As in a pipeline's file."""
+    """The stages, as in the file of a pipeline."""
     slo_ms: float | None = None
-    """Of the whole. What it leaves to each stage is for the functions' settings to say."""
+    """The SLO of the application. The functions' settings divide it among the stages."""
     timeout_s: float = 60.0
     workload: Workload
 
@@ -187,18 +190,18 @@ class Faults(_Part, frozen=True, kw_only=True):
     """The simulated faults and their rates. None or 0: never."""
 
     run_crash_share: float = 0.0
-    """Of the runs: the worker dies in the middle of it."""
+    """The share of runs during which the worker dies."""
     start_crash_share: float = 0.0
-    """Of the starts: the worker dies before it is ready."""
+    """The share of starts during which the worker dies."""
     slow_load_share: float = 0.0
     slow_load_factor: float = 10.0
-    """Of the starts and stages: so many take so much longer."""
+    """The factor by which slow starts and loads take longer."""
     worker_life_s: float | None = None
-    """Mean time after which a worker dies whatever it does."""
+    """The mean lifetime of a worker that dies at random."""
     zygote_life_s: float | None = None
-    """Mean time after which the zygote dies, and its workers with it."""
+    """The mean lifetime of the zygote. Its workers die with it."""
     store_full: tuple[Window, ...] = ()
-    """Spans in which the host store takes nothing."""
+    """The spans in which the host store accepts nothing."""
 
     def __post_init__(self) -> None:
         self.check_above("run_crash_share", "start_crash_share", "slow_load_share", least=0)
@@ -209,7 +212,7 @@ class Faults(_Part, frozen=True, kw_only=True):
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """One sibling: its specification for the scheduler, and its properties in the simulation."""
+    """One copy of a function: its specification for the scheduler, and its properties in the simulation."""
 
     spec: FunctionSpec
     model: FunctionModel
@@ -221,9 +224,9 @@ class Scenario(_Part, frozen=True, kw_only=True):
 
     seed: int = 1
     duration_s: float
-    """Of arrivals; what has come until then is still answered."""
+    """The duration of arrivals; requests that have arrived are still answered afterwards."""
     settle_s: float = 0.0
-    """Of the beginning: served like the rest, but what comes of it is in no figure of applications."""
+    """The first part of the duration, which the figures of applications exclude."""
     node: Machine = Machine()
     scheduler: SchedulerConfig = SchedulerConfig()
     faults: Faults = Faults()
@@ -235,7 +238,7 @@ class Scenario(_Part, frozen=True, kw_only=True):
         self.check_above("settle_s", least=0)
         names = [function.name for function in self.functions]
         if len(set(names)) != len(names):
-            raise ValueError(f"each function needs a name of its own, got {sorted(names)}")
+            raise ValueError(f"function names must be unique, got {sorted(names)}")
         self._check_applications()
 
     def _check_applications(self) -> None:
@@ -244,15 +247,15 @@ class Scenario(_Part, frozen=True, kw_only=True):
         called = {stage.function for stage in stages}
         names = [*known, *(application.name for application in self.applications)]
         if len(set(names)) != len(names):
-            raise ValueError(f"each application needs a name of its own, got {sorted(names)}")
+            raise ValueError(f"application names must be unique, got {sorted(names)}")
         if not called <= known:
-            raise ValueError(f"no function is called {', '.join(sorted(called - known))}: a stage needs one")
+            raise ValueError(f"a stage calls {', '.join(sorted(called - known))}: there is no such function")
         newer = {f"{stage.function}@{stage.version}" for stage in stages if stage.version not in (None, 1)}
         if newer:
-            raise ValueError(f"no function is called {', '.join(sorted(newer))}: there is version 1 only")
+            raise ValueError(f"a stage calls {', '.join(sorted(newer))}: there is only version 1")
         silent = {n for each in self.functions if each.workload is None for n in each.names()} - called
         if silent:
-            raise ValueError(f"nobody calls {', '.join(sorted(silent))}: give a workload, or a stage of an application")
+            raise ValueError(f"nothing calls {', '.join(sorted(silent))}: add a workload, or a stage of an application")
 
     def bounded_scheduler(self) -> SchedulerConfig:
         """The scheduler's configuration with the machine's resources."""
@@ -264,33 +267,33 @@ class Scenario(_Part, frozen=True, kw_only=True):
         )
 
     def times(self, copies: int) -> "Scenario":
-        """The same scenario with so many times the siblings. CallerError if there are applications: they name their
-        siblings.
+        """Return the scenario with this many times the copies. Raises CallerError for applications, which name their
+        functions.
         """
         if self.applications:
-            raise CallerError("how many copies fit is a question for functions, and this scenario has applications")
+            raise CallerError("the capacity is defined for functions, and this scenario has applications")
         more = tuple(msgspec.structs.replace(each, variants=each.variants * copies) for each in self.functions)
         return msgspec.structs.replace(self, functions=more)
 
     def simulated(self) -> tuple[Simulated, ...]:
-        """Every sibling of every function."""
+        """Return every copy of every function."""
         return tuple(
             _sibling(model, name, index) for model in self.functions for index, name in enumerate(model.names())
         )
 
 
 def read_scenario(path: Path) -> Scenario:
-    """The scenario in a file; CallerError names the key that is wrong."""
+    """Read a scenario from a file; CallerError names a wrong key."""
     try:
         return scenario_of(tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CallerError(f"{path} is no TOML: {error}") from error
+        raise CallerError(f"{path} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise CallerError(f"{path}: {error}") from error
 
 
 def scenario_of(table: Mapping[str, object]) -> Scenario:
-    """The scenario in a table; msgspec.ValidationError names the key that is wrong."""
+    """Read a scenario from a table; msgspec.ValidationError names a wrong key."""
     return msgspec.convert(table, Scenario, str_keys=True)
 
 
@@ -320,5 +323,5 @@ def _owner(part: Blocks, name: FunctionName, place: int) -> tuple[str, object, f
 
 
 def _address(*parts: object) -> Address:
-    """A made address: as long as a real one, and the same string for the same parts."""
+    """Return an invented address: as long as a real one, and the same string object for equal parts."""
     return Address(intern(hashlib.blake2b(repr(parts).encode(), digest_size=32).hexdigest()))

@@ -10,7 +10,7 @@ Deed = Callable[[], None]
 
 
 class Timeline:
-    """The simulated clock and all that is yet to happen."""
+    """The simulated clock and all future actions."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -18,11 +18,11 @@ class Timeline:
         self._sequence = 0
 
     def after(self, seconds: float, deed: Deed) -> None:
-        """Run an action so many seconds from now."""
+        """Run an action this many seconds from now."""
         self.at(self.now + seconds, deed)
 
     def at(self, time: float, deed: Deed) -> None:
-        """Do `deed` at this time, or now if that has passed."""
+        """Run an action at this time, or now if the time has passed."""
         self._sequence += 1
         heappush(self._heap, (max(time, self.now), self._sequence, deed))
 

@@ -24,7 +24,7 @@ def minute_counts(path: Path) -> tuple[Sequence[int], ...]:
     """Invocations per minute of each function: a `.npy` file of 64-bit integers, functions by minutes."""
     data = path.read_bytes()
     if not data.startswith(NPY_MAGIC):
-        raise CallerError(f"{path} is no .npy file of version 1")
+        raise CallerError(f"{path} is not a .npy file of version 1")
     start = 10 + int.from_bytes(data[8:10], "little")
     try:
         header = ast.literal_eval(data[10:start].decode("latin1").strip())
@@ -32,7 +32,7 @@ def minute_counts(path: Path) -> tuple[Sequence[int], ...]:
     except (ValueError, SyntaxError, KeyError, TypeError) as error:
         raise CallerError(f"{path}: its header cannot be read: {error}") from error
     if kind != "<i8" or fortran or len(data) - start != rows * columns * 8:
-        raise CallerError(f"{path} must hold rows of 64-bit integers, and holds {kind!r} of {rows}x{columns}")
+        raise CallerError(f"{path} must contain rows of 64-bit integers, and contains {kind!r} of {rows}x{columns}")
     flat = array("q", data[start:])
     if flat and min(flat) < 0:
         raise CallerError(f"{path} holds a negative count")
@@ -49,9 +49,9 @@ def timestamps(path: Path) -> "array[float]":
     try:
         times = read(lines)
     except (ValueError, KeyError, TypeError) as error:
-        raise CallerError(f"{path}: it is no trace of timestamps: {error}") from error
+        raise CallerError(f"{path} is not a trace of timestamps: {error}") from error
     if not times:
-        raise CallerError(f"{path} holds no arrival")
+        raise CallerError(f"{path} has no arrivals")
     if any(after < before for before, after in pairwise(times)):
         times.sort()
     return array("d", (time - times[0] for time in times))
@@ -67,9 +67,9 @@ def _csv_times(lines: list[str]) -> list[float]:
 
 
 def _moment(text: str) -> float:
-    """Seconds of `2023-11-16 18:15:46.6805900`: seven digits are one more than Python reads."""
+    """Return the seconds of `2023-11-16 18:15:46.6805900`; Python reads one digit less."""
     found = re.fullmatch(r"(.{19})(\.\d+)?", text)
     if found is None:
-        raise ValueError(f"{text!r} is no date and time")
+        raise ValueError(f"{text!r} is not a date and time")
     whole = datetime.fromisoformat(found[1] + "+00:00").timestamp()
     return whole + float(found[2] or 0)

@@ -13,33 +13,34 @@ DAY_S = 86400
 MEAN_PER_S = 65.0
 
 LEVEL = 0.96
-"""Of the mean: what is left for the profile when bursts have taken their share."""
+"""The level outside of bursts, relative to the mean rate."""
 NIGHT, AFTERNOON, EVENING = 0.70, 0.55, 1.15
-"""Heights of the daily profile: the floor, and what two bells add to it."""
+"""The shape of the daily profile: the floor, and two peaks that are added to it."""
 AFTERNOON_HOUR, AFTERNOON_HOURS = 14.0, 4.0
 EVENING_HOUR, EVENING_HOURS = 20.5, 1.1
 
 MINUTE_MEMORY = 0.9
 MINUTE_NOISE = 0.03
-"""Each minute's level in logarithms: so much of the last one's, and so much of its own."""
+"""The noise of each minute's level in logarithms: the weight of the previous minute, and the deviation of the new part.
+"""
 SCATTER = 0.15
-"""Mean over the minutes of the variance of a second's count beyond its mean, as a share of the mean."""
+"""The mean variance of a second's count beyond its mean, as a share of the mean."""
 
 BURSTS = 46
-"""A day, each in its own part of it."""
+"""The bursts per day, each in its own part of the day."""
 BURST_LEAST, BURST_MOST = 1.73, 3.3
-"""By what a burst multiplies the rate when it begins."""
+"""The range of factors by which a burst multiplies the rate at its start."""
 BURST_SKEW = 1.3
 BURST_FADE = 0.33
-"""What is left of a burst after a minute."""
+"""The remaining share of a burst after one minute."""
 GREATEST_HOURS = 19.6, 20.1
-"""When the day's greatest burst may begin."""
+"""The hours in which the day's largest burst may begin."""
 CEILING = 4.75
-"""Of the mean: no second is expected to bring more."""
+"""The largest expected rate of any second, relative to the mean."""
 
 
 def twitter_rates(mean: float, rng: Random) -> Iterator[float]:
-    """Arrivals per second to expect in each second, from midnight on, without end; about `mean` over a day."""
+    """Yield the expected arrivals per second in each second, from midnight on, without end; about `mean` over a day."""
     profile = _profile()
     wander, scatter, burst = 0.0, 0.0, 0.0
     fade = BURST_FADE ** (1 / 60)
@@ -56,7 +57,7 @@ def twitter_rates(mean: float, rng: Random) -> Iterator[float]:
 
 
 def _profile() -> list[float]:
-    """The level of each half-hour of a day, 1 on average."""
+    """Return the level of each half-hour of a day, 1 on average."""
     hours = [half / 2 for half in range(48)]
     heights = [
         NIGHT
@@ -69,7 +70,7 @@ def _profile() -> list[float]:
 
 
 def _at(profile: list[float], second: int) -> float:
-    """The profile between the middles of its half-hours."""
+    """Interpolate the profile between the middles of its half-hours."""
     half = second / 1800 - 0.5
     before = math.floor(half)
     share = half - before
@@ -77,7 +78,7 @@ def _at(profile: list[float], second: int) -> float:
 
 
 def _bursts(rng: Random) -> dict[int, float]:
-    """The seconds of a day at which bursts begin, and their factors on the rate."""
+    """Return the seconds of a day at which bursts begin, and their factors on the rate."""
     ratio = BURST_MOST / BURST_LEAST
     sizes = [BURST_LEAST * ratio ** ((rank / (BURSTS - 1)) ** BURST_SKEW) for rank in range(BURSTS)]
     greatest = sizes.pop()

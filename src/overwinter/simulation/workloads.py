@@ -32,13 +32,15 @@ class _Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class Poisson(_Workload, frozen=True, tag="poisson"):
-    """Arrivals that know nothing of each other, at a constant rate."""
+    """Independent arrivals at a constant rate."""
 
     rate: float
 
 
 class Map(_Workload, frozen=True, tag="map"):
-    """A Markovian arrival process of two states: Poisson at one rate or the other, for exponential stays."""
+    """A Markovian arrival process with two states: Poisson arrivals at one rate or the other, for exponential
+    durations.
+    """
 
     rates: tuple[float, float]
     stays_s: tuple[float, float]
@@ -50,7 +52,7 @@ class Stable(_Workload, frozen=True, tag="stable"):
     rate: float
     jitter: float = 0.2
     rise_s: float | None = None
-    """The rate rises evenly from nothing for so long; None: it is there at once."""
+    """The seconds in which the rate rises linearly from 0; None: it is constant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,37 +74,37 @@ class Bursty(_Workload, frozen=True, tag="bursty"):
     rate: float
     factor: float
     every_s: float
-    """Mean time from the end of a burst to the next one's beginning."""
+    """The mean time from the end of a burst to the start of the next."""
     length_s: float
-    """Mean length of a burst."""
+    """The mean length of a burst."""
 
 
 class MinuteCounts(_Workload, frozen=True, tag="minute-counts"):
-    """Recorded counts per minute of many functions (`.npy`), one row for each sibling in turn, over and over.
+    """Recorded counts per minute of many functions (`.npy`), repeated, one row for each copy in turn.
 
-    Each minute is a Poisson stream at `scale` times its count. Siblings that share a row begin at other minutes.
+    Each minute is a Poisson stream at `scale` times its count. Copies that share a row begin at other minutes.
     """
 
     path: str
     scale: float = 1.0
     row: int = 0
-    """The first sibling's row."""
+    """The row of the first copy."""
     minutes: int | None = None
-    """Minutes of the trace to use; None: all."""
+    """The minutes of the trace to use; None: all."""
 
 
 class Timestamps(_Workload, frozen=True, tag="timestamps"):
-    """Recorded arrivals, over and over: a CSV with a column TIMESTAMP, or JSON lines with `timestamp` in ms."""
+    """Recorded arrivals, repeated: a CSV with a column TIMESTAMP, or JSON lines with `timestamp` in ms."""
 
     path: str
     speed: float = 1.0
-    """By how much faster than recorded."""
+    """The factor by which the trace is played faster than it was recorded."""
     share: float = 1.0
-    """The share of the arrivals that each sibling gets, by chance."""
+    """The share of the arrivals that each copy gets, at random."""
 
 
 class TwitterLike(_Workload, frozen=True, tag="twitter-like"):
-    """A made day with the statistics of a measured day of tweets."""
+    """A generated day with the statistics of a measured day of tweets."""
 
     mean: float = MEAN_PER_S
     begin_s: float = 0.0
@@ -117,7 +119,10 @@ Workload = Poisson | Map | Stable | Periodic | Bursty | MinuteCounts | Timestamp
 
 
 def arrivals(workload: Workload, rng: Random, sibling: int, base: Path) -> Iterator[float]:
-    """Ascending seconds without end. `base`: where relative paths begin; CallerError for an unfit file."""
+    """Yield arrivals in ascending seconds without end.
+
+    `base`: the directory of relative paths. Raises CallerError for an invalid file.
+    """
     match workload:
         case Poisson(rate):
             return _scattered(repeat((1.0, rate)), rng)
@@ -140,7 +145,7 @@ def arrivals(workload: Workload, rng: Random, sibling: int, base: Path) -> Itera
 
 
 def _scattered(steps: Iterable[tuple[float, float]], rng: Random) -> Iterator[float]:
-    """A Poisson process with steps of (seconds, rate): exact at the edges, because the rest of a gap is kept."""
+    """Yield a Poisson process with steps of (seconds, rate): exact at the edges, because the rest of a gap is kept."""
     draw = rng.expovariate
     begin, owed = 0.0, draw(1.0)
     for seconds, rate in steps:
@@ -170,7 +175,7 @@ def _even(workload: Stable, rng: Random) -> Iterator[float]:
     count = 0
     while True:
         at = begin + (count + rng.random() * workload.jitter) * gap
-        # While it rises, rate·t²/(2·rise) requests have come by t.
+        # While the rate rises, rate·t²/(2·rise) requests have arrived by time t.
         yield sqrt(2 * rise_s * at) if at < rise_s / 2 else at + rise_s / 2
         count += 1
 
@@ -179,7 +184,7 @@ def _minutes(workload: MinuteCounts, rng: Random, sibling: int, base: Path) -> I
     rows = traces.minute_counts(base / workload.path)
     row = rows[(workload.row + sibling) % len(rows)][: workload.minutes]
     if not any(row):
-        raise CallerError(f"row {(workload.row + sibling) % len(rows)} of {workload.path} holds no request")
+        raise CallerError(f"row {(workload.row + sibling) % len(rows)} of {workload.path} has no requests")
     shift = rng.randrange(len(row)) if workload.row + sibling >= len(rows) else 0
     turned = [*row[shift:], *row[:shift]]
     return _scattered(((MINUTE_S, count * workload.scale / MINUTE_S) for count in cycle(turned)), rng)

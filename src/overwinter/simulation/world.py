@@ -1,8 +1,7 @@
 """Runs the node's own scheduler on a simulated machine.
 
-The world feeds `scheduler.Scheduler` as a node does, one event after another, and carries out its actions on a
-simulated machine: each takes its time on the timeline and returns as an event. No decision is made here. All randomness
-comes from the scenario's seed, so the same scenario gives the same journal, byte for byte.
+The world feeds events to `scheduler.Scheduler` and carries out its actions: each takes its time on the timeline and
+returns as an event. All randomness comes from the scenario's seed: equal scenarios give equal journals.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -64,21 +63,21 @@ from overwinter.simulation.workloads import Workload, arrivals
 from overwinter.telemetry.report import Report, StepReader
 
 RING = 1
-"""Steps that the journal keeps beside its file."""
+"""The steps that the journal keeps in memory in addition to its file."""
 DRAIN_TIMEOUTS = 10
-"""How many of the longest timeouts the world goes on after the last arrival, at most, while requests are open."""
+"""How long the world continues after the last arrival while requests are open, as a multiple of the longest timeout."""
 PROGRESS_EVERY = 1024
 SORTED_S = 60.0
-"""Of so many seconds the arrivals are sorted at once."""
+"""The arrivals are sorted in pieces of this duration."""
 CHECK_EVERY = 32
-"""Steps between two checks of the scheduler's tables, when they are checked."""
+"""The steps between two checks of the scheduler's tables, if they are checked."""
 
 
 Arrival = tuple[float, FunctionName]
 
 
 def by_time(streams: Iterable[Iterator[Arrival]]) -> Iterator[Arrival]:
-    """The arrivals of all streams by time: a minute is sorted at once, which costs less than to merge many streams."""
+    """Yield the arrivals of all streams in time order. Sorting minute by minute costs less than merging streams."""
     following = [(first, stream) for stream in streams if (first := next(stream, None)) is not None]
     while following:
         ends = min(at for (at, _), _ in following) + SORTED_S
@@ -96,10 +95,8 @@ def by_time(streams: Iterable[Iterator[Arrival]]) -> Iterator[Arrival]:
 
 
 class World:
-    """One simulation of a scenario.
-
-    `base` is where the paths of recorded traces begin. Every step is written to `journal`, if it is given. `checked`
-    holds the scheduler's tables to each other, now and then, which is slow.
+    """One simulation of a scenario. `base` is the directory of recorded traces; every step is written to `journal`, if
+    it is given; `checked` checks the scheduler's tables at times, which is slow.
     """
 
     def __init__(
@@ -137,9 +134,7 @@ class World:
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
-        """Simulate until every request has its answer. `progress` is called with the simulated seconds from time to
-        time.
-        """
+        """Simulate until every request is answered; call `progress` with the simulated seconds from time to time."""
         self._begin()
         timeline, turn = self._timeline, self._turn
         for number, (at, name) in enumerate(self._requests, 1):
@@ -160,7 +155,7 @@ class World:
         return msgspec.structs.replace(report, applications=self._applications.figures())
 
     def _stream(self, *names: object) -> Random:
-        """Random numbers of their own for each purpose: one function more changes nothing for the others."""
+        """Return a separate random stream for each purpose: a further function changes nothing for the others."""
         return Random(repr((self._scenario.seed, *names)))
 
     def _streams(self, base: Path) -> Iterator[Iterator[Arrival]]:
@@ -170,7 +165,7 @@ class World:
             yield self._arrivals(FunctionName(application.name), application.workload, 0, base)
 
     def _own_arrivals(self, each: Simulated, base: Path) -> Iterator[Arrival]:
-        """Requests of a function that are no stage of anything."""
+        """Yield the requests of a function that are not stages of an application."""
         workload = each.model.workload
         return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.sibling, base)
 
@@ -189,7 +184,7 @@ class World:
         self._await_zygote_death()
 
     def _foretell(self, function: FunctionId) -> None:
-        """Tell the scheduler the rate of the next period; repeated after a tenth of it."""
+        """Send the rate of the next period to the scheduler; repeated after a tenth of it."""
         at, rate = next(self._rate_forecast[function])
         if at < self._scenario.duration_s:
             self._timeline.at(at, partial(self._turn, RateForecast(function, rate)))
@@ -200,12 +195,11 @@ class World:
         longest = max((*timeouts, *(each.timeout_s for each in self._scenario.applications)), default=0.0)
         end = self._scenario.duration_s
         last = end + DRAIN_TIMEOUTS * longest
-        while self._timeline.next_at() <= (last if self._is_asked() else end):
+        while self._timeline.next_at() <= (last if self._has_open_requests() else end):
             self._timeline.step()
         self._timeline.now = max(self._timeline.now, end)
 
-    def _is_asked(self) -> bool:
-        """Whether a request waits for an answer."""
+    def _has_open_requests(self) -> bool:
         return bool(self._reader.open_requests or self._applications.open_stages)
 
     def _turn(self, event: Event) -> None:
@@ -221,7 +215,7 @@ class World:
             self._carry_out(action)
 
     def _post(self, seconds: float, event: Event) -> None:
-        """Post an event so many seconds from now; never inside the current step."""
+        """Post an event this many seconds from now; never inside the current step."""
         self._timeline.after(seconds, partial(self._turn, event))
 
     def _carry_out(self, action: Action) -> None:  # noqa: C901
@@ -260,7 +254,7 @@ class World:
         self._prepared.add((spec.tenant, spec.program))
 
     def _go_on(self, action: Reply | Refuse) -> None:
-        """A stage of an application's request may have ended: what follows comes next."""
+        """Continue an application's request after a stage has ended."""
         now = Seconds(self._timeline.now)
         if isinstance(action, Reply):
             events = self._applications.answered(action.request, now)
@@ -282,7 +276,7 @@ class World:
         added = sum(missing.values())
         addresses = tuple(blob.address for blob in spec.blobs) if missing else ()
         if missing and (self._chance.store_full(now) or not self._host.has_room(missing)):
-            message = f"the host store has no room for {added} bytes of function {spec.id}"
+            message = f"the host store has no space for {added} bytes of function {spec.id}"
             self._post(0.0, LoadFailed(spec.id, operation, "NoSpaceError", message, addresses, spec.store))
             return
         if missing:
@@ -310,7 +304,7 @@ class World:
         self._timeline.at(forked, partial(self._load, process))
 
     def _fork_ahead(self, worker: WorkerId, function: Simulated) -> None:
-        """A worker that waits until a start uses it; it does nothing meanwhile."""
+        """Start a process in advance that waits until a start uses it."""
         process = self._workers[worker] = ModelledWorker(StartWorker(worker, function.spec.id), function)
         life = self._chance.worker_life_s()
         if life is not None:
@@ -336,7 +330,7 @@ class World:
     def _bind(self, action: Bind) -> None:
         process, function = self._workers.get(action.worker), self._by_id[action.function]
         if process is None:
-            # Its end is on the way to the scheduler.
+            # Its exit is about to reach the scheduler.
             return
         worker, id_, operation = action.worker, action.function, action.operation
         if not self._host.holds(function.spec, self._timeline.now):
@@ -349,7 +343,7 @@ class World:
     def _run(self, action: Run) -> None:
         process = self._workers.get(action.worker)
         if process is None:
-            # Its end is on the way to the scheduler.
+            # Its exit is about to reach the scheduler.
             return
         model = process.function.model
         seconds = self._durations.run_s(process, len(action.requests), action.functions)
@@ -374,7 +368,7 @@ class World:
             self._turn(event)
 
     def _exit(self, worker: WorkerId, error: str, reason: str, seconds: float = 0.0, lost_blocks: bool = False) -> None:
-        """A worker's process ends, and the scheduler hears of it; one that has ended already does not end again."""
+        """End a worker's process, and tell the scheduler; a process ends only once."""
         process = self._workers.pop(worker, None)
         if process is None:
             return

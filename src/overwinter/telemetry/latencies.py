@@ -17,17 +17,17 @@ class Latencies:
         self._counts: Counter[int] = Counter()
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a value."""
         self._counts[ceil(log(seconds / LEAST_S) / STEP) if seconds > LEAST_S else 0] += 1
 
     def merge(self, others: Iterable["Latencies"]) -> "Latencies":
-        """Add what others counted; itself."""
+        """Add the counts of others, and return itself."""
         for other in others:
             self._counts.update(other._counts)
         return self
 
     def quantile(self, share: float) -> float | None:
-        """The seconds that this share of all did not pass; None if there are none."""
+        """Return the seconds that this share of the values does not exceed; None if there are none."""
         steps = sorted(self._counts)
         if not steps:
             return None
@@ -35,7 +35,7 @@ class Latencies:
         return _middle(steps[min(bisect_left(totals, share * totals[-1]), len(steps) - 1)])
 
     def shares(self) -> list[tuple[float, float]]:
-        """(seconds, share of all up to them), ascending."""
+        """Return pairs of seconds and the share of values up to them, ascending."""
         steps = sorted(self._counts)
         totals = list(accumulate(self._counts[step] for step in steps))
         return [(_middle(step), total / totals[-1]) for step, total in zip(steps, totals, strict=True)]
