@@ -1,1 +1,1 @@
-"""Real trained models to deploy: text, audio and vision; their weights come out of packages, see README.md."""
+"""Real trained models to deploy: text, audio and vision. README.md says which packages contain their weights."""

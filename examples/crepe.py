@@ -1,4 +1,4 @@
-"""CREPE, tiny and full: which pitch has a frame of sound? Six convolutions over 1024 samples at 16 kHz."""
+"""CREPE, tiny and full: the pitch of each frame of sound, by six convolutions over 1024 samples at 16 kHz."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ Example = tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]]]
 
 
 class Crepe(nn.Module):
-    """Normalised frames, FP32 [batch, 1024], to the probability of each of 360 pitches, FP32 [batch, 360]."""
+    """Maps normalised frames, FP32 [batch, 1024], to the probabilities of 360 pitches, FP32 [batch, 360]."""
 
     def __init__(self, size: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Crepe(nn.Module):
 
 
 def load(size: str) -> Crepe:
-    """The published weights of "tiny" or "full"; MissingWeightsError when their package is not installed."""
+    """Load the published weights of "tiny" or "full"; raise MissingWeightsError if their package is not installed."""
     published = torch.load(weights_path(f"crepe-{size}"), map_location="cpu", weights_only=True)
     module = Crepe(size)
     module.load_state_dict(published, assign=True)
@@ -54,17 +54,17 @@ def load(size: str) -> Crepe:
 
 
 def tone(hertz: float, frames: int = 8) -> Tensor:
-    """A pure tone to listen to, FP32 [1, frames * 1024] at 16 kHz."""
+    """Make a pure tone, FP32 [1, frames * 1024] at 16 kHz."""
     return torch.sin(torch.arange(frames * FRAME) * (2 * torch.pi * hertz / RATE))[None]
 
 
 def tiny() -> Example:
-    """What `overwinter deploy examples.crepe:tiny` deploys: 2 MB."""
+    """The model for `overwinter deploy examples.crepe:tiny`: 2 MB."""
     return _example("tiny")
 
 
 def full() -> Example:
-    """What `overwinter deploy examples.crepe:full` deploys: 89 MB."""
+    """The model for `overwinter deploy examples.crepe:full`: 89 MB."""
     return _example("full")
 
 

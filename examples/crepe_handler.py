@@ -1,4 +1,4 @@
-"""Handler of CREPE: sound in, its pitch in each frame of 1024 samples (64 ms) out."""
+"""The handler of CREPE: takes sound, returns the pitch of each frame of 1024 samples (64 ms)."""
 
 import torch
 
@@ -11,17 +11,17 @@ OUTPUTS = [
 FRAME = 1024
 CENTS_PER_BIN = 20
 LOWEST_CENTS = 1997.3794084376191
-"""Pitch of the first bin, in cents above 10 Hz."""
+"""The pitch of the first bin, in cents above 10 Hz."""
 NEIGHBOURS = 4
-"""Bins on each side of the likeliest one that have a say in the pitch."""
+"""The bins on each side of the likeliest one that count for the pitch."""
 
 
 def preprocess(inputs: dict[str, torch.Tensor], state: object) -> dict[str, torch.Tensor]:
-    """Audio [batch, samples], mono at 16 kHz, to frames [batch * frames, 1024] of mean 0 and deviation 1."""
+    """Convert mono audio [batch, samples] at 16 kHz to frames [batch * frames, 1024] with mean 0 and deviation 1."""
     audio = inputs["audio"]
     count = audio.shape[1] // FRAME
     if count == 0:
-        raise ValueError(f"audio has {audio.shape[1]} samples, a pitch needs at least {FRAME}")
+        raise ValueError(f"audio has {audio.shape[1]} samples; a pitch needs at least {FRAME}")
     frames = audio[:, : count * FRAME].reshape(-1, FRAME)
     frames = frames - frames.mean(1, keepdim=True)
     return {"frames": frames / frames.std(1, keepdim=True).clamp(min=1e-10)}
@@ -30,7 +30,7 @@ def preprocess(inputs: dict[str, torch.Tensor], state: object) -> dict[str, torc
 def postprocess(
     outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor], state: object
 ) -> dict[str, torch.Tensor]:
-    """Probabilities [batch * frames, 360] to pitch in Hz and the probability of the likeliest bin."""
+    """Convert probabilities [batch * frames, 360] to the pitch in Hz and the probability of the likeliest bin."""
     probabilities = outputs["probabilities"]
     confidence, likeliest = probabilities.max(1, keepdim=True)
     bins = torch.arange(probabilities.shape[1])

@@ -1,9 +1,9 @@
-"""Real models asleep as shared blocks, woken by requests: a tour of Overwinter's Python API.
+"""A tour of Overwinter's Python API: real models sleep as shared blocks, and requests wake them.
 
-    python -m examples.demo            a node of its own for a minute: deploy, ask, compare with plain PyTorch, stop
-    python -m examples.demo --serve    leave a node running with the same models
+    python -m examples.demo            run a node for a minute: deploy, call, compare with plain PyTorch, stop
+    python -m examples.demo --serve    leave a node with the same models running
 
-Exit code 0 if every answer agrees with plain PyTorch's. Everything that was started is stopped, whatever happens.
+The exit code is 0 if every answer agrees with plain PyTorch. All started processes are stopped, even after an error.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from overwinter.api.deployer import DEFAULT_URL, Uploaded
 from overwinter.core.errors import OverwinterError
 
 KEEP_ALIVE_S = 1.0
-"""Short, so that all functions sleep again soon after they were deployed."""
+"""Short, so that all functions sleep soon after their deploy."""
 SERVED_KEEP_ALIVE_S = 15.0
 POLL_S = 0.05
 MEMORY = "/dev/shm"
@@ -44,18 +44,18 @@ FORESEEN = (OverwinterError, NodeError, MissingWeightsError, subprocess.Subproce
 
 
 class Deployed(NamedTuple):
-    """A model, and what its deploy cost."""
+    """A model, and the cost of its deploy."""
 
     model: Model
     upload: Uploaded
 
 
 def tour(stage: Stage) -> bool:
-    """Deploy everything to a node of our own and ask everything; whether all answers agree with plain PyTorch's."""
+    """Deploy and call everything on a new node; return whether all answers agree with plain PyTorch."""
     require_weights()
     with (
         tempfile.TemporaryDirectory(prefix="overwinter-demo-") as data,
-        # Of our own, so that nothing stays in memory even if the node were killed.
+        # A separate directory, so that nothing stays in memory even if the node is killed.
         tempfile.TemporaryDirectory(prefix="overwinter-demo-", dir=MEMORY) as blocks,
         running_node(Path(data), "--port", "0", "--host-store", blocks, say=stage.say) as node,
     ):
@@ -82,7 +82,7 @@ def tour(stage: Stage) -> bool:
 
 
 def serve(stage: Stage, port: int, data: Path) -> NoReturn:
-    """Leave a node running with the demo's models until this process is interrupted; NodeError if it ends before."""
+    """Run a node with the demo's models until this process is interrupted; raise NodeError if it ends before."""
     with running_node(data, "--port", str(port), say=stage.say) as node:
         with stage.working("starting a node"):
             url = node.ready()
@@ -91,14 +91,14 @@ def serve(stage: Stage, port: int, data: Path) -> NoReturn:
             for _ in deploy_all(stage, client, url, present, keep_alive_s=SERVED_KEEP_ALIVE_S):
                 pass
         say_what_to_try(url)
-        print(f"\nCtrl-C stops the node; what it serves stays in {data}", flush=True)
+        print(f"\nCtrl-C stops the node; its functions stay in {data}", flush=True)
         node.wait()
 
 
 def deploy_all(
     stage: Stage, client: Client, url: str, present: Collection[str] = (), **settings: float
 ) -> Iterator[Deployed]:
-    """Deploy the demo's models one after the other, but those that are present."""
+    """Deploy those of the demo's models that are not deployed yet."""
     names = demo_models.names()
     if set(names) <= set(present):
         return
@@ -114,7 +114,7 @@ def deploy_all(
 
 
 def require_weights() -> None:
-    """MissingWeightsError unless all trained weights can be found."""
+    """Raise MissingWeightsError unless all trained weights are installed."""
     missing = weights_missing()
     if missing:
         raise MissingWeightsError(f"packages with trained weights are not installed: {', '.join(missing)}: {INSTALL}")
@@ -122,24 +122,24 @@ def require_weights() -> None:
 
 def wait_until_asleep(stage: Stage, client: Client) -> None:
     """Wait until no function has a process."""
-    with stage.working("waiting until all sleep"):
+    with stage.working("waiting until all functions sleep"):
         while any(function["workers"] for function in client.functions()):
             time.sleep(POLL_S)
 
 
 def measure(node: Node, blocks: Path) -> Asleep:
-    """What a node holds whose functions all sleep."""
+    """Measure the memory of a node whose functions all sleep."""
     pids = node.processes()
     return Asleep(len(pids), sum(map(own_bytes, pids)), file_bytes(blocks))
 
 
 def say_what_to_try(url: str) -> None:
-    """Three commands for the same functions, as a user would write them."""
+    """Print three commands that call the same functions."""
     command = Path(sys.executable).with_name("overwinter")
     program = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
     elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     request = '{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["I lost my credit card"]}]}'
-    print(f"{len(demo_models.names())} functions are behind {url}, each asleep until it is asked.")
+    print(f"{len(demo_models.names())} functions are deployed at {url}, each asleep until it is called.")
     print("Try, in another terminal:\n")
     print(f"  {program} ps{elsewhere}")
     print(f"  {program} infer minilm-sentiment{elsewhere} --input {shlex.quote('text=What a wonderful film')}")
@@ -147,17 +147,17 @@ def say_what_to_try(url: str) -> None:
 
 
 def main() -> int:
-    """Read the command line and do what it asks; the exit code."""
+    """Run the demo as the command line says; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("--serve", action="store_true", help="leave a node running instead, until Ctrl-C")
     parser.add_argument("--port", type=int, default=8000, help="with --serve: where to listen (default: %(default)s)")
-    parser.add_argument("--data", default=DATA, help="with --serve: where its functions stay (default: %(default)s)")
+    parser.add_argument("--data", default=DATA, help="with --serve: directory of its functions (default: %(default)s)")
     options = parser.parse_args()
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:
-            # As an exception it leaves every `with` in order, as Ctrl-C does.
+            # Raise an exception, so that every `with` block ends in order, as on Ctrl-C.
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
-    # Workers compute with one thread, and the order of additions depends on how many there are.
+    # Workers use one thread, and the order of additions depends on the number of threads.
     torch.set_num_threads(1)
     try:
         if options.serve:

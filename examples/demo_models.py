@@ -1,4 +1,4 @@
-"""What does the demo deploy, what does it ask, and what would plain PyTorch answer?"""
+"""The models and requests of the demo, and the answers of plain PyTorch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,32 +19,32 @@ from overwinter.model.export import Exported, export
 FACES = ("pnet", "rnet", "onet")
 SENTENCES = ("A man is eating food.", "Someone eats a meal.", "The stock market fell sharply today.")
 NOTES = (220.0, 277.18, 329.63)
-"""A major, in Hz."""
+"""An A major chord, in Hz."""
 SILENCE = {"audio": torch.zeros(1, 2048)}
 
 
 class Model(NamedTuple):
-    """One function of the demo, as its author has it."""
+    """One function of the demo."""
 
     name: str
     module: nn.Module
     inputs: dict[str, torch.Tensor]
-    """Example inputs, for the export."""
+    """Example inputs for the export."""
     dynamic: dict[str, dict[int, str]]
-    """Which of their sizes may vary."""
+    """The dynamic sizes of the inputs."""
     handler: ModuleType | None = None
     assets: Mapping[str, bytes] = {}
     samples: Sequence[Mapping[str, Any]] = ()
-    """Requests that the node tries it on; without one it makes one up, whose sizes may not suit the handler."""
+    """Requests for the trial. Without one the node generates a request, whose sizes may not suit the handler."""
 
 
 def names() -> list[str]:
-    """All functions of the demo, in the order of `models`."""
+    """Return the names of all functions, in the order of `models`."""
     return ["minilm", "crepe-tiny", "crepe-full", *(f"mtcnn-{name}" for name in FACES), *_variant_names()]
 
 
 def models() -> Iterator[Model]:
-    """The functions, each made when it is asked for; MissingWeightsError when their weights are not installed."""
+    """Create the functions one by one; raise MissingWeightsError if their weights are not installed."""
     body = minilm.load()
     yield Model("minilm", body, *minilm.inputs(), minilm_handler, minilm.assets())
     yield Model("crepe-tiny", *crepe.tiny(), crepe_handler, samples=[SILENCE])
@@ -56,7 +56,7 @@ def models() -> Iterator[Model]:
 
 
 def deploy(model: Model, url: str, **settings: Any) -> Uploaded:
-    """Export a model, send the blocks that the node lacks, and wait until the function has proved itself there."""
+    """Export a model, send the blocks that the node lacks, and wait until the function has passed its trial."""
     return overwinter.deploy(
         model.module,
         model.inputs,
@@ -71,13 +71,13 @@ def deploy(model: Model, url: str, **settings: Any) -> Uploaded:
 
 
 class Siblings:
-    """Deploys models that differ in nothing but the values of their weights: one export serves them all."""
+    """Deploys models that differ only in the values of their weights, with a single export."""
 
     def __init__(self) -> None:
         self._exports: dict[object, Exported] = {}
 
     def deploy(self, model: Model, client: overwinter.Client, **settings: Any) -> Uploaded:
-        """What `deploy` does, in two steps: a program and its weights make a package, a package is sent."""
+        """Deploy a model in two steps: make a package from a program and weights, then send it."""
         program, weights = self.export(model)
         source = None if model.handler is None else Path(str(model.handler.__file__)).read_text()
         ready = package(
@@ -92,7 +92,7 @@ class Siblings:
         return ready.upload(client)
 
     def export(self, model: Model) -> Exported:
-        """The program of the first such model, and the weights of this one in the program's order."""
+        """Return the program of the first such model, and the weights of this one in the program's order."""
         state = model.module.state_dict()
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in state.items())
         key = (type(model.module), shapes)
@@ -103,7 +103,7 @@ class Siblings:
 
 
 def plain(models: Mapping[str, Model]) -> Call:
-    """A way to run the functions right here, by name: the author's own modules and handlers, without Overwinter."""
+    """Return a function that runs the models in this process, by name, with the author's own modules and handlers."""
     states: dict[str, object] = {}
 
     def call(name: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -120,15 +120,15 @@ def plain(models: Mapping[str, Model]) -> Call:
 
 
 class Question(NamedTuple):
-    """Something to ask one function, or several that work together."""
+    """A question for one function, or for several that work together."""
 
     functions: tuple[str, ...]
     ask: Callable[[Call], tuple[str, ...]]
-    """Asks by way of a Call, and says what each of the functions answered."""
+    """Sends the requests through a Call, and returns a text on the answer of each function."""
 
 
 def questions() -> list[Question]:
-    """One question for every function of the demo."""
+    """Return one question for each function of the demo."""
     asked = [
         Question(("minilm",), _compare_sentences),
         Question(("crepe-tiny",), _hear_chord("crepe-tiny")),
@@ -185,13 +185,13 @@ def _variant_names() -> list[str]:
 
 
 def _state(model: Model) -> Any:
-    """What the model's handler keeps between requests."""
+    """Return the state that the model's handler keeps between requests."""
     read = getattr(model.handler, "read_asset", lambda name, data: data)
     return _step(model, "setup")({name: read(name, data) for name, data in model.assets.items()})
 
 
 def _step(model: Model, name: str) -> Callable[..., Any]:
-    """A step of the model's handler, or one that changes nothing."""
+    """Return a step of the model's handler, or one that changes nothing."""
     return getattr(model.handler, name, lambda first, *_: first)
 
 

@@ -1,4 +1,4 @@
-"""How is a node started and stopped from a script, and how much memory do processes hold?"""
+"""Starts and stops a node from a script, and measures the memory of processes."""
 
 import json
 import os
@@ -16,17 +16,17 @@ STOP_S = 20.0
 
 
 class NodeError(RuntimeError):
-    """The node did not start or ended by itself; it has said why."""
+    """The node did not start, or ended; it has logged the reason."""
 
 
 class Node:
-    """A node in a process of its own; see `running_node`."""
+    """A node in a separate process; see `running_node`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def ready(self) -> str:
-        """Wait until it can serve, and return its URL; NodeError when it does not get there."""
+        """Wait until the node is ready, and return its URL; raise NodeError if it fails."""
         assert self.process.stdout is not None
         impatience = threading.Timer(START_S, self.process.kill)
         impatience.start()
@@ -39,12 +39,12 @@ class Node:
         return str(json.loads(line)["url"])
 
     def wait(self) -> NoReturn:
-        """Wait for its end, which it should not come to; NodeError."""
+        """Wait for the end of the node, which is an error; raise NodeError."""
         self.process.wait()
         raise NodeError("the node ended by itself")
 
     def processes(self) -> list[int]:
-        """Its process ids: the daemon's, then those of all that it started."""
+        """Return the process ids of the daemon and of all its descendants."""
         parents = _parents()
         found = [self.process.pid]
         for pid in found:
@@ -54,13 +54,13 @@ class Node:
 
 @contextmanager
 def running_node(data: Path, *options: str, say: Callable[[str], None]) -> Iterator[Node]:
-    """A node that serves the functions of `data`, with more options of `overwinter serve`; stopped at the end.
+    """Run a node that serves the functions of `data`, with further options of `overwinter serve`; stop it at the end.
 
-    What it writes to standard error is told to `say`, line by line, in another thread.
+    Each line of its standard error is passed to `say`, in another thread.
     """
     command = [sys.executable, "-m", "overwinter", "serve", "--json", "--no-profile-on-deploy"]
     command += ["--data", str(data), *options]
-    # A session of its own: Ctrl-C reaches only this process, which then stops the node in order.
+    # A separate session: Ctrl-C reaches only this process, which then stops the node in order.
     with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         listener = threading.Thread(target=_relay, args=(process.stderr, say))
@@ -72,19 +72,19 @@ def running_node(data: Path, *options: str, say: Callable[[str], None]) -> Itera
             try:
                 process.wait(STOP_S)
             finally:
-                # Nothing happens to one that has ended; the processes below one that has not die with it.
+                # Has no effect on an ended process. The descendants of a killed daemon end with it.
                 process.kill()
                 listener.join()
 
 
 def own_bytes(pid: int) -> int:
-    """Memory of a process that is no file's: what it shares with others (after a fork) counts in equal parts."""
+    """Return the anonymous memory of a process; pages shared after a fork count in equal parts."""
     fields = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(fields[name].split()[0]) * 1024 for name in ("Pss_Anon", "Pss_Shmem"))
 
 
 def file_bytes(directory: Path) -> int:
-    """What the files below a directory occupy."""
+    """Return the disk space of the files below a directory."""
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
 
 
@@ -94,15 +94,15 @@ def _relay(output: TextIO, say: Callable[[str], None]) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process."""
+    """Return the parent of every process."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 stat = Path("/proc", entry, "stat").read_text()
             except OSError:
-                # It ended meanwhile.
+                # The process ended meanwhile.
                 continue
-            # The second field is the command in parentheses, which may hold spaces and more parentheses.
+            # The second field is the command in parentheses, which may contain spaces and parentheses.
             parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
     return parents

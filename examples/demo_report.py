@@ -1,4 +1,4 @@
-"""How does the demo look? Two tables: every function, and all of them beside separate processes."""
+"""Prints two tables: every function, and all of them compared with separate processes."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -15,11 +15,11 @@ from examples.plain_process import PlainProcess
 from overwinter.api.deployer import Uploaded
 
 WIDTH = 150
-"""Columns when nobody's terminal sets them."""
+"""The width if there is no terminal."""
 
 
 class Asleep(NamedTuple):
-    """A node of which all functions sleep: its processes, their memory, and the blocks in the host store."""
+    """A node whose functions all sleep: its processes, their memory, and the blocks in the host store."""
 
     processes: int
     process_bytes: int
@@ -27,7 +27,7 @@ class Asleep(NamedTuple):
 
 
 def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) -> None:
-    """A line for each function: what it answered, how soon, and what it cost."""
+    """Print a line for each function: its answer, latency and cost."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", expand=True)
     table.add_column("function", no_wrap=True)
     table.add_column("answer", ratio=1)
@@ -56,11 +56,11 @@ def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) ->
 def show_totals(
     verdicts: Sequence[Verdict], uploads: dict[str, Uploaded], variants: int, asleep: Asleep, plain: PlainProcess
 ) -> None:
-    """What the node holds while all sleeps, beside one plain PyTorch process for each function."""
+    """Print the memory of the node while all functions sleep, compared with one plain PyTorch process per function."""
     count = len(uploads)
     needed = sum(upload.nbytes for upload in uploads.values())
     node = asleep.process_bytes + asleep.store_bytes
-    # Only the family is multiplied by what was measured; the others count as if their models weighed nothing.
+    # Only the family is counted at its measured size; other models count as if they had no weights.
     separate = variants * plain.loaded_bytes + (count - variants) * plain.empty_bytes
     wakes = [verdict.first_seconds for verdict in verdicts if verdict.start != "bound"]
     binds = [verdict.first_seconds for verdict in verdicts if verdict.start == "bound"]
@@ -94,7 +94,7 @@ def _agreement(verdict: Verdict) -> str:
 
 
 def _first(verdict: Verdict) -> tuple[str, str]:
-    """How soon the first answer came, under what it needed."""
+    """Format the latency of the first answer, under the kind of its start."""
     took = _milliseconds(verdict.first_seconds)
     if verdict.start == "bound":
         return "", took

@@ -1,4 +1,4 @@
-"""How does the demo show that it goes on? One line for each piece of work, on standard error."""
+"""Shows the progress of the demo on standard error, one line for each step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,25 +11,25 @@ T = TypeVar("T")
 
 
 class Stage:
-    """The pieces of work so far, and the one that goes on."""
+    """The steps so far, and the current one."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
 
     def say(self, line: str) -> None:
-        """Something worth knowing, above the work that goes on."""
+        """Print a line above the current step."""
         self._console.print(line, style="dim", markup=False, soft_wrap=True)
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """A piece of work of unknown length."""
+        """Show a step of unknown length."""
         with self._progress() as progress:
             task = progress.add_task(text, total=1, name="")
             yield
             progress.update(task, completed=1)
 
     def counting(self, text: str, items: Iterable[T], names: Sequence[str]) -> Iterator[T]:
-        """The items, one for each name, while the bar shows which is being made or worked on."""
+        """Yield the items, one for each name, while a bar shows the current one."""
         with self._progress() as progress:
             task = progress.add_task(text, total=len(names), name=names[0] if names else "")
             for item, following in zip(items, [*names[1:], ""], strict=True):

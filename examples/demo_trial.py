@@ -1,4 +1,4 @@
-"""Does a node answer what plain PyTorch answers, and how soon? One question, asked both ways."""
+"""Compares the answers and latencies of a node with plain PyTorch."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +12,12 @@ from examples.mtcnn_cascade import Array, Call
 from overwinter import Client
 
 TOLERANCE = 1e-5
-"""Largest difference between two answers that agree."""
+"""The largest difference between two answers that agree."""
 WARM_ROUNDS = 5
 
 
 class Answer(NamedTuple):
-    """What a function answered, what it needed for that, and how long its caller waited."""
+    """An answer of a function, the kind of its start, and the latency."""
 
     function: str
     outputs: Mapping[str, Array]
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 class Watched:
-    """A Call that keeps every answer."""
+    """A Call that records every answer."""
 
     def __init__(self, call: Call, start: Callable[[], str]) -> None:
         self._call = call
@@ -40,31 +40,32 @@ class Watched:
         return outputs
 
     def first(self, function: str) -> Answer:
-        """The first answer of a function."""
+        """Return the first answer of a function."""
         return next(answer for answer in self.answers if answer.function == function)
 
 
 class Verdict(NamedTuple):
-    """What came of asking one function."""
+    """The result of a question to one function."""
 
     function: str
     answer: str
     difference: float | None
-    """The largest one between a number of the node's and one of plain PyTorch's; None when all bits are equal."""
+    """The largest difference from plain PyTorch; None if all bits are equal."""
     start: str
-    """What the first request needed: "host" when it woke the function, "bound" when a sibling's worker took it in."""
+    """The kind of the first request's start: "host" if it woke the function, "bound" if a worker of a sibling bound it.
+    """
     first_seconds: float
-    """How long that request took, and how long it takes when the function is awake."""
+    """The latency of that request, and of requests while the function is awake."""
     warm_seconds: float
 
     @property
     def agrees(self) -> bool:
-        """Whether the node answered what plain PyTorch does."""
+        """Whether the node's answers agree with plain PyTorch."""
         return self.difference is None or self.difference <= TOLERANCE
 
 
 def ask(question: Question, client: Client, plain: Call) -> list[Verdict]:
-    """Ask a node whose functions sleep, then the same again while they are awake, then plain PyTorch."""
+    """Call functions that sleep, call them again while they are awake, then run plain PyTorch."""
 
     def infer(name: str, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return client.infer(name, arrays)
@@ -88,7 +89,9 @@ def ask(question: Question, client: Client, plain: Call) -> list[Verdict]:
 
 
 def difference(given: Iterable[Array], expected: Iterable[Array]) -> float | None:
-    """The largest difference between two lists of arrays: None for equal bits, infinity where none can be told."""
+    """Return the largest difference between two lists of arrays: None for equal bits, infinity if they cannot be
+    compared.
+    """
     given, expected = list(given), list(expected)
     if len(given) != len(expected):
         return float("inf")
@@ -108,6 +111,6 @@ def _difference(given: Array, expected: Array) -> float | None:
 
 
 def _outputs(rounds: Iterable[Watched], function: str) -> list[Array]:
-    """All that a function answered, in order."""
+    """Return all answers of a function, in order."""
     answers = [answer for watched in rounds for answer in watched.answers if answer.function == function]
     return [array for answer in answers for _, array in sorted(answer.outputs.items())]

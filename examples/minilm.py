@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2: what does a sentence mean? BERT of 6 layers, mean pooling and normalisation in one module."""
+"""all-MiniLM-L6-v2, a sentence embedding: BERT with 6 layers, mean pooling and normalisation in one module."""
 
 import torch
 from safetensors.torch import load_file
@@ -30,11 +30,11 @@ RENAMED = (
     ("output.dense", "narrow"),
     ("output.LayerNorm", "narrow_norm"),
 )
-"""From the published names to ours; first match wins, in this order."""
+"""Maps the published names to the module's; the first match applies."""
 
 
 class Layer(nn.Module):
-    """Self-attention and a two-layer perceptron, each added to its input and normalised."""
+    """Self-attention and a two-layer perceptron, each with a residual connection and normalised."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """Token ids and mask, INT64 [batch, sequence of at most 512], to embeddings of length 1, FP32 [batch, 384]."""
+    """Maps token ids and mask, INT64 [batch, sequence of at most 512], to embeddings of length 1, FP32 [batch, 384]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class MiniLM(nn.Module):
         return {"embedding": self.embed(input_ids, attention_mask)}
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The embedding alone, for a head to build on."""
+        """Return the embedding, as input for a head."""
         positions = self.positions.weight[: input_ids.shape[1]]
         x = self.norm(self.words(input_ids) + self.segments.weight[0] + positions)
         mask = attention_mask[:, None, None, :].bool()
@@ -82,7 +82,7 @@ class MiniLM(nn.Module):
 
 
 def load() -> MiniLM:
-    """The published weights; MissingWeightsError when their package is not installed."""
+    """Load the published weights; raise MissingWeightsError if their package is not installed."""
     published = load_file(weights_path("minilm"))
     ours = {_rename(name): tensor for name, tensor in published.items() if not name.startswith("pooler.")}
     ours.pop("embeddings.position_ids", None)
@@ -92,7 +92,7 @@ def load() -> MiniLM:
 
 
 def inputs() -> tuple[dict[str, Tensor], dict[str, dict[int, str]]]:
-    """Example inputs of 2 sentences, the second one shorter, and which of their sizes may change."""
+    """Return example inputs of 2 sentences, the second one shorter, and their dynamic sizes."""
     ids = torch.arange(1000, 1032).reshape(2, 16)
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 10:] = 0
@@ -101,12 +101,12 @@ def inputs() -> tuple[dict[str, Tensor], dict[str, dict[int, str]]]:
 
 
 def model() -> Example:
-    """What `overwinter deploy examples.minilm:model` deploys."""
+    """The model for `overwinter deploy examples.minilm:model`."""
     return (load(), *inputs())
 
 
 def assets() -> dict[str, bytes]:
-    """What examples/minilm_handler.py is handed."""
+    """The assets of examples/minilm_handler.py."""
     return {"tokenizer.json": weights_path("minilm-tokenizer").read_bytes()}
 
 

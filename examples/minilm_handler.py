@@ -1,4 +1,4 @@
-"""Handler of MiniLM: sentences in, one embedding for each out. Asset: tokenizer.json."""
+"""The handler of MiniLM: takes sentences, returns an embedding for each. Asset: tokenizer.json."""
 
 import torch
 from tokenizers import Tokenizer
@@ -8,11 +8,11 @@ INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
 OUTPUTS = [{"name": "embedding", "datatype": "FP32", "shape": ["batch", 384]}]
 
 LONGEST = 256
-"""Tokens of a sentence that count: the model was trained on no more."""
+"""The most tokens of a sentence; the model was trained on no more."""
 
 
 def read_asset(name: str, data: bytes) -> Tokenizer:
-    """The tokenizer, which functions that have the same one share: nothing changes it after."""
+    """Read the tokenizer. Functions with the same file share the result, which never changes."""
     tokenizer = Tokenizer.from_str(data.decode())
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
@@ -20,13 +20,13 @@ def read_asset(name: str, data: bytes) -> Tokenizer:
 
 
 def setup(assets: dict[str, Tokenizer]) -> Tokenizer:
-    """The only asset."""
+    """Return the only asset."""
     return assets["tokenizer.json"]
 
 
 def preprocess(inputs: dict[str, list[bytes]], state: Tokenizer) -> dict[str, torch.Tensor]:
-    """Text [batch] to token ids and mask, each [batch, longest sentence]."""
-    # One by one: a batch would start threads, and a sandbox may have none to give.
+    """Convert text [batch] to token ids and mask, each [batch, longest sentence]."""
+    # Encode one by one: a batch would start threads, which a sandbox may not allow.
     tokens = [torch.tensor(state.encode(sentence.decode()).ids) for sentence in inputs["text"]]
     masks = [torch.ones_like(ids) for ids in tokens]
     return {

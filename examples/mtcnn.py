@@ -1,4 +1,4 @@
-"""MTCNN: where are faces? Three small networks that propose, refine and decide; mtcnn_cascade.py drives them."""
+"""MTCNN, which finds faces: three small networks that propose, refine and decide. mtcnn_cascade.py calls them."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,9 @@ Example = tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]]]
 
 
 class PNet(nn.Module):
-    """Proposes: image FP32 [batch, 3, height, width], both at least 13, to score and shift of every second pixel."""
+    """Proposes: maps an image FP32 [batch, 3, height, width], both at least 13, to a score and shift for every second
+    pixel.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,10 +31,10 @@ class PNet(nn.Module):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         for size in image.shape[2:]:
-            # 12 would leave a single window, which an export with dynamic sizes takes for a case of its own.
+            # 12 pixels give a single window, which an export with dynamic sizes would treat as a special case.
             torch._check(size > WINDOW, lambda: f"an image must be larger than {WINDOW} pixels")
         x = self.prelu1(self.conv1(image))
-        # Pooling with ceil_mode, as published, would branch on the size; one more row of -inf gives the same.
+        # Pooling with ceil_mode, as published, would branch on the size; one more row of -inf gives the same result.
         x = F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=float("-inf")), 2, 2)
         x = self.prelu2(self.conv2(x))
         x = self.prelu3(self.conv3(x))
@@ -40,7 +42,7 @@ class PNet(nn.Module):
 
 
 class RNet(nn.Module):
-    """Refines: crops FP32 [batch, 3, 24, 24] to a score [batch, 2] and a shift of the box [batch, 4]."""
+    """Refines: maps crops FP32 [batch, 3, 24, 24] to a score [batch, 2] and a shift of the box [batch, 4]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class RNet(nn.Module):
 
 
 class ONet(nn.Module):
-    """Decides: crops FP32 [batch, 3, 48, 48] to a score, a shift of the box and five points [batch, 10]."""
+    """Decides: maps crops FP32 [batch, 3, 48, 48] to a score, a shift of the box and five points [batch, 10]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,23 +94,23 @@ class ONet(nn.Module):
 
 
 def pnet() -> Example:
-    """What `overwinter deploy examples.mtcnn:pnet` deploys."""
+    """The model for `overwinter deploy examples.mtcnn:pnet`."""
     image = torch.linspace(-1, 1, 2 * 3 * 30 * 41).reshape(2, 3, 30, 41)
     return _load("pnet", PNet()), {"image": image}, {"image": {0: "batch", 2: "height", 3: "width"}}
 
 
 def rnet() -> Example:
-    """What `overwinter deploy examples.mtcnn:rnet` deploys."""
+    """The model for `overwinter deploy examples.mtcnn:rnet`."""
     return _load("rnet", RNet()), {"crops": _crops(24)}, {"crops": {0: "batch"}}
 
 
 def onet() -> Example:
-    """What `overwinter deploy examples.mtcnn:onet` deploys."""
+    """The model for `overwinter deploy examples.mtcnn:onet`."""
     return _load("onet", ONet()), {"crops": _crops(48)}, {"crops": {0: "batch"}}
 
 
 def local(modules: Mapping[str, nn.Module]) -> Call:
-    """A way to run the three networks right here, in plain PyTorch, by name."""
+    """Return a function that runs the three networks in this process, by name, in plain PyTorch."""
 
     def call(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.inference_mode():

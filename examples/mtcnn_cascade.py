@@ -1,4 +1,4 @@
-"""How do three networks find the faces in a picture? The cascade around them, without PyTorch: it is a client."""
+"""Finds faces in a picture with the three networks of MTCNN. It is a client and does not use PyTorch."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 Array = np.ndarray
 Call = Callable[[str, Mapping[str, Array]], Mapping[str, Array]]
-"""Runs one network: `call("pnet", {"image": array})` gives its outputs by name."""
+"""Runs one network: `call("pnet", {"image": array})` returns its outputs by name."""
 
 SMALLEST_FACE = 20
 PYRAMID = 0.709
@@ -17,7 +17,7 @@ PASS = {"pnet": 0.6, "rnet": 0.7, "onet": 0.7}
 
 
 class Face(NamedTuple):
-    """A face: its box (left, top, right, bottom), how sure the networks are, and eyes, nose and mouth [5, 2]."""
+    """A face: its box (left, top, right, bottom), the probability, and eyes, nose and mouth [5, 2]."""
 
     box: Array
     probability: float
@@ -25,7 +25,7 @@ class Face(NamedTuple):
 
 
 def detect(image: Array, call: Call) -> list[Face]:
-    """Faces in an RGB picture, uint8 [height, width, 3], the surest first; each network is reached through `call`."""
+    """Return the faces in an RGB picture, uint8 [height, width, 3], the surest first; `call` runs each network."""
     pixels = image.transpose(2, 0, 1).astype(np.float64)
     boxes = _square(_propose(pixels, call))
     boxes, crops = _crop(pixels, boxes, 24)
@@ -46,7 +46,7 @@ def detect(image: Array, call: Call) -> list[Face]:
 
 
 def _propose(pixels: Array, call: Call) -> Array:
-    """Boxes [n, 5] (left, top, right, bottom, score) from PNet at every scale of the picture."""
+    """Return boxes [n, 5] (left, top, right, bottom, score) from PNet at every scale of the picture."""
     height, width = pixels.shape[1:]
     scale = WINDOW / SMALLEST_FACE
     found = [np.empty((0, 5))]
@@ -69,7 +69,7 @@ def _propose(pixels: Array, call: Call) -> Array:
 
 
 def _judge(name: str, boxes: Array, answer: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """The boxes that pass network `name` with its scores, and what it said of them."""
+    """Return the boxes that pass network `name` with its scores, and its other outputs for them."""
     scores = answer["scores"][:, 1]
     passed = scores > PASS[name]
     boxes = np.concatenate([boxes[passed, :4], scores[passed, None]], 1)
@@ -77,7 +77,7 @@ def _judge(name: str, boxes: Array, answer: Mapping[str, Array]) -> tuple[Array,
 
 
 def _shift(boxes: Array, shifts: Array, edge: float) -> Array:
-    """Move each corner by a share of the box's size, which is `edge` larger than its corners are apart."""
+    """Move each corner by a share of the box's size, which is `edge` larger than the distance of its corners."""
     size = boxes[:, 2:4] - boxes[:, :2] + edge
     return np.concatenate([boxes[:, :4] + shifts * np.tile(size, 2), boxes[:, 4:]], 1)
 
@@ -91,7 +91,7 @@ def _square(boxes: Array) -> Array:
 
 
 def _crop(pixels: Array, boxes: Array, side: int) -> tuple[Array, Array]:
-    """The boxes that lie in the picture, and what they show, FP32 [n, 3, side, side]."""
+    """Return the boxes inside the picture and their pixels, FP32 [n, 3, side, side]."""
     height, width = pixels.shape[1:]
     corners = np.trunc(boxes[:, :4]).astype(int)
     start = np.maximum(corners[:, :2], 1) - 1
@@ -105,7 +105,7 @@ def _crop(pixels: Array, boxes: Array, side: int) -> tuple[Array, Array]:
 
 
 def _shrink(pixels: Array, height: int, width: int) -> Array:
-    """Resize [3, h, w] so that each new pixel is the mean of the old ones that it touches."""
+    """Resize [3, h, w] so that each new pixel is the mean of the old pixels that it covers."""
     for axis, size in ((1, height), (2, width)):
         old = pixels.shape[axis]
         edges = np.arange(size + 1) * old
@@ -121,7 +121,7 @@ def _normal(pixels: Array) -> Array:
 
 
 def _suppress(boxes: Array, limit: float, by_smaller: bool = False) -> list[int]:
-    """Rows of `boxes` to keep, best first, so that no two overlap by more than `limit`.
+    """Return the rows of `boxes` to keep, best first, so that no two overlap by more than `limit`.
 
     Overlap is the share of the union, or of the smaller of the two boxes, which counts whole pixels.
     """

@@ -1,4 +1,4 @@
-"""What is there to look at? A portrait of the astronaut Eileen Collins by NASA, in the public domain."""
+"""A test picture: a portrait of the astronaut Eileen Collins by NASA, in the public domain."""
 
 import numpy as np
 from PIL import Image
@@ -7,6 +7,6 @@ from examples.weights import weights_path
 
 
 def astronaut() -> np.ndarray:
-    """The portrait, RGB, uint8 [512, 512, 3]; it shows one face."""
+    """Return the portrait, RGB, uint8 [512, 512, 3]; it shows one face."""
     with Image.open(weights_path("astronaut")) as picture:
         return np.array(picture.convert("RGB"))

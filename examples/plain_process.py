@@ -1,4 +1,4 @@
-"""What does a process of its own cost a model? A plain PyTorch program that loads a classifier and answers once."""
+"""The cost of a separate process per model: a plain PyTorch program that loads a classifier and answers once."""
 
 import json
 import os
@@ -17,7 +17,9 @@ from examples.demo_node import own_bytes
 
 
 class PlainProcess(NamedTuple):
-    """Memory of its own before it loads the model and after its first answer, and the time to that from nothing."""
+    """The memory of a process before it loads the model and after its first answer, and the time from its start to that
+    answer.
+    """
 
     empty_bytes: int
     loaded_bytes: int
@@ -25,7 +27,7 @@ class PlainProcess(NamedTuple):
 
 
 def measure_plain_process(classifier: nn.Module, sentence: str) -> PlainProcess:
-    """Start one for a classifier of examples/variants.py and wait until it has answered."""
+    """Start a process for a classifier of examples/variants.py and wait until it has answered."""
     with tempfile.NamedTemporaryFile(suffix=".pt") as checkpoint:
         torch.save(classifier.state_dict(), checkpoint.name)
         command = [sys.executable, "-m", "examples.plain_process", checkpoint.name, sentence]
@@ -37,7 +39,7 @@ def measure_plain_process(classifier: nn.Module, sentence: str) -> PlainProcess:
 
 
 def main(checkpoint: str, sentence: str) -> None:
-    """Do what the author of a classifier would do to serve it, in as little memory as that takes."""
+    """Serve a classifier as its author would do without Overwinter, in as little memory as possible."""
     torch.set_num_threads(1)
     empty = own_bytes(os.getpid())
     with torch.inference_mode():

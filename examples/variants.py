@@ -1,4 +1,6 @@
-"""Twenty fine-tuned siblings: MiniLM with a head trained here, in milliseconds, for each task of tasks.toml."""
+"""Twenty fine-tuned variants of MiniLM: one for each task of tasks.toml, with a head that is trained here in
+milliseconds.
+"""
 
 import tomllib
 from pathlib import Path
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from examples import minilm, minilm_handler
 
 PENALTY = 0.1
-"""Weight of the heads' squared length while they are fitted."""
+"""The weight of the heads' squared length in the fit."""
 
 TASKS = Path(__file__).with_name("tasks.toml")
 
@@ -23,7 +25,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A classification task: sentences by class, and one to ask afterwards."""
+    """A classification task: sentences by class, and a sentence to classify."""
 
     classes: dict[str, list[str]]
     held_out: Question
@@ -42,12 +44,12 @@ class Classifier(nn.Module):
 
 
 def tasks() -> dict[str, Task]:
-    """All tasks by name, in the order of tasks.toml."""
+    """Return all tasks by name, in the order of tasks.toml."""
     return msgspec.convert(tomllib.loads(TASKS.read_text()), dict[str, Task])
 
 
 def variant(index: int = 0, body: minilm.MiniLM | None = None) -> minilm.Example:
-    """The classifier of task number `index`, trained here; `body` saves loading MiniLM again."""
+    """Train the classifier of task number `index`; `body` is a loaded MiniLM to reuse."""
     body = minilm.load() if body is None else body
     task = list(tasks().values())[index]
     return (Classifier(body, train(body, task)).eval().requires_grad_(False), *minilm.inputs())
@@ -62,7 +64,8 @@ def train(body: minilm.MiniLM, task: Task) -> nn.Linear:
     targets = nn.functional.one_hot(numbers, len(task.classes)).double() * 2 - 1
     centre, level = embeddings.mean(0), targets.mean(0)
     points = embeddings - centre
-    # As many equations as sentences instead of as embedding sizes: the same solution, 16 times smaller.
+    # Solve one equation per sentence rather than per embedding dimension: the same solution, from a 16 times smaller
+    # system.
     kernel = points @ points.T + PENALTY * torch.eye(len(points), dtype=torch.float64)
     weight = (points.T @ torch.linalg.solve(kernel, targets - level)).T
     head = nn.Linear(weight.shape[1], weight.shape[0])
@@ -71,12 +74,12 @@ def train(body: minilm.MiniLM, task: Task) -> nn.Linear:
 
 
 def tokens(texts: list[str]) -> dict[str, Tensor]:
-    """Sentences as the program takes them, by way of the handler that serves them later."""
+    """Tokenize sentences with the handler that later serves the model."""
     assets = {name: minilm_handler.read_asset(name, data) for name, data in minilm.assets().items()}
     return minilm_handler.preprocess({"text": [text.encode() for text in texts]}, minilm_handler.setup(assets))
 
 
 def assets(index: int) -> dict[str, bytes]:
-    """What examples/variants_handler.py is handed for task number `index`."""
+    """Return the assets of examples/variants_handler.py for task number `index`."""
     labels = list(list(tasks().values())[index].classes)
     return {**minilm.assets(), "labels.txt": "\n".join(labels).encode()}

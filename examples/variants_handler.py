@@ -1,4 +1,6 @@
-"""Handler of the MiniLM classifiers: sentences in, the class of each out. Assets: tokenizer.json, labels.txt."""
+"""The handler of the MiniLM classifiers: takes sentences, returns the class of each. Assets: tokenizer.json,
+labels.txt.
+"""
 
 from typing import Any, NamedTuple
 
@@ -13,18 +15,18 @@ OUTPUTS = [
 ]
 
 LONGEST = 256
-"""Tokens of a sentence that count: the model was trained on no more."""
+"""The most tokens of a sentence; the model was trained on no more."""
 
 
 class State(NamedTuple):
-    """What a worker keeps between requests."""
+    """The state that a worker keeps between requests."""
 
     tokenizer: Tokenizer
     labels: list[bytes]
 
 
 def read_asset(name: str, data: bytes) -> Tokenizer | list[bytes]:
-    """The tokenizer or the names of the classes. All variants share the tokenizer: nothing changes it after."""
+    """Read the tokenizer or the names of the classes. All variants share the tokenizer, which never changes."""
     if name == "labels.txt":
         return data.splitlines()
     tokenizer = Tokenizer.from_str(data.decode())
@@ -34,13 +36,13 @@ def read_asset(name: str, data: bytes) -> Tokenizer | list[bytes]:
 
 
 def setup(assets: dict[str, Any]) -> State:
-    """What was read of both."""
+    """Return the state from both assets."""
     return State(assets["tokenizer.json"], assets["labels.txt"])
 
 
 def preprocess(inputs: dict[str, list[bytes]], state: State) -> dict[str, torch.Tensor]:
-    """Text [batch] to token ids and mask, each [batch, longest sentence]."""
-    # One by one: a batch would start threads, and a sandbox may have none to give.
+    """Convert text [batch] to token ids and mask, each [batch, longest sentence]."""
+    # Encode one by one: a batch would start threads, which a sandbox may not allow.
     tokens = [torch.tensor(state.tokenizer.encode(sentence.decode()).ids) for sentence in inputs["text"]]
     masks = [torch.ones_like(ids) for ids in tokens]
     return {
@@ -52,6 +54,6 @@ def preprocess(inputs: dict[str, list[bytes]], state: State) -> dict[str, torch.
 def postprocess(
     outputs: dict[str, torch.Tensor], inputs: dict[str, list[bytes]], state: State
 ) -> dict[str, torch.Tensor | list[bytes]]:
-    """Scores [batch, classes] to the names of the best classes [batch]."""
+    """Convert scores [batch, classes] to the names of the best classes [batch]."""
     scores = outputs["scores"]
     return {"label": [state.labels[best] for best in scores.argmax(1).tolist()], "scores": scores}

@@ -1,6 +1,6 @@
-"""Where do the trained weights lie? In installed packages, found by path: no code of those packages is run.
+"""Finds trained weights in installed packages by path. No code of those packages is run.
 
-python -m examples.weights NAME    print the path of the file called NAME, for a shell
+python -m examples.weights NAME    print the path of the file NAME, for use in a shell
 """
 
 import sys
@@ -19,43 +19,43 @@ FILES: dict[str, tuple[str, str, str]] = {
     "onet": ("facenet-pytorch", "facenet_pytorch", "data/onet.pt"),
     "astronaut": ("scikit-image", "skimage", "data/astronaut.png"),
 }
-"""What is needed, by name: the package to install, the folder it makes, and the file in it."""
+"""For each name: the package to install, the directory that it creates, and the file in it."""
 
 
 class MissingWeightsError(FileNotFoundError):
-    """A package with weights is not installed; the message names it and the line that installs it."""
+    """A package with weights is not installed; the message names it and the command that installs it."""
 
 
 def weights_present() -> list[str]:
-    """Names out of FILES that can be loaded here."""
+    """Return the names in FILES whose weights are installed."""
     return [name for name in FILES if _find(name) is not None]
 
 
 def weights_missing() -> list[str]:
-    """Packages to install before all of FILES can be loaded, each once."""
+    """Return the packages that are missing for FILES, each once."""
     present = weights_present()
     return sorted({package for name, (package, _, _) in FILES.items() if name not in present})
 
 
 def weights_path(name: str) -> Path:
-    """The file called `name` in FILES; MissingWeightsError when its package is not installed."""
+    """Return the path of the file `name` in FILES; raise MissingWeightsError if its package is not installed."""
     path = _find(name)
     if path is None:
         package, _, file = FILES[name]
-        raise MissingWeightsError(f"{name} needs {file} out of the package {package!r}: {INSTALL}")
+        raise MissingWeightsError(f"{name} needs {file} from the package {package!r}: {INSTALL}")
     return path
 
 
 def _find(name: str) -> Path | None:
     _, folder, file = FILES[name]
-    # For a top-level package this looks the folder up and does not import it.
+    # For a top-level package this finds the directory without importing it.
     spec = find_spec(folder)
     places = [] if spec is None else spec.submodule_search_locations or []
     return next((Path(place, file) for place in places if Path(place, file).is_file()), None)
 
 
 def main(arguments: list[str]) -> int:
-    """Print the path of the one file that is named; the exit code."""
+    """Print the path of the named file; return the exit code."""
     if len(arguments) != 1 or arguments[0] not in FILES:
         print(f"usage: python -m examples.weights NAME, one of {', '.join(FILES)}", file=sys.stderr)
         return 2

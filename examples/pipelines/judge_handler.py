@@ -1,4 +1,4 @@
-"""Handler of RNet and ONet in faces.toml: a picture and boxes in, those that pass, moved to fit better, out."""
+"""The handler of RNet and ONet in faces.toml: takes a picture and boxes, returns the accepted boxes, adjusted."""
 
 import torch
 from torch import Tensor
@@ -16,12 +16,12 @@ OVERLAP = 0.7
 
 
 def setup(assets: dict[str, bytes]) -> int:
-    """The side of the crops that the network takes: RNET or ONET."""
+    """Return the side of the crops that the network takes: RNET or ONET."""
     return int(assets["side"])
 
 
 def preprocess(inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
-    """What the boxes show, FP32 [proposed, 3, side, side]; one black crop where there is no box."""
+    """Return the crops of the boxes, FP32 [proposed, 3, side, side]; one black crop if there is no box."""
     pixels = (inputs["image"].permute(2, 0, 1)[None].float() - 127.5) / 128
     crops = [
         F.interpolate(pixels[:, :, top:bottom, left:right], (state, state), mode="area")
@@ -31,7 +31,9 @@ def preprocess(inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
 
 
 def postprocess(outputs: dict[str, Tensor], inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
-    """Scores and shifts [proposed, ...] to boxes [found, 5], the surest first; square while others judge them again."""
+    """Convert scores and shifts [proposed, ...] to boxes [found, 5], the surest first; square if a further network
+    follows.
+    """
     boxes = inputs["boxes"][_inside(inputs)]
     scores = outputs["scores"][: len(boxes), 1]
     passed = scores > PASS
@@ -48,13 +50,13 @@ def _corners(inputs: dict[str, Tensor]) -> Tensor:
 
 
 def _inside(inputs: dict[str, Tensor]) -> Tensor:
-    """Which boxes show anything of the picture."""
+    """Return which boxes overlap the picture."""
     corners = _clipped(inputs)
     return (corners[:, 2:] > corners[:, :2]).all(1)
 
 
 def _clipped(inputs: dict[str, Tensor]) -> Tensor:
-    """Left, top, right and bottom in whole pixels of the picture."""
+    """Return left, top, right and bottom in whole pixels of the picture."""
     height, width = inputs["image"].shape[:2]
     corners = inputs["boxes"][:, :4].trunc().long()
     stop = corners[:, 2:].minimum(torch.tensor([width, height]))
@@ -70,7 +72,7 @@ def _square(boxes: Tensor) -> Tensor:
 
 
 def _best(boxes: Tensor) -> list[int]:
-    """Rows to keep, the surest first, so that no two share more than OVERLAP of the smaller one."""
+    """Return the rows to keep, the surest first, so that no two share more than OVERLAP of the smaller one."""
     areas = (boxes[:, 2:4] - boxes[:, :2]).prod(1)
     waiting = boxes[:, 4].argsort(descending=True, stable=True)
     kept: list[int] = []

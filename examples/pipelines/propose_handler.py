@@ -1,4 +1,4 @@
-"""Handler of PNet in faces.toml: a picture in, boxes that may show a face out."""
+"""The handler of PNet in faces.toml: takes a picture, returns boxes that may contain a face."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ PASS = 0.6
 
 
 def preprocess(inputs: dict[str, Tensor], state: object) -> dict[str, Tensor]:
-    """Picture [height, width, 3] to the same in every size, each in the corner of a canvas of the largest."""
+    """Convert a picture [height, width, 3] to all scales, each in the corner of a canvas of the largest."""
     pixels = (inputs["image"].permute(2, 0, 1)[None].float() - 127.5) / 128
     sizes = _sizes(inputs["image"])
     height, width = sizes[0]
@@ -24,13 +24,13 @@ def preprocess(inputs: dict[str, Tensor], state: object) -> dict[str, Tensor]:
 
 
 def postprocess(outputs: dict[str, Tensor], inputs: dict[str, Tensor], state: object) -> dict[str, Tensor]:
-    """Scores and shifts of every window to boxes [found, 5]: left, top, right, bottom, score; square."""
+    """Convert scores and shifts of every window to boxes [found, 5]: left, top, right, bottom, score; square."""
     found = []
     for number, size in enumerate(_sizes(inputs["image"])):
         scores, shifts = outputs["scores"][number, 1], outputs["shifts"][number]
         rows, columns = (scores >= PASS).nonzero(as_tuple=True)
         corners = STRIDE * torch.stack([columns, rows], 1)
-        # What lies outside of this size of the picture is canvas.
+        # The area outside of the scaled picture is canvas.
         inside = (corners + WINDOW <= torch.tensor([size[1], size[0]]) + 1).all(1)
         rows, columns, corners = rows[inside], columns[inside], corners[inside]
         scale = WINDOW / SMALLEST_FACE * PYRAMID**number
@@ -46,10 +46,12 @@ def postprocess(outputs: dict[str, Tensor], inputs: dict[str, Tensor], state: ob
 
 
 def _sizes(image: Tensor) -> list[tuple[int, int]]:
-    """Height and width of the picture at every scale, the largest first."""
+    """Return height and width of the picture at every scale, the largest first."""
     height, width = image.shape[:2]
     if min(height, width) < SMALLEST_FACE:
-        raise ValueError(f"a picture must be at least {SMALLEST_FACE} pixels wide and high, this is {width} x {height}")
+        raise ValueError(
+            f"a picture must be at least {SMALLEST_FACE} pixels wide and high; this one is {width} x {height}"
+        )
     scale = WINDOW / SMALLEST_FACE
     sizes = []
     while min(height, width) * scale >= WINDOW:
@@ -67,7 +69,7 @@ def _square(boxes: Tensor) -> Tensor:
 
 
 def _best(boxes: Tensor, limit: float) -> list[int]:
-    """Rows to keep, the surest first, so that no two share more than `limit` of their union."""
+    """Return the rows to keep, the surest first, so that no two share more than `limit` of their union."""
     areas = (boxes[:, 2:4] - boxes[:, :2]).prod(1)
     waiting = boxes[:, 4].argsort(descending=True, stable=True)
     kept: list[int] = []

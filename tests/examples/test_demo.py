@@ -1,4 +1,6 @@
-"""Does the demo tell agreement from difference, does it deploy what its models are, and does it clean up?"""
+"""The demo distinguishes equal and different answers, deploys its models unchanged, and removes everything at
+the end.
+"""
 
 import mmap
 import os
@@ -164,7 +166,7 @@ def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
         with Client(url) as client:
             upload = demo_models.deploy(model, url, keep_alive_s=0.1)
             assert upload.added_bytes == upload.nbytes > 1_900_000
-            # The process of its worker is over a moment after the node knows of none.
+            # The process of its worker ends a moment after the node has removed it.
             wait_until(lambda: not client.function(model.name)["workers"] and len(node.processes()) == 3)
             pids = node.processes()
             (verdict,) = ask(question, client, demo_models.plain({model.name: model}))

@@ -1,4 +1,4 @@
-"""Do the example models compute what was published, and do they export with their dynamic sizes?"""
+"""The example models compute the published results and can be exported with their dynamic sizes."""
 
 import importlib.util
 import sys
@@ -48,7 +48,7 @@ def one_thread():
 
 
 def published(monkeypatch: pytest.MonkeyPatch, path: Path, needs: dict[str, dict[str, object]]) -> ModuleType:
-    """The code at `path` as a module of a package `published`, with stand-ins for what it imports and is not used."""
+    """Import the code at `path` as a module of a package `published`, with stand-ins for unused imports."""
     for needed, names in needs.items():
         module = ModuleType(needed)
         vars(module).update(names)

@@ -1,4 +1,4 @@
-"""Are the example pipelines whole, and do MTCNN's three networks find a face when they are called as one?"""
+"""The example pipelines are valid, and MTCNN's three networks find a face when they are called as one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ STAGES: dict[str, tuple[Callable[[], Any], ModuleType, dict[str, bytes]]] = {
     "faces-refine": (mtcnn.rnet, judge_handler, {"side": b"24\n"}),
     "faces-decide": (mtcnn.onet, judge_handler, {"side": b"48\n"}),
 }
-# What the published cascade finds, and how far from it, in pixels, a pyramid that begins at larger faces may be.
+# The result of the published cascade, and the allowed distance in pixels for a pyramid that begins at larger faces.
 FACE = [181.1, 62.2, 267.7, 172.1]
 NEAR = 2.0
 
@@ -44,7 +44,7 @@ def test_each_is_whole(path: Path) -> None:
 
 
 def detect(image: torch.Tensor) -> torch.Tensor:
-    """The boxes that the three stages give, here."""
+    """Compute the boxes of the three stages in this process."""
     inputs = {"image": image}
     for make, handler, assets in STAGES.values():
         state = handler.setup(assets) if assets else None
